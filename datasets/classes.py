@@ -1,0 +1,72 @@
+"""Class names, their labels in masks and their colours: what a class index k means everywhere in the project.
+
+Two numberings meet here. A *class index* k in 0..K-1 counts the tagged classes (lists of tags, channels of a
+classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for class index k, IGNORE where nobody knows.
+"""
+
+from pathlib import Path
+
+import numpy as np
+
+from mcis.datasets.errors import UserError
+
+BACKGROUND = 0
+"""Label of pixels that belong to no class; the label of class index k is k + 1."""
+
+IGNORE = 255
+"""Label of pixels that take no part in training or scores."""
+
+MAX_CLASSES = IGNORE - 1
+"""Labels are bytes: 0 is background and 255 ignore, so 254 classes fit."""
+
+VOC_CLASSES = (
+    "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
+    "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
+)  # fmt: skip
+"""The 20 classes of PASCAL VOC in its own order: class index 0..19, label 1..20."""
+
+
+def palette() -> np.ndarray:
+    """The colour of each label, (256, 3) uint8 RGB: PASCAL VOC's colour map.
+
+    Label bits 0, 3, 6 fill red from its highest bit down, bits 1, 4, 7 green, bits 2, 5 blue (VOCcolormap of the VOC
+    development kit), so near labels get far colours: background is black, IGNORE is (224, 224, 192).
+    """
+    labels = np.arange(256)
+    colours = np.zeros((256, 3), np.uint8)
+    for channel in range(3):
+        for step in range(8):
+            bit = 3 * step + channel
+            colours[:, channel] |= (((labels >> bit) & 1) << (7 - step)).astype(np.uint8)
+    return colours
+
+
+def read_classes(path: Path | str) -> tuple[str, ...]:
+    """The class names of a text file in UTF-8, one a line; line i (from 0) names class index i.
+
+    Raises:
+        UserError: the file is missing or not text, holds no name, a blank line before a name, a name twice,
+            "background" (which has its label already and would shift every other), or more than MAX_CLASSES names.
+    """
+    expected = "a text file with one class name a line, in the order of the class indices, without background"
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"no file of class names at {path}", expected, f"write {path}, or name another file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {error}", expected, "mend or replace the file") from error
+    names = tuple(line.strip() for line in text.rstrip().splitlines())
+    if not names:
+        raise UserError(f"{path} is empty", expected, "add the names of the classes")
+    if "" in names:
+        raise UserError(f"line {names.index('') + 1} of {path} is blank", expected, "name the class or delete the line")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"{path} names {', '.join(twice)} more than once", "each class once", "rename or delete lines")
+    if "background" in names:
+        remedy = "delete that line: background is label 0 in every mask, the first class is label 1"
+        raise UserError(f"{path} lists background as a class", expected, remedy)
+    if len(names) > MAX_CLASSES:
+        found = f"{path} names {len(names)} classes"
+        raise UserError(found, f"at most {MAX_CLASSES}, because labels are bytes", "name fewer classes")
+    return names

@@ -1,0 +1,204 @@
+"""Bytes -> uint8 arrays, or a RejectedImage that says why; and arrays -> PNG. No other module opens pictures.
+
+Bytes come from crawls and old archives, so every decoder here takes hostile input: whatever Pillow raises becomes a
+RejectedImage, no pixel is decoded before the header's size is checked, and only the formats below are tried (Pillow
+knows others that run programs, such as EPS).
+"""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, UnidentifiedImageError
+
+from mcis.datasets.classes import palette
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+"""What is tried on bytes, by Pillow's names; the file's name plays no part. JPEG includes MPO."""
+
+MAX_PIXELS = 100_000_000
+"""Largest width x height that is decoded: 300 MB as RGB."""
+
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""EXIF orientation -> what turns the picture upright (EXIF 2.32, tag 0x0112; 1 and unknown values: as it is)."""
+_ORIENTATION = 0x0112
+
+_GREY_TOLERANCE = 8
+"""Largest difference between channels, of 255, that still counts as grey: JPEG moves them by a few."""
+
+
+class RejectedImage(ValueError):
+    """Bytes that give no usable picture.
+
+    Attributes:
+        reason: one line for a person, "<kind>: <detail>".
+        kind: what to count by, one of "empty", "not an image", "too large", "too small", "truncated", "unsupported",
+            "corrupt".
+    """
+
+    def __init__(self, reason: str):
+        super().__init__(reason)
+        self.reason = reason
+
+    @property
+    def kind(self) -> str:
+        return self.reason.partition(":")[0]
+
+
+def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Bytes of a picture -> (H, W, 3) uint8 RGB, as a person would see it.
+
+    EXIF orientation is applied. Of an animation, the first frame. Grey, palette and CMYK become RGB (CMYK by the plain
+    formula; embedded colour profiles are not applied). 16 bits a channel are scaled to 8, not clipped. Transparency is
+    laid on white, the page that such pictures are drawn for.
+
+    Args:
+        data: the content of a file in one of FORMATS.
+        min_side: least width and height, pixels.
+        max_pixels: greatest width x height, checked before decoding (Pillow's own limit, 178,956,970, holds as well).
+
+    Raises:
+        RejectedImage: for any content that gives no such array; nothing else is raised for bytes.
+    """
+    with _opened(data, FORMATS, min_side, max_pixels) as image:
+        image.load()
+        upright = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+        return _rgb(image if upright is None else image.transpose(upright))
+
+
+def decode_labels(data: bytes) -> np.ndarray:
+    """Bytes of a mask -> (H, W) uint8 labels: the indices of a palette PNG or the values of an 8-bit grey one.
+
+    Colours are never looked at. EXIF orientation is not applied: indices are stored as they lie on the image.
+
+    Raises:
+        RejectedImage: not a PNG, damaged, or of a kind whose values are no labels: colour, alpha, 16 bits; grey of
+            fewer than 8 bits too, because writers disagree whether its 1 means 1 or white.
+    """
+    with _opened(data, ("PNG",), 1, MAX_PIXELS) as image:
+        bits = data[24]  # the IHDR chunk comes first in every PNG, with the bit depth in this byte
+        if image.mode != "P" and (image.mode, bits) != ("L", 8):
+            found = f"unsupported: a mask of mode {image.mode} with {bits} bits a channel"
+            raise RejectedImage(f"{found}; labels are read from palette or 8-bit grey PNG")
+        return np.array(image)
+
+
+def decode_saliency(data: bytes) -> np.ndarray:
+    """Bytes of a saliency map -> (H, W) uint8: 0 is background, 255 certainly an object.
+
+    Grey of 1, 8 or 16 bits; palette and RGB too where every colour is grey.
+
+    Raises:
+        RejectedImage: not an image, damaged, or holding colour or transparency, whose brightness would mean nothing.
+    """
+    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+        if image.has_transparency_data:
+            raise RejectedImage(
+                f"unsupported: a saliency map with transparency (mode {image.mode}); expected plain grey"
+            )
+        if image.mode == "L":
+            return np.array(image)
+        rgb = _rgb(image)
+        spread = int(np.ptp(rgb, axis=-1).max())
+        if spread > _GREY_TOLERANCE:
+            raise RejectedImage(
+                f"unsupported: a saliency map in colour, channels differ by {spread}; expected plain grey"
+            )
+        return rgb[..., 1].copy()
+
+
+def encode_labels(labels: np.ndarray) -> bytes:
+    """Labels (H, W) uint8 -> a palette PNG in PASCAL's colours; `decode_labels` gives the same array back.
+
+    Run-length matching: masks are flat, so it takes the time of zlib's fastest level, less than half that of
+    level 6, for up to a quarter more bytes.
+
+    Raises:
+        ValueError: another shape or type; a wider type would wrap around in silence.
+    """
+    if labels.ndim != 2 or labels.dtype != np.uint8 or not labels.size:
+        raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}; expected uint8 (H, W), not empty")
+    image = Image.fromarray(labels)
+    image.putpalette(palette().tobytes())
+    stream = BytesIO()
+    image.save(stream, "PNG", compress_type=zlib.Z_RLE)
+    return stream.getvalue()
+
+
+def squash(rgb: np.ndarray, size: int) -> np.ndarray:
+    """(H, W, 3) uint8 -> (size, size, 3) uint8: bilinear, averaging where it shrinks; the aspect ratio is not kept."""
+    return np.array(Image.fromarray(rgb).resize((size, size), Image.Resampling.BILINEAR))
+
+
+def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(H, W) uint8 -> (height, width) uint8: nearest, so that no label appears that was not there."""
+    return np.array(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
+
+
+@contextmanager
+def _opened(data: bytes, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Iterator[Image.Image]:
+    """The picture with its header read and nothing else; whatever a decoder raises inside becomes a RejectedImage.
+
+    Hostile bytes reach struct, zlib, memory and more, so every Exception counts.
+    """
+    stream = BytesIO(data)  # outside: anything but bytes is the caller's mistake and raises TypeError
+    try:
+        yield _header(stream, formats, min_side, max_pixels)
+    except RejectedImage:
+        raise
+    except Image.DecompressionBombError as error:
+        raise RejectedImage(f"too large: {error}") from error
+    except Exception as error:
+        cut = isinstance(error, EOFError) or "truncated" in str(error).lower()
+        raise RejectedImage(f"{'truncated' if cut else 'corrupt'}: {type(error).__name__}: {error}") from error
+
+
+def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Image.Image:
+    """Recognises the format and checks the size that the header claims."""
+    start = bytes(stream.getbuffer()[:24])
+    if not start:
+        raise RejectedImage("empty: 0 bytes")
+    try:
+        image = Image.open(stream, formats=formats)
+    except UnidentifiedImageError as error:
+        raise RejectedImage(f"not an image: starts with {start!r}; expected {', '.join(formats)}") from error
+    width, height = image.size
+    if width * height > max_pixels:
+        raise RejectedImage(f"too large: {width}x{height} pixels, more than {max_pixels}")
+    if min(width, height) < min_side:
+        raise RejectedImage(f"too small: {width}x{height} pixels, both sides must be at least {min_side}")
+    return image
+
+
+def _rgb(image: Image.Image) -> np.ndarray:
+    """A decoded picture of any mode -> (H, W, 3) uint8."""
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        return np.repeat(_eight_bits(image)[..., None], 3, axis=-1)
+    if image.mode == "F":
+        raise RejectedImage("unsupported: pixels are floating point, whose range is unknown")
+    if image.has_transparency_data:
+        white = Image.new("RGBA", image.size, "white")
+        white.alpha_composite(image.convert("RGBA"))
+        image = white
+    return np.array(image.convert("RGB"))
+
+
+def _eight_bits(image: Image.Image) -> np.ndarray:
+    """Grey of 16 bits, 0..65535, -> (H, W) uint8, 0..255 to the nearest; a transparent value is white."""
+    values = np.asarray(image).astype(np.int64)
+    low, high = int(values.min()), int(values.max())
+    if low < 0 or high > 65535:
+        raise RejectedImage(f"unsupported: integer pixels from {low} to {high}; expected 0..65535")
+    grey = ((values + 128) // 257).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    return grey if transparent is None else np.where(values == transparent, np.uint8(255), grey)

@@ -1,0 +1,18 @@
+"""Errors a user can act on: what was found, what was expected, what to do. The command line prints them without a traceback."""
+
+
+class UserError(Exception):
+    """A problem with input, configuration or machine that its owner can mend.
+
+    Args:
+        found: what was met, with the name of the file, key or value.
+        expected: what would have been right.
+        remedy: what to do about it.
+    """
+
+    def __init__(self, found: str, expected: str, remedy: str):
+        super().__init__(found, expected, remedy)
+        self.found, self.expected, self.remedy = found, expected, remedy
+
+    def __str__(self) -> str:
+        return f"{self.found}\n  expected: {self.expected}\n  remedy:   {self.remedy}"

@@ -1,0 +1,103 @@
+"""The index: one row an image, whatever its source, and a table of what was rejected and why.
+
+INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every later stage.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.decode import RejectedImage, decode_rgb
+
+INDEX_SCHEMA = pa.schema(
+    [
+        pa.field("image_id", pa.string(), nullable=False, metadata={"about": "name, unique in the index"}),
+        pa.field("uri", pa.string(), nullable=False, metadata={"about": "absolute path of the image file"}),
+        pa.field("domain", pa.string(), nullable=False, metadata={"about": "target"}),
+        pa.field("split", pa.string(), nullable=False, metadata={"about": "train or val"}),
+        pa.field("tags", pa.list_(pa.uint16()), nullable=False, metadata={"about": "class indices from 0, ascending"}),
+        pa.field("height", pa.int32(), nullable=False, metadata={"about": "pixels, orientation applied"}),
+        pa.field("width", pa.int32(), nullable=False, metadata={"about": "pixels, orientation applied"}),
+        pa.field("content_hash", pa.string(), nullable=False, metadata={"about": "SHA-256 of the file"}),
+        pa.field("mask_uri", pa.string(), metadata={"about": "ground truth for scoring alone, or null"}),
+        pa.field("saliency_uri", pa.string(), metadata={"about": "class-agnostic saliency map, or null"}),
+    ]
+)
+REJECTS_SCHEMA = pa.schema(
+    [
+        pa.field("image_id", pa.string(), nullable=False),
+        pa.field("uri", pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False),
+    ]
+)
+LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
+
+
+class Listing(NamedTuple):
+    """What a source says it holds, before any image is opened.
+
+    Attributes:
+        table: LISTING_SCHEMA, one row an image.
+        classes: K class names.
+        notes: what a user should know about the source, in plain words.
+    """
+
+    table: pa.Table
+    classes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
+    """Opens, decodes and hashes every image of a part of a listing.
+
+    Returns:
+        INDEX_SCHEMA and a column `reason`, null for an image that is in order.
+    """
+    heights, widths, hashes, reasons = [], [], [], []
+    for uri in listing["uri"].to_pylist():
+        height, width, digest, reason = 0, 0, "", None
+        try:
+            data = Path(uri).read_bytes()
+            digest = hashlib.sha256(data).hexdigest()
+            height, width = decode_rgb(data, min_side=min_side).shape[:2]
+        except RejectedImage as error:
+            reason = error.reason
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+        heights.append(height)
+        widths.append(width)
+        hashes.append(digest)
+        reasons.append(reason)
+    columns: dict[str, Any] = {name: listing[name] for name in LISTING_SCHEMA.names}
+    columns |= {"height": heights, "width": widths, "content_hash": hashes}
+    schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
+    arrays = [columns[n] if n in LISTING_SCHEMA.names else pa.array(columns[n]) for n in INDEX_SCHEMA.names]
+    return pa.table([*arrays, pa.array(reasons, pa.string())], names=schema.names).cast(schema)
+
+
+def tag_matrix(index: pa.Table, classes: int) -> NDArray[np.bool_]:
+    """Tags of every row of an index, (N, K)."""
+    tags = index["tags"].combine_chunks()
+    out = np.zeros((len(index), classes), bool)
+    rows = np.repeat(np.arange(len(index)), np.diff(tags.offsets.to_numpy()))
+    out[rows, tags.flatten().to_numpy()] = True
+    return out
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """(height, width) from the header of an image file."""
+    with Image.open(path) as image:
+        return image.height, image.width
+
+
+def shown(names: Sequence[str], most: int = 5) -> str:
+    """The first names of many, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

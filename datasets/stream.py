@@ -1,0 +1,143 @@
+"""Ray Data streams from drawn rows to decoded uint8 batches for one training worker.
+
+A worker asks for its own rows: of batch t it takes every world-th pair, beginning at its rank. The whole batch is the
+same for any number of workers, and a stream that starts at step s continues as if it had never stopped. Rows are
+drawn, files opened and decoded in Ray Data tasks, on any CPU of the cluster; uint8 crosses the wire and everything
+else (normalisation, jitter, flips) happens on the device.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.decode import decode_rgb, resize_labels, squash
+from mcis.datasets.errors import UserError
+from mcis.datasets.pairs import PairSampler
+
+Batch = dict[str, NDArray[Any]]
+_ROWS_A_BLOCK = 64
+_PADDING = (124, 116, 104)  # ImageNet's mean colour
+
+
+class Share(NamedTuple):
+    """A worker's part of a stream: every `world`-th row of each batch from `rank` on, steps `start` .. `stop` - 1."""
+
+    rank: int
+    world: int
+    start: int
+    stop: int
+
+    def rows(self, batch: int) -> int:
+        """Rows of a batch that fall to this worker."""
+        return len(range(self.rank, batch, self.world))
+
+
+def read_rgb(uri: str) -> NDArray[np.uint8]:
+    """The image of an index row, which was decoded once already when the index was made.
+
+    Raises:
+        UserError: the file is gone or has changed since.
+    """
+    try:
+        return decode_rgb(Path(uri).read_bytes(), min_side=1)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{uri} cannot be read any more ({error})",
+            "the file as it was indexed",
+            "restore it, or repeat the command with --from index",
+        ) from None
+
+
+def random_crop(
+    rgb: NDArray[np.uint8],
+    labels: NDArray[np.uint8],
+    *,
+    size: int,
+    scales: Sequence[float],
+    mirror: bool,
+    draws: NDArray[np.float64],
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """A training crop of an image (H, W, 3) and its labels (H, W): scaled, mirrored, padded where it is too small.
+
+    Args:
+        size: side of the crop, pixels. Padding has ImageNet's mean colour and label 255, which teaches nothing.
+        scales: factors, one of which is drawn; bilinear for the image, nearest for the labels.
+        draws: four numbers in [0, 1): scale, mirror, top, left.
+
+    Returns:
+        (size, size, 3) and (size, size), uint8.
+
+    Raises:
+        ValueError: image and labels differ in size.
+    """
+    if rgb.shape[:2] != labels.shape:
+        raise ValueError(f"image {rgb.shape[:2]} and labels {labels.shape} differ in size")
+    factor = scales[int(draws[0] * len(scales))]
+    height, width = (max(1, round(side * factor)) for side in labels.shape)
+    rgb = np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))
+    labels = resize_labels(labels, height, width)
+    if mirror and draws[1] < 0.5:
+        rgb, labels = rgb[:, ::-1], labels[:, ::-1]
+    out = np.full((size, size, 3), _PADDING, np.uint8)
+    out_labels = np.full((size, size), 255, np.uint8)
+    # Where the image is smaller than the crop, it lies anywhere in it; where it is larger, any part of it is taken.
+    at, to = [], []
+    for side, draw in ((height, draws[2]), (width, draws[3])):
+        offset = int(draw * (abs(side - size) + 1))
+        length = min(side, size)
+        at.append(slice(offset, offset + length) if side > size else slice(0, length))
+        to.append(slice(0, length) if side > size else slice(offset, offset + length))
+    out[to[0], to[1]] = rgb[at[0], at[1]]
+    out_labels[to[0], to[1]] = labels[at[0], at[1]]
+    return out, out_labels
+
+
+class PairDecoder:
+    """Step numbers -> decoded pairs of those steps: `images_m`, `images_n` (N, S, S, 3) uint8, `m`, `n`, `epoch` (N,)."""
+
+    def __init__(self, uris: list[str], sampler: PairSampler, *, batch: int, size: int, share: Share):
+        self.uris, self.sampler, self.batch, self.size, self.share = uris, sampler, batch, size, share
+
+    def __call__(self, steps: Batch) -> Batch:
+        rows = [self.sampler.rows(t * self.batch, (t + 1) * self.batch) for t in steps["id"] + self.share.start]
+        mine = slice(self.share.rank, None, self.share.world)
+        m, n, epoch = (np.concatenate([r[k][mine] for r in rows]) for k in range(3))
+        return {
+            "images_m": np.stack([squash(read_rgb(self.uris[i]), self.size) for i in m]),
+            "images_n": np.stack([squash(read_rgb(self.uris[i]), self.size) for i in n]),
+            "m": m,
+            "n": n,
+            "epoch": epoch,
+        }
+
+
+def batches(
+    decode: Callable[[Batch], Batch], *, batch: int, share: Share, parallel: int | None = None
+) -> Iterator[Batch]:
+    """The decoded batches of a worker's share, one a step, in order.
+
+    Args:
+        decode: turns step numbers counted from the share's start (column `id`) into the rows of these steps.
+        batch: rows of a whole batch, over all workers.
+        parallel: decoding tasks at a time; None = as many as there are free CPUs.
+    """
+    import ray.data
+    from ray.data import TaskPoolStrategy
+
+    steps = share.stop - share.start
+    if steps <= 0:
+        return
+    mine = share.rows(batch)
+    context = ray.data.DataContext.get_current()
+    context.execution_options.preserve_order = True
+    context.enable_progress_bars = False
+    blocks = max(1, min(steps, steps * mine // _ROWS_A_BLOCK))
+    stream = ray.data.range(steps, override_num_blocks=blocks).map_batches(
+        decode, batch_size=None, compute=TaskPoolStrategy(size=parallel)
+    )
+    for rows in stream.iter_batches(batch_size=mine, prefetch_batches=2):
+        yield {name: np.asarray(column) for name, column in rows.items()}

@@ -1,0 +1,82 @@
+"""Augmentation on the device, from numbers that were drawn for each image: the batch's company changes nothing.
+
+Every function takes draws in [0, 1), one row an image.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+_LUMA = (0.299, 0.587, 0.114)
+
+
+class Augmentation(NamedTuple):
+    """What is done to a training image.
+
+    Attributes:
+        jitter: strength of brightness, contrast, saturation and hue jitter; factors are 1 +- strength, hue in turns.
+        flip: mirror with probability 1/2.
+        shift: up to so many pixels in both directions, edges repeated.
+    """
+
+    jitter: tuple[float, float, float, float] = (0, 0, 0, 0)
+    flip: bool = False
+    shift: int = 0
+
+    DRAWS = 7
+
+
+def colour_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:
+    """Brightness, contrast, saturation, then hue of RGB images (B, 3, H, W) in [0, 1]; draws (B, 4).
+
+    Hue is turned in the YIQ plane, which keeps brightness.
+    """
+
+    def factor(column: int) -> Tensor:
+        return (1 + strength[column] * (2 * draws[:, column] - 1)).view(-1, 1, 1, 1)
+
+    luma = torch.tensor(_LUMA, device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
+    if strength[0]:
+        images = images * factor(0)
+    if strength[1]:
+        mean = (images * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
+        images = (images - mean) * factor(1) + mean
+    if strength[2]:
+        grey = (images * luma).sum(1, keepdim=True)
+        images = (images - grey) * factor(2) + grey
+    if strength[3]:
+        images = _turn_hue(images, 2 * torch.pi * strength[3] * (2 * draws[:, 3] - 1))
+    return images.clamp(0, 1)
+
+
+def _turn_hue(images: Tensor, angle: Tensor) -> Tensor:
+    to_yiq = images.new_tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
+    cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    turn = torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], dim=1).view(-1, 3, 3)
+    matrix = torch.linalg.inv(to_yiq) @ turn @ to_yiq
+    return torch.einsum("bij,bjhw->bihw", matrix, images)
+
+
+def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor:
+    """RGB images (B, 3, H, W) in [0, 1] -> augmented ones of the same size; draws (B, Augmentation.DRAWS)."""
+    if any(augmentation.jitter):
+        images = colour_jitter(images, augmentation.jitter, draws[:, :4])
+    if augmentation.flip:
+        images = torch.where((draws[:, 4] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
+    if augmentation.shift:
+        images = _shifted(images, ((draws[:, 5:7] * 2 - 1) * augmentation.shift).round().long())
+    return images
+
+
+def _shifted(images: Tensor, offsets: Tensor) -> Tensor:
+    most = int(offsets.abs().max()) if len(offsets) else 0
+    height, width = images.shape[2:]
+    padded = functional.pad(images, (most, most, most, most), mode="replicate")
+    return torch.stack(
+        [
+            image[:, most + dy : most + dy + height, most + dx : most + dx + width]
+            for image, (dy, dx) in zip(padded, offsets.tolist(), strict=True)
+        ]
+    )

@@ -1,0 +1,190 @@
+"""Backbones: images (B, 3, H, W), ImageNet-normalised -> features (B, C, H / stride, W / stride).
+
+Every backbone is fully convolutional and has no statistics of the batch in it (frozen batch norm, or no norm at
+all), so that one image's features do not depend on its company or on the number of workers.
+"""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
+from mcis.datasets.errors import UserError
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+def to_unit(images: Tensor) -> Tensor:
+    """uint8 RGB (B, H, W, 3) -> float32 (B, 3, H, W) in [0, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 255
+
+
+def normalise(images: Tensor) -> Tensor:
+    """RGB (B, 3, H, W) in [0, 1] -> the same with ImageNet's mean 0 and deviation 1."""
+    return (images - images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)) / images.new_tensor(IMAGENET_STD).view(
+        1, 3, 1, 1
+    )
+
+
+class Backbone(nn.Module):
+    """A feature extractor with known width and stride.
+
+    Attributes:
+        channels: C of the features.
+        stride: input pixels per feature position.
+        new_layers: names (prefixes) of parameters that have no pretrained weights; they learn faster (RECIPE: x10).
+    """
+
+    def __init__(self, body: nn.Module, *, channels: int, stride: int, new_layers: tuple[str, ...] = ()):
+        super().__init__()
+        self.body = body
+        self.channels, self.stride, self.new_layers = channels, stride, new_layers
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.body(images)
+        return features
+
+
+def small(*, channels: int = 96, stride: int = 8) -> Backbone:
+    """Five 3x3 convolutions with ReLU, 0.2 million weights: trains from scratch on a CPU.
+
+    Without normalisation layers: group norm over an image's own positions takes away how much of a pattern there is,
+    which is what global average pooling has to tell a small head by.
+
+    Args:
+        channels: C, a multiple of 3.
+        stride: 8, or 4 (the last reduction becomes a dilation, with the same weights).
+    """
+    if stride not in (4, 8):
+        raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set the stride to 4 or 8")
+    last, dilation = (2, 1) if stride == 8 else (1, 2)
+    third = channels // 3
+    layers: list[nn.Module] = []
+    for inputs, outputs, step, dilated in (
+        (3, third, 2, 1),
+        (third, 2 * third, 2, 1),
+        (2 * third, channels, last, 1),
+        (channels, channels, 1, dilation),
+        (channels, channels, 1, dilation),
+    ):
+        conv = nn.Conv2d(inputs, outputs, 3, stride=step, padding=dilated, dilation=dilated)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        layers += [conv, nn.ReLU(inplace=True)]
+    return Backbone(nn.Sequential(*layers), channels=channels, stride=stride, new_layers=("body",))
+
+
+class _Vgg16(nn.Module):
+    def __init__(self, extra_convs: bool):
+        super().__init__()
+        from torchvision.models import vgg16 as torchvision_vgg16
+
+        features = torchvision_vgg16(weights=None).features[:-1]  # without pool5
+        features[23] = nn.MaxPool2d(3, stride=1, padding=1)
+        for index in (24, 26, 28):
+            features[index].dilation, features[index].padding = (2, 2), (2, 2)
+        self.features = features
+        self.extra_convs = nn.Sequential()
+        if extra_convs:
+            for _ in range(3):
+                conv = nn.Conv2d(512, 512, 3, padding=1)
+                nn.init.normal_(conv.weight, std=(2 / (9 * 512)) ** 0.5)
+                nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+                self.extra_convs.extend([conv, nn.ReLU(inplace=True)])
+
+    def forward(self, images: Tensor) -> Tensor:
+        out: Tensor = self.extra_convs(self.features(images))
+        return out
+
+
+def vgg16(*, extra_convs: bool = True) -> Backbone:
+    """VGG-16, stride 8: pool4 3x3 with stride 1, conv5 dilated by 2, no pool5, then three 3x3 convolutions of 512.
+
+    256x256 pixels -> 32x32x512 (section 4.1 of the paper; strides and dilations from the released recipe).
+    """
+    return Backbone(_Vgg16(extra_convs), channels=512, stride=8, new_layers=("body.extra_convs",))
+
+
+def _resnet(name: str) -> Backbone:
+    from torchvision import models
+    from torchvision.models._utils import IntermediateLayerGetter
+    from torchvision.ops import FrozenBatchNorm2d
+
+    net = getattr(models, name)(
+        weights=None, replace_stride_with_dilation=[False, True, True], norm_layer=FrozenBatchNorm2d
+    )
+
+    class Body(IntermediateLayerGetter):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = super().forward(x)["out"]
+            return out
+
+    return Backbone(Body(net, {"layer4": "out"}), channels=2048, stride=8)
+
+
+def resnet50() -> Backbone:
+    """ResNet-50, stride 8, dilation 2 in res4 and 4 in res5, batch norm frozen."""
+    return _resnet("resnet50")
+
+
+def resnet101() -> Backbone:
+    """ResNet-101, stride 8, dilation 2 in res4 and 4 in res5, batch norm frozen (released recipe's segmenter)."""
+    return _resnet("resnet101")
+
+
+BACKBONES: Mapping[str, Callable[..., Backbone]] = {
+    "small": small,
+    "vgg16": vgg16,
+    "resnet50": resnet50,
+    "resnet101": resnet101,
+}
+PRETRAINED = {
+    "vgg16": ("VGG16_Weights", "IMAGENET1K_V1"),
+    "resnet50": ("ResNet50_Weights", "IMAGENET1K_V1"),
+    "resnet101": ("ResNet101_Weights", "IMAGENET1K_V1"),
+}
+
+
+def pretrained_url(name: str) -> str:
+    """Where torchvision publishes the ImageNet weights of backbone `name`; its file name ends in the content's hash."""
+    from torchvision import models
+
+    enum, member = PRETRAINED[name]
+    return str(getattr(models, enum)[member].url)
+
+
+def load_pretrained(backbone: Backbone, path: Path) -> None:
+    """Loads torchvision's ImageNet weights (a `state_dict` file) into `backbone`, in place.
+
+    The classification layers of the file are not used, and the backbone's `new_layers` stay as initialised.
+
+    Raises:
+        UserError: the file is absent, is no plain `state_dict`, or is of another architecture.
+    """
+    remedy = "pass torchvision's ImageNet state_dict file of this backbone as weights.backbone"
+    if not path.is_file():
+        raise UserError(f"no weights file {path}", "a state_dict file", remedy)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a hostile or damaged file makes the unpickler raise
+        raise UserError(f"{path} cannot be read as weights: {str(error)[:200]}", "a state_dict file", remedy) from None
+    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", remedy)
+    wanted = {
+        k: v
+        for k, v in backbone.body.state_dict().items()
+        if not any(f"body.{k}".startswith(prefix) for prefix in backbone.new_layers)
+    }
+    missing = [k for k in wanted if k not in state]
+    misshapen = [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
+    if missing or misshapen:
+        shown = ", ".join((missing + misshapen)[:5])
+        raise UserError(
+            f"{path} does not fit the backbone: {len(missing)} tensors missing, {len(misshapen)} of another shape ({shown})",
+            f"the {len(wanted)} tensors of the architecture",
+            remedy,
+        )
+    backbone.body.load_state_dict({k: state[k] for k in wanted}, strict=False)

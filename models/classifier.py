@@ -1,0 +1,136 @@
+"""The co-attention classifier (section 3.1): pairs of images -> class scores from own, shared and unshared features."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from mcis.models.backbones import Backbone
+from mcis.models.coattention import AffinityForm, affinity, coattend, contrastive_features
+from mcis.models.localization import multi_round
+from mcis.models.losses import PairScores
+
+Attention = Literal["none", "co", "co+contrastive"]
+Head = Literal["shared", "own"]
+SELF_TRANSFORMS = ("flip", "x0.75", "x2")
+
+
+def pool(activations: Tensor, top: float = 1.0) -> Tensor:
+    """Class activation maps (B, K, H, W) -> scores (B, K): the mean over the `top` share of positions, 1 = GAP (Eq. 1)."""
+    flat = activations.flatten(2)
+    if top >= 1:
+        return flat.mean(dim=2)
+    return flat.topk(max(1, round(top * flat.shape[2])), dim=2).values.mean(dim=2)
+
+
+def transform(images: Tensor, name: str) -> Tensor:
+    """tau(I) of the self pairs: `flip` left-right, `x0.75` or `x2` bilinear scaling; (B, 3, H, W)."""
+    if name == "flip":
+        return images.flip(3)
+    size = [round(s * float(name[1:])) for s in images.shape[2:]]
+    return nn.functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
+
+
+class CoAttentionClassifier(nn.Module):
+    """Backbone, class-aware layer phi, co-attention and contrastive co-attention.
+
+    Args:
+        backbone: the convolutional embedding, features F (B, C, H, W).
+        classes: K.
+        attention: which terms are computed; `none` is the basic classifier of the ablation.
+        head: `shared` uses phi on co-attentive and contrastive features too (paper); `own` a second 1x1 layer
+            without bias for both (released).
+        affinity_form, affinity_scale: see `coattention.affinity`.
+        affinity_init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C).
+        gate_bias: whether W_B has a bias.
+        common_top: share of the positions over which co-attentive activations are pooled, 1 = GAP.
+    """
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        classes: int,
+        attention: Attention = "co+contrastive",
+        head: Head = "shared",
+        affinity_form: AffinityForm = "bilinear",
+        affinity_scale: float = 1.0,
+        affinity_init: float | None = None,
+        gate_bias: bool = False,
+        common_top: float = 1.0,
+    ):
+        super().__init__()
+        self.backbone = backbone
+        self.attention, self.affinity_form, self.affinity_scale = attention, affinity_form, affinity_scale
+        self.common_top = common_top
+        c = backbone.channels
+        self.phi = nn.Conv2d(c, classes, 1)
+        nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5)
+        nn.init.zeros_(self.phi.bias)  # type: ignore[arg-type]
+        if attention != "none":
+            self.w_p = nn.Parameter(torch.empty(c, c))
+            if affinity_init is None:
+                nn.init.uniform_(self.w_p, -(c**-0.5), c**-0.5)
+            else:
+                nn.init.eye_(self.w_p).data.mul_(affinity_init)
+            if head == "own":
+                self.common_head = nn.Conv2d(c, classes, 1, bias=False)
+        if attention == "co+contrastive":
+            self.w_b = nn.Conv2d(c, 1, 1, bias=gate_bias)
+        self.own_head = head == "own"
+
+    def common_weights(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (K, C, 1, 1) and bias (K,) of the layer for co-attentive features: phi's, or the second head's."""
+        layer = self.common_head if self.own_head else self.phi
+        return layer.weight, layer.bias
+
+    def pair_scores(self, f_m: Tensor, f_n: Tensor, *, contrastive: bool = True) -> PairScores:
+        """Scores of two images from their features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10)."""
+        basic = PairScores(pool(self.phi(f_m)), pool(self.phi(f_n)))
+        if self.attention == "none":
+            return basic
+        weight, bias = self.common_weights()
+        p = affinity(f_m, f_n, self.w_p, form=self.affinity_form, scale=self.affinity_scale)
+        common = coattend(f_m, f_n, p)
+
+        def scores(features: Tensor, top: float) -> Tensor:
+            return pool(nn.functional.conv2d(features, weight, bias), top)
+
+        out = basic._replace(common_m=scores(common.m, self.common_top), common_n=scores(common.n, self.common_top))
+        if self.attention == "co+contrastive" and contrastive:
+            w_b, b_b = self.w_b.weight, self.w_b.bias
+            out = out._replace(
+                exclusive_m=scores(contrastive_features(f_m, common.m, w_b, b_b), 1.0),
+                exclusive_n=scores(contrastive_features(f_n, common.n, w_b, b_b), 1.0),
+            )
+        return out
+
+    def co_map(self, target: Tensor, related: Tensor, tag: int) -> Tensor:
+        """Mean co-attentive activation (H, W) of one class in `target` (C, H, W), seen with `related` (R, C, H', W')."""
+        weight, bias = self.common_weights()
+        return multi_round(
+            target,
+            related,
+            self.w_p,
+            weight[tag, :, 0, 0],
+            None if bias is None else bias[tag],
+            form=self.affinity_form,
+            scale=self.affinity_scale,
+        )
+
+    def forward(
+        self, images_m: Tensor, images_n: Tensor, self_transforms: tuple[str, ...] = ()
+    ) -> tuple[PairScores, list[PairScores]]:
+        """Scores of the pairs, and of each self pair (m, tau m), from one backbone pass over both images of a pair.
+
+        Args:
+            images_m, images_n: (B, 3, H, W), normalised.
+            self_transforms: names out of SELF_TRANSFORMS; without contrastive terms, m's features are shared.
+        """
+        f_m, f_n = self.backbone(torch.cat([images_m, images_n])).chunk(2)
+        pairs = self.pair_scores(f_m, f_n)
+        selves = [
+            self.pair_scores(f_m, self.backbone(transform(images_m, name)), contrastive=False)
+            for name in self_transforms
+        ]
+        return pairs, selves

@@ -1,0 +1,64 @@
+"""Localization maps from features (section 3.2): single-round activations, and multi-round ones with related images.
+
+The class layer is linear and attention weights sum to one, so that the activation of a co-attentive feature is the
+attention-weighted mean of the related image's own activations: phi(F_r A) = phi(F_r) A. One value a position is
+attended over in place of C, and each image is embedded once whatever the number of maps it takes part in.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mcis.models.coattention import AffinityForm, positions
+
+
+def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Class-aware activation maps S = phi(F), (B, C, H, W) -> (B, K, H, W); section 3.2, first strategy."""
+    return functional.conv2d(features, weight, bias)
+
+
+def multi_round(
+    target: Tensor,
+    related: Tensor,
+    w_p: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    form: AffinityForm = "bilinear",
+    scale: float = 1.0,
+) -> Tensor:
+    """Mean over related images of the target's co-attentive activation of one class (section 3.2, second strategy).
+
+    Args:
+        target: F_n of the image whose map is wanted, (C, H, W).
+        related: F_r of R images that share the class, (R, C, H', W').
+        w_p: W_P, (C, C); `form` and `scale` as in `coattention.affinity`.
+        weight, bias: the class's row of the layer for co-attentive features, (C,) and ().
+
+    Returns:
+        L_{n,k}, (H, W), before clipping and normalising.
+    """
+    query = positions(target[None], form)[0] @ w_p * scale  # (HW, C), shared by all related images
+    attention = torch.softmax(query @ positions(related, form).transpose(1, 2), dim=2)  # (R, HW, H'W')
+    values = torch.einsum("rchw,c->rhw", related, weight).flatten(1)
+    if bias is not None:
+        values = values + bias
+    return (attention @ values[:, :, None]).mean(dim=0)[:, 0].view(target.shape[1:])
+
+
+def normalise_maps(maps: Tensor) -> Tensor:
+    """Clips activation maps (..., H, W) at 0 and divides each by its maximum -> [0, 1]; a map without a positive value is 0."""
+    positive = maps.clamp(min=0)
+    return positive / positive.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
+
+
+def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
+    """One map of the released sum: clipped and normalised, or zero where the sigmoid of its mean is not above 0.1."""
+    keep = always or bool(torch.sigmoid(activation.mean()) > 0.1)
+    return normalise_maps(activation) * keep
+
+
+def resize_maps(maps: Tensor, height: int, width: int) -> Tensor:
+    """Bicubic resizing of maps (T, h, w) in [0, 1] to (T, height, width), clipped to [0, 1] (released recipe)."""
+    out = functional.interpolate(maps[None].float(), size=(height, width), mode="bicubic", align_corners=False)
+    return out[0].clamp(0, 1)

@@ -1,0 +1,99 @@
+"""Pseudo masks: localization maps of the tagged classes and a background cue -> a label for every pixel, or ignore."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.models.crf import CrfParameters, dense_crf
+
+IGNORE = 255
+
+
+class PseudoMask(NamedTuple):
+    """A pseudo mask before and after doubtful pixels are taken out.
+
+    Attributes:
+        labels: (H, W) uint8, the most likely label of every pixel: what is scored.
+        mask: the same with 255 where the segmenter shall not learn: what is trained on.
+    """
+
+    labels: NDArray[np.uint8]
+    mask: NDArray[np.uint8]
+
+
+def _labels(winners: NDArray[np.int64], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
+    return np.concatenate([[0], tags + 1]).astype(np.uint8)[winners]
+
+
+def from_saliency(
+    maps: NDArray[np.float32],
+    tags: NDArray[np.int64],
+    saliency: NDArray[np.uint8],
+    *,
+    floor: float = 0.3,
+    conflict: float = 0.99,
+    confident: float = 0.95,
+    doubt: int = 32,
+    smallest: float = 0.01,
+) -> PseudoMask:
+    """Pseudo mask with 1 - saliency as the background's score (released recipe, "Pseudo ground truth with saliency").
+
+    Args:
+        maps: (T, H, W) in [0, 1], one a tag; each is min-max normalised here. tags: (T,) class indices.
+        saliency: (H, W), 0..255, class-agnostic.
+        floor: scores below it count as 0.
+        conflict: a pixel where two or more scores exceed it is ignored.
+        confident, doubt: background is ignored where saliency >= `doubt` (of 255) or a map exceeds `confident`.
+        smallest: an image whose foreground covers less than this share is ignored whole.
+    """
+    low = maps.min(axis=(1, 2), keepdims=True)
+    high = maps.max(axis=(1, 2), keepdims=True)
+    scaled = (maps - low) / np.maximum(high - low, 1e-6)
+    background = 1 - saliency.astype(np.float32) / 255
+    scores = np.concatenate([background[None], scaled])
+    scores[scores < floor] = 0
+    winners = scores.argmax(axis=0)
+    labels = _labels(winners, tags)
+    mask = labels.copy()
+    mask[(scores > conflict).sum(axis=0) >= 2] = IGNORE
+    seen = np.maximum(saliency, np.where((scaled > confident).any(axis=0), 255, 0))
+    mask[(labels == 0) & (seen >= doubt)] = IGNORE
+    if (labels > 0).mean() < smallest:
+        mask[:] = IGNORE
+    return PseudoMask(labels, mask)
+
+
+def from_crf(
+    rgb: NDArray[np.uint8],
+    maps: NDArray[np.float32],
+    tags: NDArray[np.int64],
+    *,
+    threshold: float = 0.3,
+    background_threshold: float = 0.1,
+    certainty: float = 0.7,
+    parameters: CrfParameters,
+) -> PseudoMask:
+    """Pseudo mask without saliency: the dense CRF refines two thresholds, and what they disagree on is ignored.
+
+    A constant background score, first `threshold`, then `background_threshold`, wins or loses against the maps; each
+    winner gets the probability `certainty` and the CRF moves its edges to the image's (after Ahn et al., CVPR 2019,
+    section 4). Foreground of the first is foreground; background of the second is background; the rest is ignored.
+
+    Args:
+        rgb: (H, W, 3). maps: (T, H, W) in [0, 1], one a tag. tags: (T,) class indices.
+    """
+
+    def refined(background: float) -> NDArray[np.uint8]:
+        scores = np.concatenate([np.full((1, *maps.shape[1:]), background, np.float32), maps])
+        winners = scores.argmax(axis=0)
+        count = len(scores)
+        probabilities = np.full(scores.shape, (1 - certainty) / max(count - 1, 1), np.float32)
+        np.put_along_axis(probabilities, winners[None], certainty, axis=0)
+        return _labels(dense_crf(rgb, probabilities, parameters).argmax(axis=0), tags)
+
+    labels = refined(threshold)
+    mask = labels.copy()
+    mask[labels == 0] = IGNORE
+    mask[(labels == 0) & (refined(background_threshold) == 0)] = 0
+    return PseudoMask(labels, mask)

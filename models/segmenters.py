@@ -1,0 +1,101 @@
+"""Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, h, w), and their prediction over scales and mirror."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mcis.models.backbones import Backbone
+
+
+class LargeFov(nn.Module):
+    """DeepLab-LargeFOV (Chen et al., PAMI 2017): 3x3 convolution with a large dilation, 1x1, 1x1 to the labels.
+
+    Args:
+        backbone: features (B, C, h, w).
+        labels: K + 1, background first.
+        width: channels of the head; 1024 in the released recipe.
+        dilation: of the 3x3 convolution; 12 in the released recipe.
+        dropout: after both hidden layers; 0.5 in the VGG-16 version, 0 in the ResNet one.
+    """
+
+    def __init__(self, backbone: Backbone, *, labels: int, width: int = 1024, dilation: int = 12, dropout: float = 0.0):
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Sequential(
+            nn.Conv2d(backbone.channels, width, 3, padding=dilation, dilation=dilation),
+            nn.ReLU(inplace=True),
+            nn.Dropout2d(dropout),
+            nn.Conv2d(width, width, 1),
+            nn.ReLU(inplace=True),
+            nn.Dropout2d(dropout),
+            nn.Conv2d(width, labels, 1),
+        )
+        for layer in self.head:
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        last = self.head[-1]
+        assert isinstance(last, nn.Conv2d)
+        nn.init.normal_(last.weight, std=0.01)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits at the resolution of the images, (B, K + 1, H, W), upsampled with aligned corners (released recipe)."""
+        logits = self.head(self.backbone(images))
+        return functional.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=True)
+
+
+def _windows(length: int, crop: int) -> list[int]:
+    """Starts of windows of `crop` that cover `length` with a stride of two thirds of the window."""
+    if length <= crop:
+        return [0]
+    stride = -(-2 * crop // 3)
+    count = -(-(length - crop) // stride) + 1
+    return [min(i * stride, length - crop) for i in range(count)]
+
+
+def _sliding(model: nn.Module, image: Tensor, crop: int | None) -> Tensor:
+    """Probabilities (1, K + 1, H, W) of one image, averaged where windows overlap."""
+    height, width = image.shape[2:]
+    if crop is None or (height <= crop and width <= crop):
+        return torch.softmax(model(image), dim=1)
+    total: Tensor | None = None
+    count = image.new_zeros(1, 1, height, width)
+    for top in _windows(height, crop):
+        for left in _windows(width, crop):
+            rows, columns = slice(top, top + crop), slice(left, left + crop)
+            part = torch.softmax(model(image[:, :, rows, columns]), dim=1)
+            if total is None:
+                total = part.new_zeros(1, part.shape[1], height, width)
+            total[:, :, rows, columns] += part
+            count[:, :, rows, columns] += 1
+    assert total is not None
+    return total / count
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module, image: Tensor, *, scales: Sequence[float] = (1.0,), mirror: bool = False, crop: int | None = None
+) -> Tensor:
+    """Label probabilities (K + 1, H, W) of one image (3, H, W), averaged over scales and mirror images.
+
+    Args:
+        scales: factors of the image's size, bilinear.
+        crop: side of sliding windows with two thirds' stride, pixels of the scaled image; None = the image whole.
+    """
+    height, width = image.shape[1:]
+    total: Tensor | None = None
+    for scale in scales:
+        size = [max(1, round(height * scale)), max(1, round(width * scale))]
+        scaled = functional.interpolate(image[None], size=size, mode="bilinear", align_corners=False)
+        for flipped in (False, True) if mirror else (False,):
+            out = _sliding(model, scaled.flip(3) if flipped else scaled, crop)
+            out = out.flip(3) if flipped else out
+            out = functional.interpolate(out, size=(height, width), mode="bilinear", align_corners=False)[0]
+            total = out if total is None else total + out
+    assert total is not None
+    return total / (len(scales) * (2 if mirror else 1))
+
+
+SEGMENTERS = {"largefov": LargeFov}

@@ -1,0 +1,44 @@
+"""Lets torchvision import where its compiled operators do not load; imported before torchvision, everywhere in `mcis`.
+
+torchvision's registry wheel is compiled for CUDA. Beside a CPU-only torch its library does not load, and
+`import torchvision` then fails because it registers fake kernels for operators that were never defined. The
+networks and transforms used here need none of these operators, so their schemas are enough. Where the operators
+load, this module changes nothing; `mcis doctor` reports which of the two holds.
+"""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+
+_SCHEMAS = {
+    "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+}
+_library: torch.library.Library | None = None
+
+
+def compiled_operators_load() -> bool:
+    """Whether torchvision's compiled library loads into this torch."""
+    spec = importlib.util.find_spec("torchvision")
+    if spec is None or spec.origin is None:
+        return False
+    try:
+        for path in Path(spec.origin).parent.glob("_C.*"):
+            torch.ops.load_library(str(path))
+    except (OSError, RuntimeError):
+        return False
+    return hasattr(torch.ops.torchvision, "nms")
+
+
+def define_missing_schemas() -> None:
+    """Defines the operators' schemas, once a process, if the compiled ones do not load."""
+    global _library
+    if _library is not None or compiled_operators_load():
+        return
+    _library = torch.library.Library("torchvision", "DEF")
+    for name, schema in _SCHEMAS.items():
+        _library.define(name + schema)
+
+
+define_missing_schemas()

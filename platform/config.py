@@ -1,0 +1,337 @@
+"""The configuration of a run: frozen, validated at the boundary, every problem reported together.
+
+A field's docstring gives meaning, unit and source. `platform/settings.py` fills these sections from recipes, settings,
+files and `--set`; the stages take the section that concerns them.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+
+
+class Section(BaseModel):
+    """A frozen group of settings; unknown keys are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+
+
+class DataConfig(Section):
+    """Where the images and tags are."""
+
+    voc: Path | None = None
+    """Folder of a VOC 2012 devkit: JPEGImages, ImageSets/Segmentation/<list>.txt and <list>_cls.txt."""
+    classes: Path | None = None
+    """File with one class name a line; None = PASCAL VOC's 20."""
+    train_list: str = "train_aug"
+    """Name of the list of training images (RECIPE: 10,582 images)."""
+    val_list: str = "val"
+    """Name of the list of images that are predicted and scored."""
+    saliency: str = "SaliencyMaps"
+    """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
+    masks: str = "SegmentationClassAug"
+    """Folder of ground-truth masks <id>.png, inside the devkit or absolute; read by `evaluate` alone; it may be absent."""
+    max_rejected: int = Field(default=0, ge=0)
+    """How many unreadable images a run goes on without. More end it before any training."""
+    min_side: Positive = 32
+    """Images with a shorter side are rejected, pixels."""
+
+
+class WeightsConfig(Section):
+    """Pretrained weights."""
+
+    backbone: str = "none"
+    """`none` = from scratch; `download` = torchvision's ImageNet weights; else a state_dict file of the backbone."""
+
+
+class Optimiser(Section):
+    """SGD or AdamW with learning rate groups and a schedule."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """Update rule."""
+    learning_rate: Rate = 0.001
+    """Of pretrained weights, at the start (section 4.1)."""
+    momentum: Share = 0.9
+    """SGD's."""
+    nesterov: bool = False
+    """SGD's Nesterov momentum."""
+    weight_decay: NonNegative = 5e-4
+    """L2 (SGD) or decoupled (AdamW)."""
+    new_layer_rate: Rate = 1.0
+    """Factor of the learning rate for layers without pretrained weights (RECIPE: 10)."""
+    bias_rate: Rate = 1.0
+    """Further factor for biases (RECIPE: 2)."""
+    schedule: Literal["step", "poly", "cosine"] = "step"
+    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero, after a warm-up."""
+    step_epochs: tuple[int, ...] = ()
+    """Epochs, from 0, at whose start the rate falls."""
+    step_factor: Rate = 0.1
+    """Factor at each of `step_epochs`."""
+    poly_power: Rate = 0.9
+    """Exponent of the polynomial schedule."""
+    warm_up: Share = 0.0
+    """Share of the steps over which the rate rises linearly from 0."""
+
+
+class ClassifierConfig(Section):
+    """The co-attention classifier and its training (section 3.1)."""
+
+    backbone: Literal["small", "vgg16", "resnet50", "resnet101"] = "vgg16"
+    """Convolutional embedding (section 4.1: VGG-16 + three 3x3 convolutions)."""
+    channels: int = Field(default=96, gt=0, multiple_of=3)
+    """Width C of the backbone `small`; the others have their own."""
+    input_size: Positive = 256
+    """Images are squashed to this square, pixels (RECIPE)."""
+    attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
+    """Loss terms: basic alone, with co-attention, with both (table 6)."""
+    head: Literal["shared", "own"] = "shared"
+    """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (released)."""
+    affinity: Literal["bilinear", "cosine"] = "bilinear"
+    """Form of P (Eq. 2); `cosine` uses features of unit length."""
+    affinity_scale: Rate = 1.0
+    """Factor of P before the softmax."""
+    affinity_init: float | None = None
+    """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RECIPE)."""
+    common_top: Share = 1.0
+    """Share of positions over which co-attentive activations are pooled; 1 = GAP (Eq. 6)."""
+    contrastive_from_epoch: int = Field(default=0, ge=0)
+    """First epoch, from 0, in which the contrastive term counts (RECIPE: 2)."""
+    contrastive_needs_unshared: bool = False
+    """A side's contrastive term counts only if some label on that side of the batch is unshared (RECIPE)."""
+    loss_reduction: Literal["paper", "released"] = "paper"
+    """`paper`: both images' terms are added; `released`: means over the 2B images of basic and common terms."""
+    self_pairs: tuple[Literal["flip", "x0.75", "x2"], ...] = ()
+    """Transformations tau: every step also runs (m, tau m), basic and common-class terms (RECIPE)."""
+    partner_may_be_itself: bool = False
+    """Whether an image may be drawn as its own partner (RECIPE: yes). Without, only where its class has no other."""
+    batch: Positive = 5
+    """Pairs a step, over all workers (section 4.1)."""
+    epochs: Positive = 15
+    """Passes over the training images as m; the length of the schedule."""
+    keep_epoch: int | None = Field(default=None, ge=0)
+    """The weights after this epoch, from 0, are used, and training ends there (RECIPE: 10); None = the last."""
+    colour_jitter: tuple[NonNegative, NonNegative, NonNegative, Annotated[float, Field(ge=0, le=0.5)]] = (0, 0, 0, 0)
+    """Strength of brightness, contrast, saturation and hue jitter (RECIPE: 0.3, 0.3, 0.3, 0.1)."""
+    flip: bool = False
+    """Mirror each image with probability 1/2."""
+    shift: int = Field(default=0, ge=0)
+    """Shift each image by up to so many pixels in both directions, edges repeated."""
+    optimiser: Optimiser = Optimiser()
+    """Update rule, rates and schedule."""
+
+
+class LocalizeConfig(Section):
+    """Localization maps (section 3.2)."""
+
+    related: int = Field(default=3, ge=0, le=8)
+    """Related images R a class; 0 = single round (section 3.2: 3)."""
+    aggregation: Literal["paper", "released"] = "paper"
+    """`paper`: mean over the R co-attentive activations; `released`: mean with four self pairs' maps (RECIPE)."""
+    related_may_repeat: bool = False
+    """Related images drawn with repetition, the image itself included (RECIPE: yes)."""
+    batch: Positive = 32
+    """Images embedded at a time."""
+
+
+class CrfConfig(Section):
+    """Fully connected CRF (RECIPE, "Inference of the segmentation network")."""
+
+    iterations: int = Field(default=1, ge=0)
+    """Mean-field steps; 0 = no CRF."""
+    position_std: Rate = 3.0
+    """Deviation of the smoothness kernel, pixels."""
+    position_weight: NonNegative = 1.0
+    """Weight of the smoothness kernel."""
+    bilateral_std: Rate = 80.0
+    """Spatial deviation of the appearance kernel, pixels."""
+    colour_std: Rate = 4.0
+    """Colour deviation of the appearance kernel, RGB levels."""
+    bilateral_weight: NonNegative = 3.0
+    """Weight of the appearance kernel."""
+    floor: Rate = 1e-4
+    """Smallest probability before the logarithm."""
+
+
+class PseudoMasksConfig(Section):
+    """Pseudo masks from localization maps and a background cue."""
+
+    background: Literal["auto", "saliency", "crf"] = "auto"
+    """Background cue: saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
+    floor: Share = 0.3
+    """Scores below it count as 0 (RECIPE)."""
+    conflict: Share = 0.99
+    """A pixel where two or more scores exceed it is ignored (RECIPE)."""
+    confident: Share = 0.95
+    """Background is ignored where a map exceeds it (RECIPE)."""
+    doubt: int = Field(default=32, ge=0, le=256)
+    """Background is ignored where saliency is at least this, of 255 (RECIPE); 256 = never."""
+    smallest: Share = 0.01
+    """An image with less foreground is ignored whole (RECIPE)."""
+    threshold: Share = 0.3
+    """Cue `crf`: background score against which foreground must win."""
+    background_threshold: Share = 0.1
+    """Cue `crf`: background score that is background for certain where it wins."""
+    crf: CrfConfig = CrfConfig(iterations=10)
+    """Cue `crf`: the CRF that moves edges."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PseudoMasksConfig":
+        if self.background_threshold > self.threshold:
+            raise ValueError(f"background_threshold {self.background_threshold} is above threshold {self.threshold}")
+        return self
+
+
+class SegmenterConfig(Section):
+    """The segmentation network and its training (RECIPE, "Segmentation network")."""
+
+    network: Literal["largefov"] = "largefov"
+    """Head on the backbone: DeepLab-LargeFOV."""
+    backbone: Literal["small", "vgg16", "resnet50", "resnet101"] = "resnet101"
+    """Features of the head."""
+    channels: int = Field(default=96, gt=0, multiple_of=3)
+    """Width of the backbone `small`."""
+    stride: Literal[4, 8] = 8
+    """Input pixels a feature position; 4 with the backbone `small` only."""
+    init: Literal["pretrained", "classifier"] = "pretrained"
+    """Start from `weights.backbone`, or from the trained classifier's backbone (same backbone and width)."""
+    width: Positive = 1024
+    """Channels of the head."""
+    dilation: Positive = 12
+    """Of the head's 3x3 convolution."""
+    dropout: Share = 0.0
+    """After the head's hidden layers (0.5 in the VGG-16 version)."""
+    crop: Positive = 321
+    """Side of a training crop, pixels."""
+    scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
+    """Factors of the image's size, one drawn for each training image."""
+    mirror: bool = True
+    """Mirror each training image with probability 1/2."""
+    colour_jitter: tuple[NonNegative, NonNegative, NonNegative, Annotated[float, Field(ge=0, le=0.5)]] = (0, 0, 0, 0)
+    """Strength of brightness, contrast, saturation and hue jitter."""
+    batch: Positive = 10
+    """Images a step, over all workers."""
+    steps: Positive = 16000
+    """Updates."""
+    optimiser: Optimiser = Optimiser(schedule="poly", new_layer_rate=10, bias_rate=2)
+    """Update rule, rates and schedule."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> "SegmenterConfig":
+        if self.stride == 4 and self.backbone != "small":
+            raise ValueError(f"stride 4 exists for the backbone small only, not for {self.backbone}")
+        return self
+
+
+class PredictConfig(Section):
+    """Inference of the segmentation network."""
+
+    scales: tuple[Rate, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
+    """Factors of the image's size, probabilities averaged."""
+    mirror: bool = True
+    """Average with the mirror image."""
+    crop: int | None = Field(default=401, gt=0)
+    """Side of sliding windows with two thirds' stride, pixels; None = the image whole."""
+    crf: CrfConfig = CrfConfig()
+    """Refinement of the probabilities; both plain and refined predictions are kept and scored."""
+
+
+class EvaluateConfig(Section):
+    """Scores."""
+
+    thresholds: int = Field(default=64, ge=2, le=1024)
+    """Background thresholds i / thresholds tried on the localization maps, in one pass."""
+    salient: int = Field(default=128, ge=1, le=255)
+    """Saliency, of 255, from which a pixel is salient for the marks without a classifier."""
+
+
+class ReportConfig(Section):
+    """The report."""
+
+    panels: int = Field(default=12, ge=0, le=200)
+    """Images shown, half of train and half of val."""
+
+
+class ComputeConfig(Section):
+    """How the work is spread; nothing here changes a result."""
+
+    workers: Positive = 1
+    """Ray Train workers, each on one GPU where there are any."""
+    gpu: bool | None = None
+    """Train on GPUs; None = if the cluster has them."""
+    worker_cpus: Rate = 0.5
+    """Logical CPUs a training worker reserves; the rest decodes."""
+    threads: int | None = Field(default=None, gt=0)
+    """Torch threads a training worker uses; None = the node's cores shared by its workers."""
+    cpus: int | None = Field(default=None, gt=0)
+    """Logical CPUs of a Ray started here; None = the machine's cores, at least 4."""
+    object_store_gb: Rate = 1.0
+    """Size of the object store of a Ray started here, GiB; it spills to disk."""
+    shard_rows: Positive = 64
+    """Images a shard of a stage's table: what is computed again after a kill is at most the shards in work."""
+    checkpoint_steps: Positive = 500
+    """Updates between training checkpoints."""
+    max_failures: int = Field(default=2, ge=0)
+    """How often a training restarts from its last checkpoint after a worker was lost."""
+
+
+class Config(Section):
+    """A run from tags to masks."""
+
+    setting: Literal["voc"] = "voc"
+    """Which image sources are used."""
+    recipe: Literal["paper", "released", "small"] = "paper"
+    """Which preset the values come from."""
+    seed: int = Field(default=0, ge=0)
+    """Of every draw: initial weights, pairs, related images, augmentation."""
+    data: DataConfig = DataConfig()
+    """Images, tags, saliency maps."""
+    weights: WeightsConfig = WeightsConfig()
+    """Pretrained weights."""
+    classifier: ClassifierConfig = ClassifierConfig()
+    """Stage train_classifier."""
+    localize: LocalizeConfig = LocalizeConfig()
+    """Stage localize."""
+    pseudo_masks: PseudoMasksConfig = PseudoMasksConfig()
+    """Stage pseudo_masks."""
+    segmenter: SegmenterConfig = SegmenterConfig()
+    """Stage train_segmenter."""
+    predict: PredictConfig = PredictConfig()
+    """Stage predict."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """Stage evaluate."""
+    report: ReportConfig = ReportConfig()
+    """Stage report."""
+    compute: ComputeConfig = ComputeConfig()
+    """Workers, memory, threads; changes no result."""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> "Config":
+        c, problems = self.classifier, []
+        if c.attention == "none" and self.localize.related > 0:
+            problems.append(
+                f"localize.related is {self.localize.related} but classifier.attention is none, which has no "
+                "co-attention to relate images by; set localize.related=0 or classifier.attention=co"
+            )
+        if c.keep_epoch is not None and c.keep_epoch >= c.epochs:
+            problems.append(f"classifier.keep_epoch {c.keep_epoch} is not before classifier.epochs {c.epochs}")
+        s = self.segmenter
+        if s.init == "classifier" and (
+            s.backbone != c.backbone or (s.backbone == "small" and s.channels != c.channels)
+        ):
+            problems.append(
+                f"segmenter.init is classifier, but the segmenter's backbone {s.backbone} ({s.channels} channels) is "
+                f"not the classifier's {c.backbone} ({c.channels} channels); make them equal or use init=pretrained"
+            )
+        for what, batch in (("classifier", c.batch), ("segmenter", s.batch)):
+            if batch < self.compute.workers:
+                problems.append(
+                    f"{what}.batch is {batch} for compute.workers {self.compute.workers}; every worker needs a sample"
+                )
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self

@@ -1,0 +1,20 @@
+"""The demo: draws the embedded data set into the workspace and configures the ordinary journey for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mcis.datasets import synthetic
+from mcis.platform.progress import console
+from mcis.platform.settings import Resolved, resolve
+from mcis.platform.workspace import Workspace, disk_errors
+
+
+def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
+    """Recipe `small` on the embedded data, which is drawn unless it is there."""
+    root = Workspace(workspace).data / "synthetic" / "VOC2012"
+    if not root.exists():
+        console.print("drawing the embedded data set")
+        with disk_errors(root.parent):
+            synthetic.draw(root)
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    return resolve("voc", "small", options, assignments)

@@ -1,0 +1,108 @@
+"""The Ray Data edge: a table, cut into shards, through tasks or actors into a folder of Parquet shards.
+
+Each shard is written aside and renamed by the task that computed it. After a kill only the missing shards are
+computed, and the result is the same, since a shard's rows depend on its place in the table alone.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from mcis.platform.progress import bar
+from mcis.platform.workspace import write_table
+
+Worker = Callable[[pa.Table], pa.Table]
+
+
+class MapResult(NamedTuple):
+    """What a mapping did: rows of this call, and the seconds its tasks computed, added up."""
+
+    rows: int
+    busy: float
+
+
+class _Shard:
+    """Runs the worker on one block of rows and writes its output; what travels back is a line of account."""
+
+    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path):
+        import torch
+
+        torch.set_num_threads(1)
+        self.worker, self.folder = make(*arguments), folder
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        began = time.monotonic()
+        shard = rows["_shard"][0].as_py()
+        write_table(self.folder / f"part-{shard:06d}.parquet", self.worker(rows.drop_columns(["_shard"])))
+        return pa.table({"rows": [len(rows)], "seconds": [time.monotonic() - began]})
+
+
+def map_table(
+    table: pa.Table,
+    make: Callable[..., Worker],
+    arguments: tuple[Any, ...],
+    folder: Path,
+    *,
+    label: str,
+    shard_rows: int,
+    actors: int | None = None,
+    gpu: bool = False,
+) -> MapResult:
+    """Maps every shard of `table` and writes `folder/part-<shard>.parquet`; finished shards are left as they are.
+
+    Args:
+        make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
+        actors: number of long-lived workers, for those that load a network; None = tasks on all CPUs, for light work.
+        gpu: whether each actor takes a GPU.
+
+    Raises:
+        UserError: what a worker raised as such.
+    """
+    import ray.data
+    from ray.data import ActorPoolStrategy, TaskPoolStrategy
+
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = []
+    for number, start in enumerate(range(0, len(table), shard_rows)):
+        if not (folder / f"part-{number:06d}.parquet").exists():
+            rows = table.slice(start, shard_rows).combine_chunks()
+            shards.append(rows.append_column("_shard", pa.array([number] * len(rows), pa.int64())))
+    finished = len(table) - sum(len(s) for s in shards)
+    done, busy = 0, 0.0
+    with bar(label, len(table), "images") as progress:
+        progress.update(finished)
+        if shards:
+            blocks = ray.data.from_arrow(shards)
+            if actors:
+                size = min(actors, len(shards))
+                mapped = blocks.map_batches(
+                    _Shard,
+                    fn_constructor_args=(make, arguments, folder),
+                    batch_size=None,
+                    batch_format="pyarrow",
+                    compute=ActorPoolStrategy(size=size),
+                    num_gpus=1 if gpu else None,
+                )
+            else:
+                shared = ray.put(arguments)
+                mapped = blocks.map_batches(
+                    _run_task,
+                    fn_args=(make, shared, folder),
+                    batch_size=None,
+                    batch_format="pyarrow",
+                    compute=TaskPoolStrategy(),
+                )
+            for account in mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                done += sum(account["rows"].to_pylist())
+                busy += sum(account["seconds"].to_pylist())
+                progress.update(finished + done)
+    return MapResult(done, busy)
+
+
+def _run_task(rows: pa.Table, make: Callable[..., Worker], arguments: Any, folder: Path) -> pa.Table:
+    import ray
+
+    return _Shard(make, ray.get(arguments) if isinstance(arguments, ray.ObjectRef) else arguments, folder)(rows)

@@ -1,0 +1,166 @@
+"""The whole journey on one screen: eight stages, what each needs, and which part of the configuration it depends on.
+
+A stage's output is kept under a key: the fingerprint of its part of the configuration, of its outer inputs and of the
+keys of the stages it needs. What has the same key is the same and is not computed again, in this run or in another.
+"""
+
+import dataclasses
+import importlib
+import time
+from typing import Any, NamedTuple
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config import Config, Section
+from mcis.platform.context import SUMMARY, RunContext
+from mcis.platform.progress import console
+from mcis.platform.settings import Resolved, leaves
+from mcis.platform.tracking import Tracker
+from mcis.platform.workspace import Workspace, disk_errors, fingerprint, read_json, write_json
+
+
+class Stage(NamedTuple):
+    """A room of the journey; its door is `run(config, context)` in `mcis.platform.stages.<name>`.
+
+    Attributes:
+        needs: stages whose output it reads.
+        sections: parts of the configuration that its result depends on.
+        version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    sections: tuple[str, ...]
+    version: int = 1
+
+
+JOURNEY = (
+    Stage("index", (), ("data",)),
+    Stage("train_classifier", ("index",), ("seed", "weights", "classifier")),
+    Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize")),
+    Stage("pseudo_masks", ("index", "localize"), ("pseudo_masks",)),
+    Stage(
+        "train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "weights", "classifier", "segmenter")
+    ),
+    Stage("predict", ("index", "train_segmenter"), ("segmenter", "predict")),
+    Stage("evaluate", ("index", "localize", "pseudo_masks", "predict"), ("seed", "recipe", "weights", "evaluate")),
+    Stage("report", (), ()),
+)
+STAGES = tuple(stage.name for stage in JOURNEY)
+
+
+class RunResult(NamedTuple):
+    """What a run came to: its folder, the entries of scores.json, stage seconds, and which stages were computed."""
+
+    context: RunContext
+    scores: list[dict[str, Any]]
+
+
+def _check_stage(option: str, name: str | None) -> None:
+    if name is not None and name not in STAGES:
+        raise UserError(f"{option} {name}", f"one of {', '.join(STAGES)}", f"choose one of them for {option}")
+
+
+def run(
+    resolved: Resolved,
+    workspace: Workspace,
+    name: str,
+    *,
+    until: str | None = None,
+    start: str | None = None,
+    parent: str | None = None,
+    tags: dict[str, str] | None = None,
+) -> RunResult:
+    """Walks the journey in a Ray that is connected, and computes what is missing or changed.
+
+    Args:
+        until: last stage; the report of what there is is always written.
+        start: this stage and all after it are computed again.
+        parent: MLflow run of a study that this run belongs to.
+        tags: further tags of the MLflow run.
+    """
+    _check_stage("--until", until)
+    _check_stage("--from", start)
+    config = resolved.config
+    folder = workspace.run(name)
+    values = dict(leaves(config))
+    write_json(
+        folder / "config.json", {k: {"value": v, "from": resolved.sources[k]} for k, v in _plain(values).items()}
+    )
+    tracker = Tracker(workspace, folder, name, identity=fingerprint(_plain(values), parent), parent=parent)
+    status = "FAILED"
+    try:
+        tracker.parameters(values)
+        tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})
+        result = _walk(resolved, workspace, name, tracker, until=until, start=start)
+        status = "FINISHED"
+        return result
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        tracker.finish(status)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {k: v if isinstance(v, str | int | float | bool | type(None) | tuple) else str(v) for k, v in values.items()}
+
+
+def _walk(
+    resolved: Resolved, workspace: Workspace, name: str, tracker: Tracker, *, until: str | None, start: str | None
+) -> RunResult:
+    config, folder = resolved.config, workspace.run(name)
+    identities: dict[str, str] = {}
+    context = RunContext(
+        workspace=workspace, name=name, folder=folder, part=folder, inputs={}, tracker=tracker, sources=resolved.sources
+    )
+    last = STAGES.index(until) if until else len(STAGES)
+    again = STAGES.index(start) if start else len(STAGES)
+    for number, stage in enumerate(JOURNEY):
+        if number > last and stage.name != "report":
+            continue
+        module = importlib.import_module(f"mcis.platform.stages.{stage.name}")
+        began = time.monotonic()
+        if stage.name == "report":
+            context.computed["report"] = True
+            module.run(config, context)
+            break
+        key = _key(stage, config, context, module, identities)
+        computed = _compute(stage, key, config, context, module, afresh=number >= again)
+        context.inputs[stage.name] = workspace.finished(stage.name, key)
+        context.seconds[stage.name] = time.monotonic() - began
+        context.computed[stage.name] = computed
+        identities[stage.name] = context.summary(stage.name).get("content", key)
+        write_json(folder / "run.json", {n: str(p.relative_to(workspace.root)) for n, p in context.inputs.items()})
+        what = f"{context.seconds[stage.name]:.1f} s" if computed else "is there already"
+        console.print(f"[bold]{stage.name}[/bold]: {what}")
+    return RunResult(context, read_json(folder / "scores.json")["scores"])
+
+
+def _key(stage: Stage, config: Config, context: RunContext, module: Any, identities: dict[str, str]) -> str:
+    sections = {name: _section(config, name) for name in stage.sections}
+    outer = module.inputs(config, context) if hasattr(module, "inputs") else None
+    return fingerprint(stage.name, stage.version, sections, outer, {n: identities[n] for n in stage.needs})
+
+
+def _section(config: Config, name: str) -> Any:
+    value = getattr(config, name)
+    return value.model_dump(mode="json") if isinstance(value, Section) else value
+
+
+def _compute(stage: Stage, key: str, config: Config, context: RunContext, module: Any, *, afresh: bool) -> bool:
+    """Computes the stage if its output is not there; True if it did."""
+    workspace = context.workspace
+    with workspace.lock(stage.name, key):
+        finished = workspace.finished(stage.name, key)
+        if (finished / SUMMARY).exists() and not afresh:
+            return False
+        if afresh:
+            workspace.forget(stage.name, key)
+        part = workspace.part(stage.name, key)
+        began = time.monotonic()
+        with disk_errors(part):
+            part.mkdir(parents=True, exist_ok=True)
+            summary = module.run(config, dataclasses.replace(context, part=part))
+        write_json(part / SUMMARY, {**summary, "seconds": time.monotonic() - began, "stage": stage.name, "key": key})
+        workspace.finish(stage.name, key)
+        return True

@@ -1,0 +1,94 @@
+"""Progress bars with rate and time left on a terminal; a line every tenth of the work where the output is a log."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Any) -> Text:
+        unit = task.fields.get("unit", "")
+        speed = task.finished_speed or task.speed
+        return Text(f"{speed:.1f} {unit}/s" if speed else f"-- {unit}/s")
+
+
+class Bar:
+    """A bar that is told how much is done; made by `bar`."""
+
+    def __init__(self, label: str, total: int, unit: str, progress: Progress | None):
+        self.label, self.total, self.unit, self.progress = label, total, unit, progress
+        self.task = progress.add_task(label, total=total, unit=unit, note="") if progress else None
+        self.began, self.tenth = time.monotonic(), 0
+
+    def update(self, done: int, note: str = "") -> None:
+        """Shows that `done` of the total is done, with a short note such as the loss."""
+        if self.progress and self.task is not None:
+            self.progress.update(self.task, completed=done, note=note)
+        elif self.total and done * 10 // self.total > self.tenth:
+            self.tenth = done * 10 // self.total
+            rate = done / max(time.monotonic() - self.began, 1e-6)
+            left = (self.total - done) / max(rate, 1e-6)
+            console.print(f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}")
+
+
+@contextlib.contextmanager
+def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
+    """A bar over `total` units of work, shown while the block runs."""
+    if not console.is_terminal:
+        yield Bar(label, total, unit, None)
+        return
+    columns = (
+        TextColumn("  {task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _Rate(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield Bar(label, total, unit, progress)
+
+
+def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
+    """The whole lines of a JSON lines file from a byte offset on, and the offset behind them."""
+    if not path.exists():
+        return [], offset
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read()
+    data = data[: data.rfind(b"\n") + 1]
+    return [json.loads(line) for line in data.splitlines() if line], offset + len(data)
+
+
+@contextlib.contextmanager
+def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every: float = 1.0) -> Iterator[None]:
+    """Hands the records that are appended to a JSON lines file to `on_records`, from a thread, until the block ends."""
+    stop = threading.Event()
+
+    def loop() -> None:
+        offset = 0
+        while True:
+            last = stop.wait(every)
+            records, offset = read_records(path, offset)
+            if records:
+                on_records(records)
+            if last:
+                return
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=30)

@@ -1,0 +1,128 @@
+"""A Ray to work on: the cluster that is there, or one started here and shut down again; and what can starve on it."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config import ComputeConfig
+
+_GIB = 2**30
+
+
+def local_cpus(compute: ComputeConfig) -> int:
+    """Logical CPUs of a Ray started here: at least 4, so that trainers, decoders and drivers can share 2 cores."""
+    return compute.cpus or max(4, os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[None]:
+    """Connects to the cluster of RAY_ADDRESS (also inside a submitted job), else starts a local Ray for the block.
+
+    A Ray that is already connected is used as it is.
+    """
+    # Ray reads these when it is imported.
+    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import logging
+
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    logging_level = logging.INFO if verbose else logging.ERROR
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(address="auto", log_to_driver=verbose, logging_level=logging_level)
+        folder = None
+    else:
+        # Unix sockets allow about 100 characters, so the folder's name is short.
+        folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        ray.init(
+            address="local",
+            num_cpus=local_cpus(compute),
+            object_store_memory=int(compute.object_store_gb * _GIB),
+            include_dashboard=False,
+            log_to_driver=verbose,
+            logging_level=logging_level,
+            _temp_dir=folder,
+        )
+    _tighten_token()
+    import ray.data
+
+    if not verbose:
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        logging.getLogger("ray.train").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tighten_token() -> None:
+    # Ray writes its authentication token readable by everyone.
+    token = Path.home() / ".ray" / "auth_token"
+    if token.is_file():
+        with contextlib.suppress(OSError):
+            token.chmod(0o600)
+
+
+def uses_gpu(compute: ComputeConfig) -> bool:
+    """Whether training and mapping run on GPUs.
+
+    Raises:
+        UserError: GPUs are asked for and the cluster has too few.
+    """
+    import ray
+
+    there = int(ray.cluster_resources().get("GPU", 0))
+    if compute.gpu and there < compute.workers:
+        raise UserError(
+            f"{there} GPU(s) in the cluster for compute.workers={compute.workers}",
+            "a GPU for each training worker",
+            "lower compute.workers, or set compute.gpu=false",
+        )
+    return compute.gpu if compute.gpu is not None else there >= compute.workers
+
+
+def check_cpus(compute: ComputeConfig) -> None:
+    """Stops a training that could never start: Ray waits in silence for CPUs that nobody will free.
+
+    Raises:
+        UserError: the training workers leave no CPU for decoding.
+    """
+    import ray
+
+    cpus = ray.cluster_resources().get("CPU", 0)
+    wanted = compute.workers * compute.worker_cpus
+    if wanted + 1 > cpus:
+        raise UserError(
+            f"{compute.workers} training workers of {compute.worker_cpus} CPU and one decoding task need {wanted + 1:g} "
+            f"logical CPUs, the cluster has {cpus:g}",
+            "at least one CPU beside the training workers, or they wait for data for ever",
+            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / compute.workers, 2)):g}, fewer compute.workers, or more compute.cpus",
+        )
+
+
+def user_error_in(error: BaseException) -> UserError | None:
+    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or any(current is other for other in seen):
+            continue
+        seen.append(current)
+        if isinstance(current, UserError):
+            return current
+        failures = getattr(current, "worker_failures", None) or {}
+        waiting += [getattr(current, "cause", None), current.__cause__, current.__context__, *failures.values()]
+    return None

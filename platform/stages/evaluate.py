@@ -1,0 +1,219 @@
+"""Stage 7: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
+
+The only stage that opens ground-truth masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks are
+scored by the label before ignore is applied, with the ignored share beside the score.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from mcis.datasets.decode import RejectedImage, decode_labels
+from mcis.datasets.draws import uniforms
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import shown
+from mcis.datasets.maps import ImageMaps, Shards
+from mcis.models.localization import resize_maps
+from mcis.models.metrics import IGNORE, best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
+from mcis.platform.config import Config
+from mcis.platform.context import RunContext
+from mcis.platform.mapping import map_table
+from mcis.platform.stages.index import file_stamps, split_rows
+from mcis.platform.stages.pseudo_masks import background_cue, read_saliency
+from mcis.platform.version import git_revision
+from mcis.platform.workspace import read_table, write_json
+
+_MARK = 6
+
+
+def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
+    """The ground-truth mask of an index row, (H, W).
+
+    Raises:
+        UserError: it is missing, unreadable, of another size than its image, or has a label above K.
+    """
+    uri, shape = row["mask_uri"], (row["height"], row["width"])
+    try:
+        truth = decode_labels(Path(uri).read_bytes())
+    except FileNotFoundError:
+        raise UserError(
+            f"no ground-truth mask {uri}", "a mask for each scored image", "add it, or move the folder away"
+        ) from None
+    except RejectedImage as error:
+        raise UserError(f"the mask {uri} cannot be read: {error.reason}", "a palette PNG", "replace the file") from None
+    if truth.shape != shape:
+        raise UserError(
+            f"the mask {uri} has {truth.shape[0]}x{truth.shape[1]} pixels (height x width)",
+            f"{shape[0]}x{shape[1]} as its image {row['image_id']}",
+            "replace the mask or the image",
+        )
+    labels = np.unique(truth[truth != IGNORE])
+    if len(labels) and labels[-1] > classes:
+        raise UserError(
+            f"the mask {uri} has label {labels[-1]}", f"0..{classes} and 255", "mend the mask, or set data.classes"
+        )
+    return truth
+
+
+class _ScoreTrain:
+    """Rows of tagged training images -> one row of counts: map histograms, confusions of pseudo masks and marks."""
+
+    def __init__(self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards):
+        self.classes, self.bins, self.salient, self.seed = classes, bins, salient, seed
+        self.single, self.maps, self.masks = single, maps, masks
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        k = self.classes
+        histograms = np.zeros((2, k + 1, k, self.bins), np.int64)
+        confusions = np.zeros((3, k + 1, k + 1), np.int64)
+        for row in rows.to_pylist():
+            truth = read_truth(row, k)
+            for place, shards in enumerate((self.single, self.maps)):
+                found = shards.maps(row["image_id"])
+                assert isinstance(found, ImageMaps)
+                maps = resize_maps(torch.from_numpy(found.maps), *truth.shape).numpy()
+                histograms[place] += map_histogram(truth, maps, found.classes, k, self.bins)
+            mask = self.masks.rows(row["image_id"])
+            assert mask is not None
+            confusions[0] += confusion(truth, decode_labels(mask["labels"][0].as_py()), k)
+            if row["saliency_uri"]:
+                salient = read_saliency(row["saliency_uri"], truth.shape) >= self.salient
+                tags = np.array(row["tags"], np.int64)
+                draw = float(uniforms(self.seed, 0, np.array([row["position"]]), _MARK)[0, 0])
+                confusions[1] += confusion(truth, random_tag_mask(salient, tags, draw), k)
+                confusions[2] += confusion(truth, best_tag_mask(salient, tags, truth), k)
+        return pa.table({"histograms": [histograms.ravel()], "confusions": [confusions.ravel()]})
+
+
+class _ScoreVal:
+    """Rows of val images -> one row of counts: confusions of the plain and the refined prediction."""
+
+    def __init__(self, classes: int, predictions: Shards):
+        self.classes, self.predictions = classes, predictions
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        confusions = np.zeros((2, self.classes + 1, self.classes + 1), np.int64)
+        for row in rows.to_pylist():
+            truth = read_truth(row, self.classes)
+            found = self.predictions.rows(row["image_id"])
+            assert found is not None
+            for place, name in enumerate(("plain", "crf")):
+                png = found[name][0].as_py()
+                if png is not None:
+                    confusions[place] += confusion(truth, decode_labels(png), self.classes)
+        return pa.table({"confusions": [confusions.ravel()]})
+
+
+def _summed(folder: Path, column: str, *shape: int) -> NDArray[np.int64]:
+    rows = read_table(folder, [column])[column]
+    return np.sum([np.asarray(row.as_py(), np.int64) for row in rows], axis=0).reshape(shape)
+
+
+def inputs(config: Config, context: RunContext) -> Any:
+    """The stamps of all ground-truth masks."""
+    return [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in ("train", "val")]
+
+
+def run(config: Config, context: RunContext) -> dict[str, Any]:
+    """Scores what there is truth for; without a folder of masks the lists are empty and a note says so.
+
+    Raises:
+        UserError: a mask is missing, unreadable, of another size or with an unknown label.
+    """
+    classes = len(context.classes)
+    scores: list[dict[str, Any]] = []
+    curves: dict[str, Any] = {}
+    notes: list[str] = []
+    busy = 0.0
+
+    def entry(what: str, name: str, split: str, matrix: NDArray[np.int64], images: int, **meaning: Any) -> None:
+        values = iou(matrix)
+        known: dict[str, Any] = {"scales": None, "mirror": None, "crf": None, "threshold": None, "background_cue": None}
+        known |= {"related_images": None, "ignored_share": None}
+        labels = ("background", *context.classes)
+        scores.append(
+            {
+                "what": what,
+                "name": name,
+                "split": split,
+                "miou": round(mean_iou(matrix), 2),
+                "iou": {n: None if np.isnan(v) else round(float(v), 2) for n, v in zip(labels, values, strict=True)},
+                "images": images,
+                **known,
+                **meaning,
+                "seed": config.seed,
+                "recipe": config.recipe,
+                "weights": config.weights.backbone,
+                "git": git_revision(),
+            }
+        )
+
+    def with_truth(split: str, tagged: bool) -> pa.Table:
+        rows = split_rows(context, split, tagged=tagged)
+        rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
+        if rows["mask_uri"].null_count == len(rows) or not Path(rows["mask_uri"][0].as_py()).parent.is_dir():
+            notes.append(f"nothing of split {split} is scored: there is no folder of ground-truth masks")
+            return rows.slice(0, 0)
+        missing = [u for u in rows["mask_uri"].to_pylist() if not Path(u).is_file()]
+        if missing:
+            raise UserError(
+                f"{len(missing)} of {len(rows)} ground-truth masks of split {split} are missing: {shown(missing)}",
+                "a mask for each image of the split",
+                "add them, or move the folder of masks away to go on without scores",
+            )
+        return rows
+
+    train = with_truth("train", tagged=True)
+    if len(train):
+        bins = config.evaluate.thresholds
+        folders = [context.inputs["localize"] / "single", context.inputs["localize"] / "maps"]
+        masks = context.inputs["pseudo_masks"] / "masks"
+        arguments = (classes, bins, config.evaluate.salient, config.seed, *map(Shards, [*folders, masks]))
+        part = context.part / "train"
+        busy += map_table(
+            train, _ScoreTrain, arguments, part, label="score train", shard_rows=config.compute.shard_rows
+        ).busy
+        histograms = _summed(part, "histograms", 2, classes + 1, classes, bins)
+        confusions = _summed(part, "confusions", 3, classes + 1, classes + 1)
+        kinds = [("single round", 0)] + [(f"R = {config.localize.related}", config.localize.related)] * bool(
+            config.localize.related
+        )
+        for (name, related), histogram in zip(kinds, histograms, strict=False):
+            matrices = sweep(histogram)
+            means = [mean_iou(m) for m in matrices]
+            best = int(np.argmax(means))
+            thresholds = [i / bins for i in range(bins)]
+            curves[name] = [thresholds, [round(m, 3) for m in means]]
+            entry(
+                "localization_maps", name, "train", matrices[best], len(train),
+                threshold=thresholds[best], background_cue="best threshold", related_images=related,
+            )  # fmt: skip
+        cue = background_cue(config.pseudo_masks, train)
+        ignored = context.summary("pseudo_masks")["counts"]["ignored share"]
+        entry(
+            "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
+            background_cue=cue, related_images=config.localize.related, ignored_share=ignored,
+        )  # fmt: skip
+        if train["saliency_uri"].null_count == 0:
+            salient = f"saliency >= {config.evaluate.salient}"
+            entry("mark", "a random tag on salient pixels", "train", confusions[1], len(train), background_cue=salient)
+            entry("mark", "the best tag on salient pixels", "train", confusions[2], len(train), background_cue=salient)
+    val = with_truth("val", tagged=False)
+    if len(val):
+        part = context.part / "val"
+        shards = Shards(context.inputs["predict"] / "predictions")
+        busy += map_table(
+            val, _ScoreVal, (classes, shards), part, label="score val", shard_rows=config.compute.shard_rows
+        ).busy
+        confusions = _summed(part, "confusions", 2, classes + 1, classes + 1)
+        inference = {"scales": list(config.predict.scales), "mirror": config.predict.mirror}
+        entry("segmentation", "plain", "val", confusions[0], len(val), crf=False, **inference)
+        if config.predict.crf.iterations:
+            entry("segmentation", "with CRF", "val", confusions[1], len(val), crf=True, **inference)
+    write_json(context.part / "scores.json", scores)
+    write_json(context.part / "curves.json", curves)
+    return {"busy": busy, "notes": notes, "counts": {"scored": {"train": len(train), "val": len(val)}}}

@@ -1,0 +1,193 @@
+"""Stage 3: classifier + index -> localization maps of every training image's tags, float16 in [0, 1] (MAPS_SCHEMA).
+
+Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
+once; its features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory
+stays bounded by what the operating system caches and a map costs attention alone.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcis.datasets.decode import squash
+from mcis.datasets.index import tag_matrix
+from mcis.datasets.maps import map_rows
+from mcis.datasets.pairs import related_images
+from mcis.datasets.stream import read_rgb
+from mcis.models.backbones import normalise, to_unit
+from mcis.models.classifier import SELF_TRANSFORMS, transform
+from mcis.models.localization import normalise_maps, released_map, resize_maps, single_round
+from mcis.platform.config import Config
+from mcis.platform.context import RunContext
+from mcis.platform.mapping import map_table
+from mcis.platform.runtime import local_cpus, uses_gpu
+from mcis.platform.stages.index import split_rows
+from mcis.platform.stages.train_classifier import load_classifier
+from mcis.platform.workspace import disk_errors
+
+
+class _Embed:
+    """Image rows -> single-round maps; keeps the features and, as released, the sum of the self pairs' maps."""
+
+    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, multi: bool, gpu: bool):
+        self.config, self.multi, self.device = config, multi, torch.device("cuda" if gpu else "cpu")
+        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.features = np.load(folder / "features.npy", mmap_mode="r+")
+        self.selves = np.load(folder / "selves.npy", mmap_mode="r+")
+
+    @torch.inference_mode()
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        batch = self.config.localize.batch
+        parts = [self._batch(rows.slice(start, batch)) for start in range(0, len(rows), batch)]
+        return pa.concat_tables(parts)
+
+    def _batch(self, rows: pa.Table) -> pa.Table:
+        size = self.config.classifier.input_size
+        pixels = np.stack([squash(read_rgb(uri), size) for uri in rows["uri"].to_pylist()])
+        images = normalise(to_unit(torch.from_numpy(pixels).to(self.device)))
+        features = self.model.backbone(images)
+        if self.multi:
+            self.features[rows["position"].to_numpy()] = features.cpu().numpy().astype(np.float16)
+        activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
+        ids, tags, maps = [], [], []
+        for place, (image_id, image_tags) in enumerate(
+            zip(rows["image_id"].to_pylist(), rows["tags"].to_pylist(), strict=True)
+        ):
+            ids += [image_id] * len(image_tags)
+            tags += image_tags
+            maps.append(activations[place, image_tags])
+            if self.multi and self.config.localize.aggregation == "released":
+                first = rows["first_map"][place].as_py()
+                total = self._self_maps(images[place], features[place], image_tags)
+                self.selves[first : first + len(image_tags)] = total.cpu().numpy().astype(np.float16)
+        return map_rows(ids, tags, normalise_maps(torch.cat(maps)).cpu().numpy())
+
+    def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int]) -> Tensor:
+        """Sum of the four maps of the self pairs (RECIPE, "Localization maps"), (T, H, W)."""
+        total = torch.zeros(len(tags), *feature.shape[1:], device=self.device)
+        for name in SELF_TRANSFORMS:
+            other = self.model.backbone(transform(image[None], name))[0]
+            seen = torch.stack([released_map(self.model.co_map(other, feature[None], tag)) for tag in tags])
+            if name == "flip":
+                own = [released_map(self.model.co_map(feature, other[None], tag), always=True) for tag in tags]
+                total += torch.stack(own) + seen.flip(2)
+            else:
+                total += resize_maps(seen, *feature.shape[1:])
+        return total
+
+
+class _Relate:
+    """Image rows with their related images -> maps of the multi-round inference."""
+
+    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, gpu: bool):
+        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.features = np.load(folder / "features.npy", mmap_mode="r")
+        self.selves = np.load(folder / "selves.npy", mmap_mode="r")
+
+    def _features(self, positions: NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(self.features[positions].astype(np.float32)).to(self.device)
+
+    @torch.inference_mode()
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        ids, tags, maps = [], [], []
+        for row in rows.to_pylist():
+            target = self._features(np.array([row["position"]]))[0]
+            for place, (tag, related) in enumerate(zip(row["tags"], row["related"], strict=True)):
+                raw = self.model.co_map(target, self._features(np.array(related)), tag)
+                if self.config.localize.aggregation == "released":
+                    selves = torch.from_numpy(self.selves[row["first_map"] + place].astype(np.float32)).to(self.device)
+                    one = ((selves + released_map(raw)) / 5 * 255).round() / 255
+                else:
+                    one = normalise_maps(raw)
+                ids.append(row["image_id"])
+                tags.append(tag)
+                maps.append(one)
+        return map_rows(ids, tags, torch.stack(maps).cpu().numpy())
+
+
+def _with_related(rows: pa.Table, config: Config, tags: NDArray[np.bool_]) -> pa.Table:
+    """Adds to image rows: position, first_map (place of the image's first map among all) and related (T lists of R)."""
+    row_tags = rows["tags"].to_pylist()
+    counts = np.array([len(t) for t in row_tags])
+    related = [
+        [
+            related_images(
+                tags, i, tag, config.localize.related, seed=config.seed, may_repeat=config.localize.related_may_repeat
+            ).tolist()
+            for tag in image_tags
+        ]
+        for i, image_tags in enumerate(row_tags)
+    ]
+    rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
+    rows = rows.append_column("first_map", pa.array(np.cumsum(counts) - counts, pa.int64()))
+    return rows.append_column("related", pa.array(related, pa.list_(pa.list_(pa.int64()))))
+
+
+def run(config: Config, context: RunContext) -> dict[str, Any]:
+    """Writes the localization maps of all tagged training images; after a kill only missing shards are computed."""
+    compute, classes, weights = config.compute, len(context.classes), context.inputs["train_classifier"]
+    rows = split_rows(context, "train", tagged=True)
+    rows = _with_related(rows, config, tag_matrix(rows, classes))
+    gpu = uses_gpu(compute)
+    actors = compute.workers if gpu else max(1, local_cpus(compute) // 2)
+    model = load_classifier(config, weights, classes)
+    size = config.classifier.input_size
+    with torch.inference_mode():
+        shape = tuple(model.backbone(torch.zeros(1, 3, size, size)).shape[1:])
+    multi = config.localize.related > 0
+    files = {
+        "features.npy": (len(rows), *shape) if multi else (0, *shape),
+        "selves.npy": (sum(map(len, rows["tags"].to_pylist())) if multi else 0, *shape[1:]),
+    }
+    for name, dimensions in files.items():
+        path = context.part / name
+        if not path.exists():
+            with disk_errors(path.parent):
+                np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=dimensions).flush()
+    embedded = map_table(
+        rows,
+        _Embed,
+        (config, weights, classes, context.part, multi, gpu),
+        context.part / "single",
+        label="embed",
+        shard_rows=compute.shard_rows,
+        actors=actors,
+        gpu=gpu,
+    )
+    busy = embedded.busy
+    if multi:
+        busy += map_table(
+            rows,
+            _Relate,
+            (config, weights, classes, context.part, gpu),
+            context.part / "maps",
+            label="localize",
+            shard_rows=compute.shard_rows,
+            actors=actors,
+            gpu=gpu,
+        ).busy
+    else:
+        shutil.copytree(context.part / "single", context.part / "maps", dirs_exist_ok=True)
+    for name in files:
+        (context.part / name).unlink()
+    repeated = sum(
+        len(set(related)) < config.localize.related for image in rows["related"].to_pylist() for related in image
+    )
+    return {
+        "busy": busy,
+        "counts": {
+            "images": len(rows),
+            "maps": sum(map(len, rows["tags"].to_pylist())),
+            "maps whose related images repeat": repeated if multi else 0,
+        },
+        "notes": [f"{repeated} map(s) of classes with too few images repeat related images"]
+        if multi and repeated
+        else [],
+    }

@@ -1,0 +1,60 @@
+"""Stage 6: segmentation network + val images -> predicted labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mcis.datasets.decode import encode_labels
+from mcis.datasets.maps import PREDICTIONS_SCHEMA
+from mcis.datasets.stream import read_rgb
+from mcis.models.backbones import normalise, to_unit
+from mcis.models.crf import dense_crf
+from mcis.models.segmenters import predict
+from mcis.platform.config import Config
+from mcis.platform.context import RunContext
+from mcis.platform.mapping import map_table
+from mcis.platform.runtime import local_cpus, uses_gpu
+from mcis.platform.stages.index import split_rows
+from mcis.platform.stages.pseudo_masks import crf_parameters
+from mcis.platform.stages.train_segmenter import load_segmenter
+
+
+class _Predict:
+    """Image rows -> predictions."""
+
+    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
+        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+        self.model = load_segmenter(config.segmenter, weights, classes).to(self.device)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        c, out = self.config.predict, []
+        for row in rows.to_pylist():
+            rgb = read_rgb(row["uri"])
+            image = normalise(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
+            probabilities = predict(self.model, image, scales=c.scales, mirror=c.mirror, crop=c.crop).cpu().numpy()
+            refined = None
+            if c.crf.iterations:
+                refined = encode_labels(dense_crf(rgb, probabilities, crf_parameters(c.crf)).argmax(0).astype(np.uint8))
+            plain = encode_labels(probabilities.argmax(0).astype(np.uint8))
+            out.append({"image_id": row["image_id"], "plain": plain, "crf": refined})
+        return pa.Table.from_pylist(out, schema=PREDICTIONS_SCHEMA)
+
+
+def run(config: Config, context: RunContext) -> dict[str, Any]:
+    """Predicts every val image, over the configured scales and mirror images."""
+    gpu = uses_gpu(config.compute)
+    rows = split_rows(context, "val")
+    mapped = map_table(
+        rows,
+        _Predict,
+        (config, context.inputs["train_segmenter"], len(context.classes), gpu),
+        context.part / "predictions",
+        label="predict",
+        shard_rows=min(config.compute.shard_rows, 32),
+        actors=config.compute.workers if gpu else max(1, local_cpus(config.compute) // 2),
+        gpu=gpu,
+    )
+    return {"busy": mapped.busy, "counts": {"images": len(rows)}}

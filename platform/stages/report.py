@@ -1,0 +1,138 @@
+"""Stage 8: everything before -> runs/NAME/scores.json, report.html and pictures, and what MLflow keeps of the run."""
+
+import collections
+import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from mcis.datasets.decode import decode_labels
+from mcis.datasets.index import shown
+from mcis.datasets.maps import Shards
+from mcis.datasets.stream import read_rgb
+from mcis.models.localization import resize_maps
+from mcis.platform.config import Config
+from mcis.platform.context import RunContext
+from mcis.platform.doctor import environment
+from mcis.platform.progress import read_records
+from mcis.platform.report import Panel, ReportData, write_report
+from mcis.platform.settings import leaves
+from mcis.platform.stages.evaluate import read_truth
+from mcis.platform.stages.index import split_rows
+from mcis.platform.training import STEPS
+from mcis.platform.version import git_revision
+from mcis.platform.workspace import read_json, read_table, write_json
+
+
+def _spread(rows: pa.Table, count: int) -> list[dict[str, Any]]:
+    """`count` rows, spread evenly; those with several tags first, since they show most."""
+    many = pc.greater(pc.list_value_length(rows["tags"]), 1)
+    ordered = pa.concat_tables([rows.filter(many), rows.filter(pc.invert(many))])
+    multi = int(pc.sum(many).as_py() or 0)
+    wanted = min(count, len(rows))
+    first = min(multi, (wanted + 1) // 2)
+    places = [*np.linspace(0, multi - 1, first).astype(int)] if first else []
+    places += [*np.linspace(multi, len(rows) - 1, wanted - first).astype(int)] if wanted > first else []
+    return ordered.take(pa.array(sorted(set(map(int, places))), pa.int64())).to_pylist()
+
+
+def panels(config: Config, context: RunContext) -> list[Panel]:
+    """The images shown: half of train with maps and pseudo masks, half of val with predictions."""
+    classes, inputs = context.classes, context.inputs
+    half = config.report.panels // 2
+    maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
+    masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
+    predictions = Shards(inputs["predict"] / "predictions") if "predict" in inputs else None
+    out = []
+    for split, count in (("train", config.report.panels - half), ("val", half)):
+        rows = split_rows(context, split, tagged=split == "train")
+        for row in _spread(rows, count):
+            image_id, tags = row["image_id"], row["tags"]
+            found = maps.maps(image_id) if maps else None
+            shown_maps = []
+            if found:
+                resized = resize_maps(torch.from_numpy(found.maps), row["height"], row["width"]).numpy()
+                shown_maps = [(classes[k], m) for k, m in zip(found.classes, resized, strict=True)]
+            mask = masks.rows(image_id) if masks else None
+            predicted = predictions.rows(image_id) if predictions else None
+            png = (predicted["crf"][0].as_py() or predicted["plain"][0].as_py()) if predicted else None
+            has_truth = "evaluate" in inputs and row["mask_uri"] and Path(row["mask_uri"]).is_file()
+            out.append(
+                Panel(
+                    image_id=image_id,
+                    split=split,
+                    tags=tuple(classes[k] for k in tags),
+                    image=read_rgb(row["uri"]),
+                    truth=read_truth(row, len(classes)) if has_truth else None,
+                    maps=tuple(shown_maps),
+                    pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
+                    prediction=decode_labels(png) if png else None,
+                )
+            )
+    return out
+
+
+def run(config: Config, context: RunContext) -> dict[str, Any]:
+    """Writes the run's report and scores and hands them to MLflow; works after any stage."""
+    folder, inputs = context.folder, context.inputs
+    summaries = {stage: context.summary(stage) for stage in inputs}
+    counts = {stage: s["counts"] for stage, s in summaries.items() if s.get("counts")}
+    scores = read_json(inputs["evaluate"] / "scores.json") if "evaluate" in inputs else []
+    curves = read_json(inputs["evaluate"] / "curves.json") if "evaluate" in inputs else {}
+    training = {}
+    for stage, label in (("train_classifier", "classifier"), ("train_segmenter", "segmenter")):
+        if stage in inputs:
+            training[label] = read_records(inputs[stage] / STEPS)[0]
+            context.tracker.steps(label, training[label])
+    rejects = read_table(inputs["index"] / "rejects.parquet").to_pylist() if "index" in inputs else []
+    notes = [note for summary in summaries.values() for note in summary.get("notes", [])]
+    if rejects:
+        reasons = collections.Counter(r["reason"] for r in rejects)
+        notes.append(f"{len(rejects)} image(s) rejected: {shown([f'{n} x {r}' for r, n in reasons.items()])}")
+    seconds = {stage: round(s, 2) for stage, s in context.seconds.items()}
+    write_json(
+        folder / "scores.json",
+        {
+            "scores": scores,
+            "counts": counts,
+            "seconds": seconds,
+            "busy": {k: round(s["busy"], 2) for k, s in summaries.items()},
+        },
+    )
+    data = ReportData(
+        name=context.name,
+        setting=config.setting,
+        recipe=config.recipe,
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        git=git_revision(),
+        classes=context.classes if "index" in inputs else (),
+        scores=scores,
+        counts=counts,
+        rejects=rejects,
+        notes=notes,
+        seconds=seconds,
+        computed=context.computed,
+        training=training,
+        curves={k: (v[0], v[1]) for k, v in curves.items()},
+        config=[(key, str(value), context.sources[key]) for key, value in leaves(config)],
+        environment=environment(),
+        panels=panels(config, context) if "index" in inputs else [],
+    )
+    write_report(data, folder)
+    tracker = context.tracker
+    metrics = {f"{s['what']}.{s['name']}.miou": s["miou"] for s in scores}
+    tracker.metrics({_metric_name(k): v for k, v in metrics.items()})
+    tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
+    for name in ("report.html", "pictures", "scores.json", "config.json"):
+        if (folder / name).exists():
+            tracker.artifact(folder / name)
+    return {"busy": 0.0, "counts": {"panels": len(data.panels)}}
+
+
+def _metric_name(text: str) -> str:
+    """MLflow allows letters, digits, `_-. :/` in metric names."""
+    return "".join(c if c.isalnum() or c in "_-. :/" else "" for c in text).replace("  ", " ")

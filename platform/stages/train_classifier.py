@@ -1,0 +1,166 @@
+"""Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mcis.datasets.draws import uniforms
+from mcis.datasets.index import tag_matrix
+from mcis.datasets.pairs import PairSampler
+from mcis.datasets.stream import Batch, PairDecoder, Share, batches
+from mcis.models.augment import Augmentation, augment
+from mcis.models.backbones import BACKBONES, Backbone, load_pretrained, normalise, to_unit
+from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.losses import pair_losses
+from mcis.platform.config import ClassifierConfig, Config, Optimiser
+from mcis.platform.context import RunContext
+from mcis.platform.stages.index import file_stamps, split_rows
+from mcis.platform.training import WEIGHTS, fit, load_weights
+from mcis.platform.weights import backbone_weights
+
+_AUGMENT_M, _AUGMENT_N = 2, 3
+
+
+def build_backbone(name: str, *, channels: int, stride: int = 8) -> Backbone:
+    """A backbone by its name in the configuration; width and stride are the backbone `small`'s to choose."""
+    return BACKBONES[name](channels=channels, stride=stride) if name == "small" else BACKBONES[name]()
+
+
+def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
+    """The classifier as configured, with its initial weights."""
+    return CoAttentionClassifier(
+        build_backbone(config.backbone, channels=config.channels),
+        classes=classes,
+        attention=config.attention,
+        head=config.head,
+        affinity_form=config.affinity,
+        affinity_scale=config.affinity_scale,
+        affinity_init=config.affinity_init,
+        common_top=config.common_top,
+    )
+
+
+def load_classifier(config: Config, folder: Path, classes: int) -> CoAttentionClassifier:
+    """The trained classifier of a finished stage, in evaluation mode."""
+    model = build_classifier(config.classifier, classes)
+    load_weights(model, folder / WEIGHTS)
+    return model.eval()
+
+
+def device_images(
+    batch: Batch, name: str, draws: NDArray[np.float64], how: Augmentation, device: torch.device
+) -> Tensor:
+    """uint8 images of a batch -> augmented and normalised on the device, (B, 3, H, W)."""
+    images = to_unit(torch.from_numpy(np.ascontiguousarray(batch[name])).to(device, non_blocking=True))
+    return normalise(augment(images, how, torch.from_numpy(draws).to(device, torch.float32)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierLearner:
+    """The classifier as `training.fit` sees it."""
+
+    config: ClassifierConfig
+    seed: int
+    tags: NDArray[np.bool_]
+    uris: list[str]
+    pretrained: Path | None
+    images: int = 2
+
+    @property
+    def batch(self) -> int:
+        return self.config.batch
+
+    @property
+    def optimiser(self) -> Optimiser:
+        return self.config.optimiser
+
+    @property
+    def epoch_steps(self) -> float:
+        return int(self.tags.any(axis=1).sum()) / self.batch
+
+    @property
+    def schedule_steps(self) -> int:
+        return math.ceil(self.config.epochs * self.epoch_steps)
+
+    @property
+    def steps(self) -> int:
+        keep = self.config.keep_epoch
+        return self.schedule_steps if keep is None else math.ceil((keep + 1) * self.epoch_steps)
+
+    def model(self) -> nn.Module:
+        model = build_classifier(self.config, self.tags.shape[1])
+        if self.pretrained:
+            load_pretrained(model.backbone, self.pretrained)
+        return model
+
+    def stream(self, share: Share) -> Iterator[Batch]:
+        sampler = PairSampler(self.tags, seed=self.seed, itself=self.config.partner_may_be_itself)
+        decoder = PairDecoder(self.uris, sampler, batch=self.batch, size=self.config.input_size, share=share)
+        return batches(decoder, batch=self.batch, share=share)
+
+    def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+        c, epoch = self.config, batch["epoch"]
+        how = Augmentation(jitter=c.colour_jitter, flip=c.flip, shift=c.shift)
+        images_m, images_n = (
+            device_images(
+                batch, name, uniforms(self.seed, epoch, batch[side], purpose, Augmentation.DRAWS), how, device
+            )
+            for name, side, purpose in (("images_m", "m", _AUGMENT_M), ("images_n", "n", _AUGMENT_N))
+        )
+        tags_m, tags_n = (torch.from_numpy(self.tags[batch[s]]).to(device, torch.float32) for s in ("m", "n"))
+        scores, selves = model(images_m, images_n, c.self_pairs)
+        terms = {
+            name: values.sum() / self.batch
+            for name, values in pair_losses(scores, tags_m, tags_n, reduction=c.loss_reduction).items()
+        }
+        if "contrastive_m" in terms:
+            weights = self._contrastive_weights(tags_m, tags_n, step)
+            terms["contrastive"] = weights[0] * terms.pop("contrastive_m") + weights[1] * terms.pop("contrastive_n")
+        for own in selves:
+            for name, values in pair_losses(own, tags_m, tags_m, reduction=c.loss_reduction).items():
+                terms[f"self_{name}"] = (
+                    terms.get(f"self_{name}", torch.zeros((), device=device)) + values.sum() / self.batch
+                )
+        return terms
+
+    def _contrastive_weights(self, tags_m: Tensor, tags_n: Tensor, step: int) -> Tensor:
+        """1 or 0 for each side: from the configured epoch on, and, as released, where a side has an unshared label."""
+        begun = float(int(step / self.epoch_steps) >= self.config.contrastive_from_epoch)
+        if not self.config.contrastive_needs_unshared:
+            return tags_m.new_full((2,), begun)
+        shared = tags_m * tags_n
+        unshared = torch.stack([(tags_m - shared).sum(), (tags_n - shared).sum()])
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(unshared)
+        return (unshared > 0).float() * begun
+
+
+def inputs(config: Config, context: RunContext) -> Any:
+    """The pretrained weights' file."""
+    path = backbone_weights(config.weights, config.classifier.backbone, context.workspace)
+    return file_stamps([str(path)]) if path else None
+
+
+def run(config: Config, context: RunContext) -> dict[str, Any]:
+    """Trains the classifier on pairs of tagged training images with Ray Train.
+
+    Raises:
+        UserError: pretrained weights cannot be had, or the loss is not finite.
+    """
+    rows = split_rows(context, "train")
+    learner = ClassifierLearner(
+        config=config.classifier,
+        seed=config.seed,
+        tags=tag_matrix(rows, len(context.classes)),
+        uris=rows["uri"].to_pylist(),
+        pretrained=backbone_weights(config.weights, config.classifier.backbone, context.workspace),
+    )
+    result = fit(learner, context.part, config.compute, context.tracker, label="classifier")
+    return {"busy": result.seconds, "waiting": result.waiting, "counts": {"steps": learner.steps}}

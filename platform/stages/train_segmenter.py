@@ -1,0 +1,196 @@
+"""Stage 5: training images + pseudo masks -> weights.pt of the segmentation network, steps.jsonl."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mcis.datasets.decode import decode_labels
+from mcis.datasets.draws import uniforms
+from mcis.datasets.errors import UserError
+from mcis.datasets.maps import Shards
+from mcis.datasets.pairs import epoch_rows
+from mcis.datasets.stream import Batch, Share, batches, random_crop, read_rgb
+from mcis.models.augment import Augmentation
+from mcis.models.backbones import load_pretrained
+from mcis.models.losses import pixel_ce
+from mcis.models.segmenters import SEGMENTERS
+from mcis.platform.config import Config, Optimiser, SegmenterConfig
+from mcis.platform.context import RunContext
+from mcis.platform.stages.index import file_stamps, split_rows
+from mcis.platform.stages.train_classifier import build_backbone, device_images, load_classifier
+from mcis.platform.training import WEIGHTS, fit, load_weights
+from mcis.platform.weights import backbone_weights
+from mcis.platform.workspace import read_table
+
+_CROP, _JITTER = 4, 5
+
+
+def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
+    """The segmentation network as configured, with its initial weights."""
+    return SEGMENTERS[config.network](
+        build_backbone(config.backbone, channels=config.channels, stride=config.stride),
+        labels=classes + 1,
+        width=config.width,
+        dilation=config.dilation,
+        dropout=config.dropout,
+    )
+
+
+def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:
+    """The trained network of a finished stage, in evaluation mode."""
+    model = build_segmenter(config, classes)
+    load_weights(model, folder / WEIGHTS)
+    return model.eval()
+
+
+class _CropDecoder:
+    """Step numbers -> training crops: `images` (N, S, S, 3) uint8, `labels` (N, S, S) uint8, `index`, `epoch` (N,)."""
+
+    def __init__(self, learner: "SegmenterLearner", share: Share):
+        self.learner, self.share = learner, share
+
+    def __call__(self, steps: Batch) -> Batch:
+        learner, c = self.learner, self.learner.config
+        mine = slice(self.share.rank, None, self.share.world)
+        parts = [
+            epoch_rows(learner.seed, len(learner.uris), t * c.batch, (t + 1) * c.batch)
+            for t in steps["id"] + self.share.start
+        ]
+        index, epoch = (np.concatenate([p[k][mine] for p in parts]) for k in range(2))
+        draws = uniforms(learner.seed, epoch, index, _CROP, 4)
+        crops = [
+            random_crop(
+                read_rgb(learner.uris[i]), learner.labels(i), size=c.crop, scales=c.scales, mirror=c.mirror, draws=d
+            )
+            for i, d in zip(index, draws, strict=True)
+        ]
+        return {
+            "images": np.stack([image for image, _ in crops]),
+            "labels": np.stack([labels for _, labels in crops]),
+            "index": index,
+            "epoch": epoch,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmenterLearner:
+    """The segmentation network as `training.fit` sees it."""
+
+    config: SegmenterConfig
+    seed: int
+    classes: int
+    image_ids: list[str]
+    uris: list[str]
+    masks: Shards
+    start: dict[str, Tensor] | None
+    pretrained: Path | None
+    images: int = 1
+
+    @property
+    def batch(self) -> int:
+        return self.config.batch
+
+    @property
+    def optimiser(self) -> Optimiser:
+        return self.config.optimiser
+
+    @property
+    def steps(self) -> int:
+        return self.config.steps
+
+    @property
+    def schedule_steps(self) -> int:
+        return self.config.steps
+
+    @property
+    def epoch_steps(self) -> float:
+        return len(self.uris) / self.batch
+
+    def labels(self, index: int) -> NDArray[np.uint8]:
+        """The pseudo mask that the network learns from, (H, W), 255 = ignore."""
+        rows = self.masks.rows(self.image_ids[index])
+        assert rows is not None
+        return decode_labels(rows["mask"][0].as_py())
+
+    def model(self) -> nn.Module:
+        model = build_segmenter(self.config, self.classes)
+        assert isinstance(model.backbone, nn.Module)
+        if self.start is not None:
+            model.backbone.load_state_dict(self.start)
+        elif self.pretrained:
+            load_pretrained(model.backbone, self.pretrained)  # type: ignore[arg-type]
+        return model
+
+    def stream(self, share: Share) -> Iterator[Batch]:
+        return batches(_CropDecoder(self, share), batch=self.batch, share=share)
+
+    def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+        draws = uniforms(self.seed, batch["epoch"], batch["index"], _JITTER, Augmentation.DRAWS)
+        images = device_images(batch, "images", draws, Augmentation(jitter=self.config.colour_jitter), device)
+        total, count = pixel_ce(model(images), torch.from_numpy(np.array(batch["labels"])).to(device))
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(count)
+        return {"pixel": total / count.clamp(min=1)}
+
+
+def inputs(config: Config, context: RunContext) -> Any:
+    """The pretrained weights' file."""
+    path = _pretrained(config, context)
+    return file_stamps([str(path)]) if path else None
+
+
+def _pretrained(config: Config, context: RunContext) -> Path | None:
+    if config.segmenter.init == "classifier":
+        return None
+    return backbone_weights(config.weights, config.segmenter.backbone, context.workspace)
+
+
+def run(config: Config, context: RunContext) -> dict[str, Any]:
+    """Trains the segmentation network on the pseudo masks with Ray Train; those ignored whole teach nothing.
+
+    Raises:
+        UserError: pretrained weights cannot be had, or the loss is not finite.
+    """
+    classes = len(context.classes)
+    rows = split_rows(context, "train", tagged=True)
+    folder = context.inputs["pseudo_masks"] / "masks"
+    masks = read_table(folder, ["image_id", "ignored"])
+    useful = set(masks.filter(pc.less(masks["ignored"], 1.0))["image_id"].to_pylist())
+    rows = rows.filter(pa.array([image_id in useful for image_id in rows["image_id"].to_pylist()]))
+    if not len(rows):
+        raise UserError(
+            f"all {len(masks)} pseudo masks are ignored whole",
+            "foreground in some of them",
+            "look at the localization maps in the report; train the classifier longer, or lower pseudo_masks.smallest",
+        )
+    start = None
+    if config.segmenter.init == "classifier":
+        start = load_classifier(config, context.inputs["train_classifier"], classes).backbone.state_dict()
+    learner = SegmenterLearner(
+        config=config.segmenter,
+        seed=config.seed,
+        classes=classes,
+        image_ids=rows["image_id"].to_pylist(),
+        uris=rows["uri"].to_pylist(),
+        masks=Shards(folder),
+        start=start,
+        pretrained=_pretrained(config, context),
+    )
+    result = fit(learner, context.part, config.compute, context.tracker, label="segmenter")
+    return {
+        "busy": result.seconds,
+        "waiting": result.waiting,
+        "counts": {
+            "steps": learner.steps,
+            "training images": len(rows),
+            "without a useful mask": len(masks) - len(rows),
+        },
+    }

@@ -1,0 +1,64 @@
+"""What the tests share: one small Ray cluster of this machine and one built wheel, made when first asked for."""
+
+import logging
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = ("datasets", "models", "platform", "tuning")
+
+
+@pytest.fixture(scope="session")
+def ray_local() -> Iterator[None]:
+    """A Ray of this machine with 4 logical CPUs for the whole session; tests use `ray` and leave it running.
+
+    Four, because two train workers, their controller and a data task wait for each other in silence on fewer. Ray
+    asks for a token by default; this one stays in the process and its children, where Ray would otherwise write one
+    into the home directory.
+    """
+    import ray
+
+    # Ray's sockets lie below this folder and a socket's path holds about 100 characters, so TMPDIR may be too long.
+    folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.delenv("RAY_AUTH_MODE", raising=False)
+        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
+        environment.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        environment.delenv("RAY_ADDRESS", raising=False)
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=0,
+            object_store_memory=512 * 2**20,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            _temp_dir=folder,
+        )
+        yield
+        ray.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The project's wheel, built without network from a copy, so that the checkout stays as it is."""
+    copy = tmp_path_factory.mktemp("source")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, copy / room, ignore=shutil.ignore_patterns("__pycache__"))
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    built = subprocess.run([*command, "--wheel-dir", out, copy], capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+    (path,) = out.glob("mcis-*.whl")
+    return path
