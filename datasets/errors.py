@@ -1,4 +1,4 @@
-"""Errors a user can act on: what was found, what was expected, what to do. The command line prints them without a traceback."""
+"""Errors a user can act on: what was found, what was expected, what to do."""
 
 
 class UserError(Exception):

@@ -40,7 +40,7 @@ def read_rgb(uri: str) -> NDArray[np.uint8]:
     """The image of an index row, which was decoded once already when the index was made.
 
     Raises:
-        UserError: the file is gone or has changed since.
+        UserError: the file is gone or is no image any more.
     """
     try:
         return decode_rgb(Path(uri).read_bytes(), min_side=1)
@@ -97,7 +97,10 @@ def random_crop(
 
 
 class PairDecoder:
-    """Step numbers -> decoded pairs of those steps: `images_m`, `images_n` (N, S, S, 3) uint8, `m`, `n`, `epoch` (N,)."""
+    """Step numbers -> the decoded pairs of those steps.
+
+    `images_m`, `images_n` (N, S, S, 3) uint8; `m`, `n` positions in the index and `epoch`, (N,).
+    """
 
     def __init__(self, uris: list[str], sampler: PairSampler, *, batch: int, size: int, share: Share):
         self.uris, self.sampler, self.batch, self.size, self.share = uris, sampler, batch, size, share
@@ -124,9 +127,13 @@ def batches(
         decode: turns step numbers counted from the share's start (column `id`) into the rows of these steps.
         batch: rows of a whole batch, over all workers.
         parallel: decoding tasks at a time; None = as many as there are free CPUs.
+
+    Raises:
+        UserError: what `decode` raised as such.
     """
     import ray.data
     from ray.data import TaskPoolStrategy
+    from ray.exceptions import RayTaskError
 
     steps = share.stop - share.start
     if steps <= 0:
@@ -135,9 +142,15 @@ def batches(
     context = ray.data.DataContext.get_current()
     context.execution_options.preserve_order = True
     context.enable_progress_bars = False
+    context.raise_original_map_exception = True  # else what `decode` raises arrives as text alone
     blocks = max(1, min(steps, steps * mine // _ROWS_A_BLOCK))
     stream = ray.data.range(steps, override_num_blocks=blocks).map_batches(
         decode, batch_size=None, compute=TaskPoolStrategy(size=parallel)
     )
-    for rows in stream.iter_batches(batch_size=mine, prefetch_batches=2):
-        yield {name: np.asarray(column) for name, column in rows.items()}
+    try:
+        for rows in stream.iter_batches(batch_size=mine, prefetch_batches=2):
+            yield {name: np.asarray(column) for name, column in rows.items()}
+    except RayTaskError as error:
+        if isinstance(error.cause, UserError):
+            raise error.cause from None
+        raise

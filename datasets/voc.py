@@ -15,21 +15,35 @@ def _folder(path: Path, what: str, remedy: str) -> Path:
     return path
 
 
-def _read_list(path: Path, remedy: str) -> list[list[str]]:
+def _read_list(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
+    """The lines that are not blank, each with its number from 1 and cut into words."""
     if not path.is_file():
         raise UserError(f"no list {path}", "a text file with one image id a line", remedy)
     try:
-        lines = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not text", "a UTF-8 text file with one image id a line", remedy) from None
-    return [parts for parts in lines if parts]
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} cannot be read: {error}", "a UTF-8 text file with one image id a line", remedy
+        ) from None
+    return [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if line.split()]
+
+
+def _ids(path: Path, remedy: str) -> list[str]:
+    lines = _read_list(path, remedy)
+    for number, words in lines:
+        if len(words) > 1:
+            raise UserError(
+                f"{path}, line {number}: {shown(words)}", "one image id a line", "leave the id alone on its line"
+            )
+    return [words[0] for _, words in lines]
 
 
 def _tags(path: Path, classes: tuple[str, ...]) -> dict[str, list[int]]:
     remedy = f"write lines '<id> <class index> ...' with indices 0..{len(classes) - 1} into {path.name}"
+    known = {str(index): index for index in range(len(classes))}
     tags: dict[str, list[int]] = {}
-    for number, (image_id, *indices) in enumerate(_read_list(path, remedy), 1):
-        unknown = [text for text in indices if not text.isdecimal() or int(text) >= len(classes)]
+    for number, (image_id, *indices) in _read_list(path, remedy):
+        unknown = [text for text in indices if text not in known]
         if unknown:
             raise UserError(
                 f"{path}, line {number}: class index {shown(unknown)} of image {image_id}",
@@ -38,7 +52,7 @@ def _tags(path: Path, classes: tuple[str, ...]) -> dict[str, list[int]]:
             )
         if image_id in tags:
             raise UserError(f"{path}, line {number}: {image_id} a second time", "one line an image", "merge the lines")
-        tags[image_id] = sorted({int(text) for text in indices})
+        tags[image_id] = sorted({known[text] for text in indices})
     return tags
 
 
@@ -77,7 +91,7 @@ def list_voc(
     seen: dict[str, str] = {}
     for split, list_name in (("train", train_list), ("val", val_list)):
         path = lists / f"{list_name}.txt"
-        ids = [parts[0] for parts in _read_list(path, f"add it or set data.{split}_list")]
+        ids = _ids(path, f"add it or set data.{split}_list")
         if not ids:
             raise UserError(f"{path} lists no image", "at least one image id", f"set data.{split}_list to another list")
         tags = _tags(lists / f"{list_name}_cls.txt", names)
@@ -98,18 +112,18 @@ def list_voc(
             )
         for image_id in ids:
             if image_id in seen:
+                where = f"twice in {path}" if seen[image_id] == path.name else f"in {path} and in {seen[image_id]}"
                 raise UserError(
-                    f"image {image_id} is listed in {seen[image_id]} and {split}",
-                    "each image once, in one split",
-                    f"take it off one of {train_list}.txt and {val_list}.txt",
+                    f"image {image_id} is listed {where}", "each image once, in one split", "delete one of the lines"
                 )
-            seen[image_id] = split
+            seen[image_id] = path.name
         salient = {p.name for p in saliency_folder.iterdir()} if saliency_folder.is_dir() else set()
-        if split == "train" and salient:
+        if split == "train" and saliency_folder.is_dir():
             without = [i for i in ids if f"{i}.png" not in salient]
             if without:
                 raise UserError(
-                    f"no saliency map for {len(without)} of {len(ids)} training images in {saliency_folder}: {shown(without)}",
+                    f"no saliency map in {saliency_folder} for {len(without)} of {len(ids)} training images: "
+                    f"{shown(without)}",
                     "<id>.png for each of them",
                     "add the maps, or point data.saliency at an absent folder and set pseudo_masks.background=crf",
                 )

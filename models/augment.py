@@ -3,7 +3,8 @@
 Every function takes draws in [0, 1), one row an image.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -12,20 +13,22 @@ from torch.nn import functional
 _LUMA = (0.299, 0.587, 0.114)
 
 
-class Augmentation(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Augmentation:
     """What is done to a training image.
 
     Attributes:
         jitter: strength of brightness, contrast, saturation and hue jitter; factors are 1 +- strength, hue in turns.
         flip: mirror with probability 1/2.
         shift: up to so many pixels in both directions, edges repeated.
+        DRAWS: how many numbers an image takes.
     """
 
     jitter: tuple[float, float, float, float] = (0, 0, 0, 0)
     flip: bool = False
     shift: int = 0
 
-    DRAWS = 7
+    DRAWS: ClassVar[int] = 7
 
 
 def colour_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:

@@ -162,7 +162,8 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
     The classification layers of the file are not used, and the backbone's `new_layers` stay as initialised.
 
     Raises:
-        UserError: the file is absent, is no plain `state_dict`, or is of another architecture.
+        UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
+            backbone are new, so that nothing of the file would be used.
     """
     remedy = "pass torchvision's ImageNet state_dict file of this backbone as weights.backbone"
     if not path.is_file():
@@ -178,12 +179,19 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         for k, v in backbone.body.state_dict().items()
         if not any(f"body.{k}".startswith(prefix) for prefix in backbone.new_layers)
     }
+    if not wanted:
+        raise UserError(
+            f"{path} is given for a backbone all of whose layers are new",
+            f"a backbone with pretrained weights: {', '.join(PRETRAINED)}",
+            "choose such a backbone, or set weights.backbone=none to train from scratch",
+        )
     missing = [k for k in wanted if k not in state]
     misshapen = [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
     if missing or misshapen:
         shown = ", ".join((missing + misshapen)[:5])
         raise UserError(
-            f"{path} does not fit the backbone: {len(missing)} tensors missing, {len(misshapen)} of another shape ({shown})",
+            f"{path} does not fit the backbone: "
+            f"{len(missing)} tensors missing, {len(misshapen)} of another shape ({shown})",
             f"the {len(wanted)} tensors of the architecture",
             remedy,
         )

@@ -16,7 +16,7 @@ SELF_TRANSFORMS = ("flip", "x0.75", "x2")
 
 
 def pool(activations: Tensor, top: float = 1.0) -> Tensor:
-    """Class activation maps (B, K, H, W) -> scores (B, K): the mean over the `top` share of positions, 1 = GAP (Eq. 1)."""
+    """Activation maps (B, K, H, W) -> scores (B, K): the mean over the `top` share of positions, 1 = GAP (Eq. 1)."""
     flat = activations.flatten(2)
     if top >= 1:
         return flat.mean(dim=2)
@@ -85,7 +85,7 @@ class CoAttentionClassifier(nn.Module):
         return layer.weight, layer.bias
 
     def pair_scores(self, f_m: Tensor, f_n: Tensor, *, contrastive: bool = True) -> PairScores:
-        """Scores of two images from their features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10)."""
+        """Scores of two images from features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10)."""
         basic = PairScores(pool(self.phi(f_m)), pool(self.phi(f_n)))
         if self.attention == "none":
             return basic
@@ -106,7 +106,7 @@ class CoAttentionClassifier(nn.Module):
         return out
 
     def co_map(self, target: Tensor, related: Tensor, tag: int) -> Tensor:
-        """Mean co-attentive activation (H, W) of one class in `target` (C, H, W), seen with `related` (R, C, H', W')."""
+        """Mean co-attentive activation (H, W) of a class in `target` (C, H, W), seen with `related` (R, C, H', W')."""
         weight, bias = self.common_weights()
         return multi_round(
             target,

@@ -36,7 +36,7 @@ def affinity(f_m: Tensor, f_n: Tensor, w_p: Tensor, *, form: AffinityForm = "bil
 
 
 def coattend(f_m: Tensor, f_n: Tensor, p: Tensor) -> CoAttentive:
-    """Attention summaries of each image in the light of the other (Eq. 3 and 4), from one affinity normalised both ways.
+    """Attention summaries of each image in the light of the other (Eq. 3, 4), from one affinity normalised both ways.
 
     Row i of softmax(P, over n) weighs the positions of n for position i of m: F_m^{m∩n} = F_n A_n; and the transpose.
     """

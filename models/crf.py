@@ -29,7 +29,7 @@ class CrfParameters(NamedTuple):
 def dense_crf(
     rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters
 ) -> NDArray[np.float32]:
-    """Refines label probabilities (L, H, W) along the edges of the image (H, W, 3) -> (L, H, W), summing to 1 a pixel."""
+    """Refines probabilities (L, H, W) of labels along the edges of the image (H, W, 3) -> (L, H, W), sum 1 a pixel."""
     import pydensecrf.densecrf as pydensecrf
 
     labels, height, width = probabilities.shape
@@ -42,7 +42,7 @@ def dense_crf(
     crf.addPairwiseBilateral(
         sxy=parameters.bilateral_std,
         srgb=parameters.colour_std,
-        rgbim=np.ascontiguousarray(rgb),
+        rgbim=np.array(rgb, order="C"),  # a copy: pydensecrf refuses read-only arrays
         compat=parameters.bilateral_weight,
     )
     return np.asarray(crf.inference(parameters.iterations), np.float32).reshape(labels, height, width)

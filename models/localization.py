@@ -47,7 +47,7 @@ def multi_round(
 
 
 def normalise_maps(maps: Tensor) -> Tensor:
-    """Clips activation maps (..., H, W) at 0 and divides each by its maximum -> [0, 1]; a map without a positive value is 0."""
+    """Clips maps (..., H, W) at 0 and divides each by its maximum -> [0, 1]; a map without a positive value is 0."""
     positive = maps.clamp(min=0)
     return positive / positive.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
 

@@ -26,7 +26,7 @@ def confusion(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: 
 
 
 def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Intersection over union of every label in percent, (K + 1,), from a confusion matrix; NaN where neither occurs."""
+    """Intersection over union of labels in percent, (..., K + 1), of confusion matrices; NaN where one never occurs."""
     hits = np.diagonal(matrix, axis1=-2, axis2=-1).astype(np.float64)
     union = matrix.sum(axis=-1) + matrix.sum(axis=-2) - hits
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -50,7 +50,7 @@ def map_histogram(
     """
     scored = truth != IGNORE
     best = maps.argmax(axis=0)[scored]
-    score = maps.max(axis=0)[scored]
+    score = maps.max(axis=0)[scored].astype(np.float64)  # float32 would round some scores below i / bins up to it
     level = np.minimum((score * bins).astype(np.int64), bins - 1)
     index = (truth[scored].astype(np.int64) * classes + tags[best]) * bins + level
     return np.bincount(index, minlength=(classes + 1) * classes * bins).reshape(classes + 1, classes, bins)
@@ -59,7 +59,7 @@ def map_histogram(
 def sweep(histogram: NDArray[np.int64]) -> NDArray[np.int64]:
     """(K + 1, K, bins) -> confusion matrices (bins, K + 1, K + 1) at thresholds i / bins.
 
-    At threshold t a pixel is labelled with its strongest tagged class if that class's score is at least t, else background.
+    At threshold t a pixel gets the label of its strongest tagged class if that class's score is at least t, else 0.
     """
     labels, _, bins = histogram.shape
     kept = histogram[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]  # pixels with a score of at least i / bins

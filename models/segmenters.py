@@ -1,4 +1,4 @@
-"""Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, h, w), and their prediction over scales and mirror."""
+"""Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W), and prediction over scales and mirror."""
 
 from collections.abc import Sequence
 
@@ -41,7 +41,7 @@ class LargeFov(nn.Module):
         nn.init.normal_(last.weight, std=0.01)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits at the resolution of the images, (B, K + 1, H, W), upsampled with aligned corners (released recipe)."""
+        """Logits of the images' size, (B, K + 1, H, W), upsampled with aligned corners (released recipe)."""
         logits = self.head(self.backbone(images))
         return functional.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=True)
 

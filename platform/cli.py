@@ -1,4 +1,4 @@
-"""The command line: `mcis demo`, `run`, `study`, `config show`, `doctor`, `ui`. Ray and torch are imported when they are needed."""
+"""The command line: `mcis demo`, `run`, `study`, `config show`, `doctor`, `ui`; Ray and torch are imported late."""
 
 import contextlib
 import os
@@ -119,6 +119,7 @@ def _journey(resolved: Any, workspace: Path, name: str, *, verbose: bool, **opti
     from mcis.platform.workspace import Workspace
 
     place = Workspace(workspace)
+    pipeline.check(resolved.config, place)
     with ray_session(resolved.config.compute, verbose=verbose):
         result = pipeline.run(resolved, place, name, **options)
     show_result(result)

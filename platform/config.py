@@ -35,7 +35,7 @@ class DataConfig(Section):
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"
-    """Folder of ground-truth masks <id>.png, inside the devkit or absolute; read by `evaluate` alone; it may be absent."""
+    """Folder of ground-truth masks <id>.png, inside the devkit or absolute; `evaluate` alone reads it; may be absent."""
     max_rejected: int = Field(default=0, ge=0)
     """How many unreadable images a run goes on without. More end it before any training."""
     min_side: Positive = 32
@@ -46,7 +46,9 @@ class WeightsConfig(Section):
     """Pretrained weights."""
 
     backbone: str = "none"
-    """`none` = from scratch; `download` = torchvision's ImageNet weights; else a state_dict file of the backbone."""
+    """The classifier's: `none` = from scratch; `download` = torchvision's ImageNet weights; else a state_dict file."""
+    segmenter: str | None = None
+    """The segmenter's, likewise; None = as `backbone`, for `none` and `download`, and for a file that fits both."""
 
 
 class Optimiser(Section):
@@ -67,7 +69,7 @@ class Optimiser(Section):
     bias_rate: Rate = 1.0
     """Further factor for biases (RECIPE: 2)."""
     schedule: Literal["step", "poly", "cosine"] = "step"
-    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero, after a warm-up."""
+    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero."""
     step_epochs: tuple[int, ...] = ()
     """Epochs, from 0, at whose start the rate falls."""
     step_factor: Rate = 0.1
@@ -161,7 +163,7 @@ class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue."""
 
     background: Literal["auto", "saliency", "crf"] = "auto"
-    """Background cue: saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
+    """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
     floor: Share = 0.3
     """Scores below it count as 0 (RECIPE)."""
     conflict: Share = 0.99

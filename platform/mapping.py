@@ -5,12 +5,13 @@ computed, and the result is the same, since a shard's rows depend on its place i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from mcis.datasets.errors import UserError
 from mcis.platform.progress import bar
 from mcis.platform.workspace import write_table
 
@@ -25,19 +26,28 @@ class MapResult(NamedTuple):
 
 
 class _Shard:
-    """Runs the worker on one block of rows and writes its output; what travels back is a line of account."""
+    """Runs the worker on one block of rows and writes its output; what travels back is a line of account.
+
+    A user's error travels as the line's `problem`, its three parts: Ray would hand on its text alone, in a traceback.
+    """
 
     def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path):
-        import torch
-
-        torch.set_num_threads(1)
-        self.worker, self.folder = make(*arguments), folder
+        self.make, self.arguments, self.folder = make, arguments, folder
+        self.worker: Worker | None = None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        began = time.monotonic()
-        shard = rows["_shard"][0].as_py()
-        write_table(self.folder / f"part-{shard:06d}.parquet", self.worker(rows.drop_columns(["_shard"])))
-        return pa.table({"rows": [len(rows)], "seconds": [time.monotonic() - began]})
+        import torch
+
+        began, problem = time.monotonic(), None
+        try:
+            if self.worker is None:
+                torch.set_num_threads(1)
+                self.worker = self.make(*self.arguments)
+            write_table(self.folder / rows["_shard"][0].as_py(), self.worker(rows.drop_columns(["_shard"])))
+        except UserError as error:
+            problem = [error.found, error.expected, error.remedy]
+        problems = pa.array([problem], pa.list_(pa.string()))
+        return pa.table({"rows": [len(rows)], "seconds": [time.monotonic() - began], "problem": problems})
 
 
 def map_table(
@@ -51,7 +61,9 @@ def map_table(
     actors: int | None = None,
     gpu: bool = False,
 ) -> MapResult:
-    """Maps every shard of `table` and writes `folder/part-<shard>.parquet`; finished shards are left as they are.
+    """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.parquet`.
+
+    Finished shards are left as they are; shards of an earlier call that was cut by other `shard_rows` are removed.
 
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
@@ -65,11 +77,16 @@ def map_table(
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
     folder.mkdir(parents=True, exist_ok=True)
+    cuts = [(start, min(start + shard_rows, len(table))) for start in range(0, len(table), shard_rows)]
+    names = {f"part-{start:08d}-{stop:08d}.parquet": (start, stop) for start, stop in cuts}
+    there = {file.name for file in folder.glob("part-*.parquet")}
+    for name in there - names.keys():
+        (folder / name).unlink()
     shards = []
-    for number, start in enumerate(range(0, len(table), shard_rows)):
-        if not (folder / f"part-{number:06d}.parquet").exists():
-            rows = table.slice(start, shard_rows).combine_chunks()
-            shards.append(rows.append_column("_shard", pa.array([number] * len(rows), pa.int64())))
+    for name, (start, stop) in names.items():
+        if name not in there:
+            rows = table.slice(start, stop - start).combine_chunks()
+            shards.append(rows.append_column("_shard", pa.array([name] * len(rows))))
     finished = len(table) - sum(len(s) for s in shards)
     done, busy = 0, 0.0
     with bar(label, len(table), "images") as progress:
@@ -89,15 +106,19 @@ def map_table(
             else:
                 shared = ray.put(arguments)
                 mapped = blocks.map_batches(
-                    _run_task,
+                    _run_task,  # type: ignore[arg-type]  # Ray's stubs know no fn_args
                     fn_args=(make, shared, folder),
                     batch_size=None,
                     batch_format="pyarrow",
                     compute=TaskPoolStrategy(),
                 )
-            for account in mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-                done += sum(account["rows"].to_pylist())
-                busy += sum(account["seconds"].to_pylist())
+            accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+            for account in accounts:
+                for line in account.to_pylist():
+                    if line["problem"]:
+                        raise UserError(*line["problem"])
+                    done += line["rows"]
+                    busy += line["seconds"]
                 progress.update(finished + done)
     return MapResult(done, busy)
 

@@ -60,6 +60,29 @@ def _check_stage(option: str, name: str | None) -> None:
         raise UserError(f"{option} {name}", f"one of {', '.join(STAGES)}", f"choose one of them for {option}")
 
 
+def check(config: Config, workspace: Workspace) -> None:
+    """Finds what would end the run later: unreadable lists, absent folders, weights that cannot be had.
+
+    Raises:
+        UserError: the first such problem, before a Ray is started for it.
+    """
+    from mcis.platform.stages.index import listing
+
+    listing(config)
+    if config.weights.backbone == "none" and config.weights.segmenter in ("none", None):
+        return
+    from mcis.models.backbones import load_pretrained
+    from mcis.platform.stages.train_classifier import build_backbone
+    from mcis.platform.weights import classifier_weights, segmenter_weights
+
+    for section, path in (
+        (config.classifier, classifier_weights(config, workspace)),
+        (config.segmenter, segmenter_weights(config, workspace)),
+    ):
+        if path:
+            load_pretrained(build_backbone(section.backbone, channels=section.channels), path)
+
+
 def run(
     resolved: Resolved,
     workspace: Workspace,

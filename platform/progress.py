@@ -72,16 +72,29 @@ def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int
 
 @contextlib.contextmanager
 def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every: float = 1.0) -> Iterator[None]:
-    """Hands the records that are appended to a JSON lines file to `on_records`, from a thread, until the block ends."""
+    """Hands the records that are appended to a JSON lines file to `on_records`, from a thread, until the block ends.
+
+    A file that takes the place of the first, as a restart cuts it back, is read from its beginning. Where `on_records`
+    fails, the same records come again with the next; if it fails to the end, the block ends with that error.
+    """
     stop = threading.Event()
+    failure: list[Exception] = []
 
     def loop() -> None:
-        offset = 0
+        offset, inode = 0, 0
         while True:
             last = stop.wait(every)
-            records, offset = read_records(path, offset)
-            if records:
-                on_records(records)
+            failure.clear()
+            try:
+                # A new file has a new inode: it was written while the old one still had its own.
+                now = path.stat().st_ino if path.exists() else 0
+                offset, inode = (offset if now == inode else 0), now
+                records, behind = read_records(path, offset)
+                if records:
+                    on_records(records)
+                offset = behind
+            except Exception as error:  # a tracking server may be away for a while
+                failure.append(error)
             if last:
                 return
 
@@ -92,3 +105,5 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
     finally:
         stop.set()
         thread.join(timeout=30)
+    if failure:
+        raise failure[0]

@@ -105,10 +105,11 @@ def check_cpus(compute: ComputeConfig) -> None:
     wanted = compute.workers * compute.worker_cpus
     if wanted + 1 > cpus:
         raise UserError(
-            f"{compute.workers} training workers of {compute.worker_cpus} CPU and one decoding task need {wanted + 1:g} "
-            f"logical CPUs, the cluster has {cpus:g}",
+            f"{compute.workers} training workers of {compute.worker_cpus} CPU and one decoding task need "
+            f"{wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
             "at least one CPU beside the training workers, or they wait for data for ever",
-            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / compute.workers, 2)):g}, fewer compute.workers, or more compute.cpus",
+            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / compute.workers, 2)):g}, fewer compute.workers, "
+            "or more compute.cpus",
         )
 
 

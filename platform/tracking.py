@@ -100,6 +100,10 @@ class Tracker:
         for key, value in values.items():
             self.client.log_metric(self.run_id, key, value)
 
+    def metric_at(self, key: str, value: float, step: int) -> None:
+        """Logs one point of a curve."""
+        self.client.log_metric(self.run_id, key, value, step=step)
+
     def artifact(self, path: Path) -> None:
         """Keeps a file, or a folder with its name, with the run."""
         if path.is_dir():

@@ -9,8 +9,9 @@ import json
 import math
 import os
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -236,6 +237,27 @@ def _worker(settings: dict[str, Any]) -> None:
         torch.distributed.barrier()
 
 
+def _interruptible(call: Callable[[], Any]) -> None:
+    """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere.
+
+    In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
+    """
+    failure: list[BaseException] = []
+
+    def target() -> None:
+        try:
+            call()
+        except BaseException as error:  # handed on to the caller's thread
+            failure.append(error)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=0.2)
+    if failure:
+        raise failure[0]
+
+
 def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker, *, label: str) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
@@ -275,5 +297,5 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
             tracker.steps(label, records)
 
         with follow(folder / STEPS, on_records):
-            trainer.fit()
+            _interruptible(trainer.fit)
     return FitResult(**json.loads((folder / "fit.json").read_text()))

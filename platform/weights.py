@@ -5,23 +5,26 @@ from pathlib import Path
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import PRETRAINED, pretrained_url
-from mcis.platform.config import WeightsConfig
+from mcis.platform.config import Config
 from mcis.platform.workspace import Workspace
 
 
-def backbone_weights(weights: WeightsConfig, backbone: str, workspace: Workspace) -> Path | None:
+def backbone_weights(wanted: str, backbone: str, workspace: Workspace) -> Path | None:
     """The file with the ImageNet weights of a backbone; None = from scratch.
+
+    Args:
+        wanted: `none`, `download` or a file's path, as configured.
 
     Raises:
         UserError: the file is absent, there are none for this backbone, or the download failed.
     """
-    if weights.backbone == "none":
+    if wanted == "none":
         return None
-    if weights.backbone != "download":
-        path = Path(weights.backbone).expanduser().resolve()
+    if wanted != "download":
+        path = Path(wanted).expanduser().resolve()
         if not path.is_file():
             raise UserError(
-                f"weights.backbone names {path}, which is no file",
+                f"weights of {backbone}: {path} is no file",
                 "`none`, `download`, or torchvision's ImageNet state_dict file",
                 "name the file, for example --set weights.backbone=/path/to/weights.pth",
             )
@@ -38,14 +41,25 @@ def backbone_weights(weights: WeightsConfig, backbone: str, workspace: Workspace
     path = workspace.weights / url.rsplit("/", 1)[1]
     if not path.is_file():
         try:
-            load_state_dict_from_url(
-                url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True
-            )
+            load_state_dict_from_url(url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True)
         except (urllib.error.URLError, OSError, RuntimeError) as error:
             raise UserError(
                 f"the weights of {backbone} cannot be downloaded ({error})",
                 f"a connection, or the file {path}",
                 f"fetch {path.name} from torchvision's model zoo on a machine with a connection and put it at {path}, "
-                "or name a file by --set weights.backbone=PATH",
+                "or name a file by --set weights.backbone=PATH (the segmenter's: weights.segmenter=PATH)",
             ) from None
     return path
+
+
+def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
+    """The pretrained weights that the classifier starts from."""
+    return backbone_weights(config.weights.backbone, config.classifier.backbone, workspace)
+
+
+def segmenter_weights(config: Config, workspace: Workspace) -> Path | None:
+    """The pretrained weights that the segmenter starts from; None where it starts from the classifier's backbone."""
+    if config.segmenter.init == "classifier":
+        return None
+    wanted = config.weights.segmenter or config.weights.backbone
+    return backbone_weights(wanted, config.segmenter.backbone, workspace)

@@ -34,7 +34,7 @@ def fingerprint(*parts: Any) -> str:
 
 @contextlib.contextmanager
 def disk_errors(where: Path) -> Iterator[None]:
-    """Turns a full or read-only disk into an error that its owner can act on."""
+    """Turns a full or read-only disk, or a name that cannot be one, into an error that its owner can act on."""
     try:
         yield
     except OSError as error:
@@ -42,9 +42,9 @@ def disk_errors(where: Path) -> Iterator[None]:
             raise UserError(
                 f"no space left on the disk of {where} ({error.strerror})",
                 "room for the next file",
-                "free some space or move the workspace (--workspace DIR), then repeat the command: finished work is kept",
+                "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
             ) from None
-        if error.errno in (errno.EROFS, errno.EACCES):
+        if error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise UserError(
                 f"{where} cannot be written ({error.strerror})",
                 "a writable workspace",
@@ -56,14 +56,14 @@ def disk_errors(where: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Gives a name to write to; afterwards renames it to `path`, or removes it if writing failed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with disk_errors(path.parent):
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
             yield aside
             os.replace(aside, path)
-    finally:
-        aside.unlink(missing_ok=True)
+        finally:
+            aside.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -141,7 +141,8 @@ class Workspace:
         if not plain:
             raise UserError(f"run name {name!r}", "letters, digits, '.', '_', '-', '+'", "choose such a --name")
         folder = self.runs / name
-        folder.mkdir(parents=True, exist_ok=True)
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def finished(self, stage: str, key: str) -> Path:

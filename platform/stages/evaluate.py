@@ -1,7 +1,7 @@
 """Stage 7: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
 
-The only stage that opens ground-truth masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks are
-scored by the label before ignore is applied, with the ignored share beside the score.
+The only stage that opens ground-truth masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks
+are scored by the label before ignore is applied, with the ignored share beside the score.
 """
 
 from pathlib import Path

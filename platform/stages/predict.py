@@ -1,4 +1,4 @@
-"""Stage 6: segmentation network + val images -> predicted labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+"""Stage 6: segmentation network + val images -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
 from pathlib import Path
 from typing import Any

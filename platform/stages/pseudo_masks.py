@@ -36,7 +36,7 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     there = rows["saliency_uri"].null_count == 0
     if config.background == "saliency" and not there:
         raise UserError(
-            f"pseudo_masks.background is saliency, but {rows['saliency_uri'].null_count} training images have no saliency map",
+            f"pseudo_masks.background is saliency, but {rows['saliency_uri'].null_count} training images have no map",
             "a saliency map for each training image",
             "add the folder of maps (data.saliency), or set pseudo_masks.background=crf",
         )

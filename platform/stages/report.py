@@ -19,7 +19,8 @@ from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.doctor import environment
 from mcis.platform.progress import read_records
-from mcis.platform.report import Panel, ReportData, write_report
+from mcis.platform.panels import Panel
+from mcis.platform.report import ReportData, write_report
 from mcis.platform.settings import leaves
 from mcis.platform.stages.evaluate import read_truth
 from mcis.platform.stages.index import split_rows

@@ -23,7 +23,7 @@ from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
 from mcis.platform.training import WEIGHTS, fit, load_weights
-from mcis.platform.weights import backbone_weights
+from mcis.platform.weights import classifier_weights
 
 _AUGMENT_M, _AUGMENT_N = 2, 3
 
@@ -58,7 +58,7 @@ def device_images(
     batch: Batch, name: str, draws: NDArray[np.float64], how: Augmentation, device: torch.device
 ) -> Tensor:
     """uint8 images of a batch -> augmented and normalised on the device, (B, 3, H, W)."""
-    images = to_unit(torch.from_numpy(np.ascontiguousarray(batch[name])).to(device, non_blocking=True))
+    images = to_unit(torch.from_numpy(np.array(batch[name])).to(device, non_blocking=True))
     return normalise(augment(images, how, torch.from_numpy(draws).to(device, torch.float32)))
 
 
@@ -144,7 +144,7 @@ class ClassifierLearner:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file."""
-    path = backbone_weights(config.weights, config.classifier.backbone, context.workspace)
+    path = classifier_weights(config, context.workspace)
     return file_stamps([str(path)]) if path else None
 
 
@@ -160,7 +160,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         seed=config.seed,
         tags=tag_matrix(rows, len(context.classes)),
         uris=rows["uri"].to_pylist(),
-        pretrained=backbone_weights(config.weights, config.classifier.backbone, context.workspace),
+        pretrained=classifier_weights(config, context.workspace),
     )
     result = fit(learner, context.part, config.compute, context.tracker, label="classifier")
     return {"busy": result.seconds, "waiting": result.waiting, "counts": {"steps": learner.steps}}

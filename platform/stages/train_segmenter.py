@@ -27,7 +27,7 @@ from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
 from mcis.platform.stages.train_classifier import build_backbone, device_images, load_classifier
 from mcis.platform.training import WEIGHTS, fit, load_weights
-from mcis.platform.weights import backbone_weights
+from mcis.platform.weights import segmenter_weights
 from mcis.platform.workspace import read_table
 
 _CROP, _JITTER = 4, 5
@@ -143,14 +143,8 @@ class SegmenterLearner:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file."""
-    path = _pretrained(config, context)
+    path = segmenter_weights(config, context.workspace)
     return file_stamps([str(path)]) if path else None
-
-
-def _pretrained(config: Config, context: RunContext) -> Path | None:
-    if config.segmenter.init == "classifier":
-        return None
-    return backbone_weights(config.weights, config.segmenter.backbone, context.workspace)
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
@@ -182,7 +176,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         uris=rows["uri"].to_pylist(),
         masks=Shards(folder),
         start=start,
-        pretrained=_pretrained(config, context),
+        pretrained=segmenter_weights(config, context.workspace),
     )
     result = fit(learner, context.part, config.compute, context.tracker, label="segmenter")
     return {

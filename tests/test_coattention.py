@@ -1,0 +1,224 @@
+"""Co-attention against Eq. 2-4 and 7-9 written as loops in float64, its symmetries and its gradients."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcis.models.coattention import AffinityForm, affinity, coattend, contrastive_features, positions
+
+Array = NDArray[np.float64]
+FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
+quick = settings(deadline=None, max_examples=40)
+side = st.integers(1, 3)
+sizes = st.fixed_dictionaries({"batch": side, "c": side, "m": st.tuples(side, side), "n": st.tuples(side, side)})
+seeds = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads, much so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def features(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.normal(size=shape))
+
+
+def drawn(seed: int, size: dict) -> tuple[Tensor, Tensor, Tensor]:
+    """F_m, F_n of different size and a W_P that is not symmetric."""
+    rng, (batch, c) = np.random.default_rng(seed), (size["batch"], size["c"])
+    return features(rng, batch, c, *size["m"]), features(rng, batch, c, *size["n"]), features(rng, c, c)
+
+
+# --- the paper's equations for one pair, F as matrices (C, HW), entry by entry
+
+
+def matrix(f: Tensor) -> Array:
+    """(C, H, W) -> (C, HW), row by row of the image."""
+    c, height, width = f.shape
+    out = np.empty((c, height * width))
+    for y in range(height):
+        for x in range(width):
+            out[:, y * width + x] = f[:, y, x]
+    return out
+
+
+def eq_2(f_m: Array, f_n: Array, w_p: Array) -> Array:
+    c, p = len(w_p), np.zeros((f_m.shape[1], f_n.shape[1]))
+    for i in range(p.shape[0]):
+        for j in range(p.shape[1]):
+            p[i, j] = sum(f_m[a, i] * w_p[a, b] * f_n[b, j] for a in range(c) for b in range(c))
+    return p
+
+
+def eq_3(p: Array) -> Array:
+    """Column-wise softmax."""
+    out = np.empty_like(p)
+    for j in range(p.shape[1]):
+        weights = [math.exp(v - p[:, j].max()) for v in p[:, j]]
+        out[:, j] = [w / sum(weights) for w in weights]
+    return out
+
+
+def eq_4(f_other: Array, attention: Array) -> Array:
+    c, count = len(f_other), attention.shape[1]
+    out = np.zeros((c, count))
+    for a in range(c):
+        for i in range(count):
+            out[a, i] = sum(f_other[a, j] * attention[j, i] for j in range(f_other.shape[1]))
+    return out
+
+
+def eq_7_to_9(f: Array, common: Array, w_b: Array, b_b: float) -> Array:
+    out = np.empty_like(f)
+    for i in range(f.shape[1]):
+        shared = 1 / (1 + math.exp(-(sum(w_b[a] * common[a, i] for a in range(len(f))) + b_b)))
+        out[:, i] = f[:, i] * (1 - shared)
+    return out
+
+
+# --- values
+
+
+@quick
+@given(seeds, sizes, st.sampled_from([1.0, 0.25, 15.0]))
+def test_affinity_is_equation_2(seed: int, size: dict, scale: float) -> None:
+    f_m, f_n, w_p = drawn(seed, size)
+    p = affinity(f_m, f_n, w_p, scale=scale)
+    for got, one_m, one_n in zip(p, f_m, f_n, strict=True):
+        np.testing.assert_allclose(got, scale * eq_2(matrix(one_m), matrix(one_n), w_p.numpy()), atol=1e-12)
+
+
+@quick
+@given(seeds, sizes)
+def test_the_cosine_form_compares_directions(seed: int, size: dict) -> None:
+    f_m, f_n, _ = drawn(seed, size)
+    p = affinity(f_m, f_n, torch.eye(size["c"], dtype=torch.float64), form="cosine", scale=2.0)
+    m, n = matrix(f_m[0]), matrix(f_n[0])
+    for i in range(m.shape[1]):
+        for j in range(n.shape[1]):
+            cosine = m[:, i] @ n[:, j] / math.sqrt((m[:, i] @ m[:, i]) * (n[:, j] @ n[:, j]))
+            assert p[0, i, j].item() == pytest.approx(2 * cosine, abs=1e-9)
+
+
+def test_a_position_without_features_has_cosine_0_and_a_finite_gradient() -> None:
+    f = torch.zeros(1, 3, 1, 2, requires_grad=True)
+    p = affinity(f, torch.ones(1, 3, 1, 2), torch.eye(3), form="cosine")
+    p.sum().backward()
+    assert (p == 0).all()
+    assert f.grad is not None
+    assert f.grad.isfinite().all()
+
+
+@quick
+@given(seeds, sizes)
+def test_summaries_are_equations_3_and_4(seed: int, size: dict) -> None:
+    f_m, f_n, w_p = drawn(seed, size)
+    common = coattend(f_m, f_n, affinity(f_m, f_n, w_p))
+    assert common.m.shape == f_m.shape
+    assert common.n.shape == f_n.shape
+    for b in range(size["batch"]):
+        m, n = matrix(f_m[b]), matrix(f_n[b])
+        p = eq_2(m, n, w_p.numpy())
+        np.testing.assert_allclose(matrix(common.m[b]), eq_4(n, eq_3(p.T)), atol=1e-10)
+        np.testing.assert_allclose(matrix(common.n[b]), eq_4(m, eq_3(p)), atol=1e-10)
+
+
+@quick
+@given(seeds, sizes, st.booleans())
+def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_bias: bool) -> None:
+    f, _, _ = drawn(seed, size)
+    rng = np.random.default_rng(seed + 1)
+    common, w_b = features(rng, *f.shape), features(rng, 1, size["c"], 1, 1)
+    b_b = features(rng, 1) if with_bias else None
+    got = contrastive_features(f, common, w_b, b_b)
+    for b in range(size["batch"]):
+        expected = eq_7_to_9(matrix(f[b]), matrix(common[b]), w_b.flatten().numpy(), b_b.item() if b_b is not None else 0)
+        np.testing.assert_allclose(matrix(got[b]), expected, atol=1e-12)
+
+
+# --- properties
+
+
+@quick
+@given(seeds, st.tuples(side, side), st.tuples(side, side), st.sampled_from([0.1, 1.0, 30.0]))
+def test_each_position_spreads_an_attention_of_one_over_the_other_image(
+    seed: int, size_m: tuple[int, int], size_n: tuple[int, int], spread: float
+) -> None:
+    """Features that number the positions (one channel each) turn the summaries into A_n and A_m themselves."""
+    count_m, count_n = math.prod(size_m), math.prod(size_n)
+    p = spread * features(np.random.default_rng(seed), 1, count_m, count_n)
+    number_m = torch.eye(count_m, dtype=torch.float64).view(1, count_m, *size_m)
+    number_n = torch.eye(count_n, dtype=torch.float64).view(1, count_n, *size_n)
+    a_n, a_m = coattend(number_m, number_n, p)
+    for attention, of in ((a_n.flatten(2)[0], p[0].T), (a_m.flatten(2)[0], p[0])):
+        assert attention.min() >= 0
+        np.testing.assert_allclose(attention.sum(dim=0), 1, atol=1e-12)
+        np.testing.assert_allclose(attention, eq_3(of.numpy()), atol=1e-12)
+
+
+@quick
+@given(seeds, sizes, st.sampled_from(FORMS))
+def test_swapping_the_images_and_transposing_w_p_swaps_the_outputs(seed: int, size: dict, form: AffinityForm) -> None:
+    f_m, f_n, w_p = drawn(seed, size)
+    p, swapped = (affinity(*pair, form=form, scale=3.0) for pair in ((f_m, f_n, w_p), (f_n, f_m, w_p.T)))
+    torch.testing.assert_close(swapped, p.transpose(1, 2))
+    common, other = coattend(f_m, f_n, p), coattend(f_n, f_m, swapped)
+    torch.testing.assert_close(other.m, common.n)
+    torch.testing.assert_close(other.n, common.m)
+
+
+def test_w_p_is_not_taken_as_symmetric() -> None:
+    f_m, f_n = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1), torch.tensor([0.0, 1.0]).view(1, 2, 1, 1)
+    w_p = torch.tensor([[0.0, 5.0], [7.0, 0.0]])
+    assert affinity(f_m, f_n, w_p).item() == 5
+    assert affinity(f_n, f_m, w_p).item() == 7
+
+
+def test_a_pair_does_not_depend_on_the_other_pairs_of_its_batch() -> None:
+    f_m, f_n, w_p = drawn(3, {"batch": 3, "c": 4, "m": (3, 2), "n": (2, 4)})
+    together = coattend(f_m, f_n, affinity(f_m, f_n, w_p))
+    for b in range(3):
+        alone = coattend(f_m[b : b + 1], f_n[b : b + 1], affinity(f_m[b : b + 1], f_n[b : b + 1], w_p))
+        torch.testing.assert_close(alone.m[0], together.m[b])
+        torch.testing.assert_close(alone.n[0], together.n[b])
+
+
+def test_large_affinities_pick_one_position_and_stay_finite() -> None:
+    f_m, f_n, _ = (t.float() for t in drawn(5, {"batch": 1, "c": 3, "m": (2, 2), "n": (2, 3)}))
+    p = 1e6 * torch.randperm(24, generator=torch.Generator().manual_seed(0)).view(1, 4, 6).float()
+    common = coattend(f_m, f_n, p)
+    torch.testing.assert_close(common.m.flatten(2), f_n.flatten(2)[:, :, p[0].argmax(dim=1)])
+    torch.testing.assert_close(common.n.flatten(2), f_m.flatten(2)[:, :, p[0].argmax(dim=0)])
+
+
+def test_positions_run_row_by_row() -> None:
+    f = torch.arange(12.0).view(1, 2, 2, 3)
+    assert positions(f)[0, 4].tolist() == [4, 10]  # row 1, column 1
+
+
+# --- gradients
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradients_of_the_whole_chain(form: AffinityForm) -> None:
+    f_m, f_n, w_p = drawn(11, {"batch": 2, "c": 3, "m": (2, 2), "n": (1, 3)})
+    w_b = features(np.random.default_rng(12), 1, 3, 1, 1)
+
+    def chain(f_m: Tensor, f_n: Tensor, w_p: Tensor, w_b: Tensor) -> tuple[Tensor, ...]:
+        common = coattend(f_m, f_n, affinity(f_m, f_n, w_p, form=form, scale=2.0))
+        exclusive = [contrastive_features(f, c, w_b) for f, c in ((f_m, common.m), (f_n, common.n))]
+        return *common, *exclusive
+
+    inputs = [t.requires_grad_() for t in (f_m, f_n, w_p, w_b)]
+    assert torch.autograd.gradcheck(chain, inputs)

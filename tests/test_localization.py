@@ -1,0 +1,183 @@
+"""Localization maps against phi applied to the co-attentive features themselves (section 3.2), and what is made of them."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mcis.models.coattention import AffinityForm, affinity, coattend
+from mcis.models.localization import multi_round, normalise_maps, released_map, resize_maps, single_round
+
+FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
+quick = settings(deadline=None, max_examples=40)
+side = st.integers(1, 3)
+seeds = st.integers(0, 2**32 - 1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads, much so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.normal(size=shape))
+
+
+def co_attentive_map(
+    target: Tensor, related: Tensor, w_p: Tensor, weight: Tensor, bias: float, form: AffinityForm, scale: float
+) -> list[list[float]]:
+    """S_k of one related image: P, the softmax over its positions, F_r A, then phi's row k; a position at a time."""
+
+    def vector(f: Tensor, y: int, x: int) -> np.ndarray:
+        v = f[:, y, x].numpy()
+        return v / math.sqrt(v @ v) if form == "cosine" else v
+
+    places = [(y, x) for y in range(related.shape[1]) for x in range(related.shape[2])]
+    out = []
+    for y in range(target.shape[1]):
+        row = []
+        for x in range(target.shape[2]):
+            p = [scale * vector(target, y, x) @ w_p.numpy() @ vector(related, *place) for place in places]
+            weights = [math.exp(v - max(p)) for v in p]
+            feature = sum(a / sum(weights) * related[:, v, u].numpy() for a, (v, u) in zip(weights, places, strict=True))
+            row.append(float(weight.numpy() @ feature + bias))
+        out.append(row)
+    return out
+
+
+@quick
+@given(seeds, st.integers(1, 2), st.integers(1, 3), side, side, st.booleans())
+def test_single_round_is_the_class_layer(seed: int, b: int, c: int, h: int, w: int, with_bias: bool) -> None:
+    rng = np.random.default_rng(seed)
+    features, weight = normal(rng, b, c, h, w), normal(rng, 4, c, 1, 1)
+    bias = normal(rng, 4) if with_bias else None
+    got = single_round(features, weight, bias)
+    assert got.shape == (b, 4, h, w)
+    for i, k, y, x in np.ndindex(*got.shape):
+        expected = sum((weight[k, a, 0, 0] * features[i, a, y, x]).item() for a in range(c))
+        assert got[i, k, y, x].item() == pytest.approx(expected + (0 if bias is None else bias[k].item()), abs=1e-9)
+
+
+@quick
+@given(
+    seed=seeds,
+    c=side,
+    r=side,
+    of_target=st.tuples(side, side),
+    of_related=st.tuples(side, side),
+    form=st.sampled_from(FORMS),
+    scale=st.sampled_from([0.5, 1.0, 15.0]),
+    with_bias=st.booleans(),
+)
+def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
+    seed: int,
+    c: int,
+    r: int,
+    of_target: tuple[int, int],
+    of_related: tuple[int, int],
+    form: AffinityForm,
+    scale: float,
+    with_bias: bool,
+) -> None:
+    rng = np.random.default_rng(seed)
+    target, related, w_p = normal(rng, c, *of_target), normal(rng, r, c, *of_related), normal(rng, c, c)
+    weight, bias = normal(rng, c), normal(rng, 1)[0] if with_bias else None
+    got = multi_round(target, related, w_p, weight, bias, form=form, scale=scale)
+    plain = 0.0 if bias is None else bias.item()
+    each = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
+    np.testing.assert_allclose(got, np.mean(each, axis=0), atol=1e-9)
+
+
+def test_multi_round_has_the_gradients_of_the_long_way() -> None:
+    """The same map by way of the co-attentive features, (R, C, H, W), as in training."""
+    rng = np.random.default_rng(5)
+    inputs = [normal(rng, *s).requires_grad_() for s in ((3, 2, 3), (2, 3, 3, 2), (3, 3), (3,), ())]
+    target, related, w_p, weight, bias = inputs
+    repeated = target.expand(2, -1, -1, -1)
+    common = coattend(repeated, related, affinity(repeated, related, w_p, scale=2.0)).m
+    long_way = (torch.einsum("rchw,c->rhw", common, weight) + bias).mean(dim=0)
+    short = multi_round(target, related, w_p, weight, bias, scale=2.0)
+    torch.testing.assert_close(short, long_way)
+    ahead = normal(rng, 2, 3)
+    for a, b in zip(torch.autograd.grad(short, inputs, ahead), torch.autograd.grad(long_way, inputs, ahead), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_same_related_image_twice_adds_nothing() -> None:
+    rng = np.random.default_rng(6)
+    target, related, w_p, weight = normal(rng, 3, 2, 2), normal(rng, 1, 3, 2, 2), normal(rng, 3, 3), normal(rng, 3)
+    once = multi_round(target, related, w_p, weight, None)
+    torch.testing.assert_close(multi_round(target, related.repeat(3, 1, 1, 1), w_p, weight, None), once)
+
+
+# --- normalised, combined and resized
+
+
+@quick
+@given(seeds, st.sampled_from([(2, 3), (4, 2, 3), (2, 2, 2, 3)]), st.sampled_from([-3.0, 0.0, 3.0]))
+def test_normalised_maps_are_clipped_and_have_the_maximum_one(seed: int, shape: tuple[int, ...], offset: float) -> None:
+    raw = normal(np.random.default_rng(seed), *shape) + offset
+    got = normalise_maps(raw)
+    for own, out in zip(raw.reshape(-1, 2, 3), got.reshape(-1, 2, 3), strict=True):
+        most = own.max().item()
+        for y, x in np.ndindex(2, 3):
+            expected = max(own[y, x].item(), 0) / most if most > 0 else 0
+            assert out[y, x].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("mean", "kept"), [(math.log(1 / 9) - 1e-3, False), (math.log(1 / 9) + 1e-3, True)])
+def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(mean: float, kept: bool) -> None:
+    raw = torch.tensor([[5.0, -5.0], [1.0, -1.0]], dtype=torch.float64) + mean
+    expected = normalise_maps(raw)
+    assert expected.max() == 1
+    torch.testing.assert_close(released_map(raw), expected if kept else torch.zeros_like(raw))
+    torch.testing.assert_close(released_map(raw, always=True), expected)
+
+
+def bicubic(line: list[float], length: int) -> list[float]:
+    """One line resized by the cubic convolution kernel with a = -0.75, half-pixel centres, edges repeated."""
+    a, out = -0.75, []
+
+    def kernel(t: float) -> float:
+        t = abs(t)
+        if t <= 1:
+            return (a + 2) * t**3 - (a + 3) * t**2 + 1
+        return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+    for i in range(length):
+        at = (i + 0.5) * len(line) / length - 0.5
+        near = [math.floor(at) + d for d in (-1, 0, 1, 2)]
+        out.append(sum(kernel(at - j) * line[min(max(j, 0), len(line) - 1)] for j in near))
+    return out
+
+
+@quick
+@given(seeds, side, side, st.integers(1, 7), st.integers(1, 7))
+def test_maps_are_resized_bicubically_and_stay_between_0_and_1(seed: int, h: int, w: int, height: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    maps = torch.from_numpy(rng.choice([0.0, 0.25, 1.0], (2, h, w)))
+    got = resize_maps(maps, height, width)
+    assert got.shape == (2, height, width)
+    for own, out in zip(maps.tolist(), got, strict=True):
+        rows = [bicubic(row, width) for row in own]
+        columns = [bicubic(list(column), height) for column in zip(*rows, strict=True)]
+        np.testing.assert_allclose(out, np.clip(np.transpose(columns), 0, 1), atol=1e-5)
+
+
+def test_bicubic_overshoot_is_clipped() -> None:
+    edge = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
+    unclipped = bicubic(edge[0, 0].tolist(), 16)
+    assert min(unclipped) < -0.01
+    assert max(unclipped) > 1.01
+    got = resize_maps(edge, 1, 16)
+    assert got.dtype == torch.float32
+    assert (got.min(), got.max()) == (0, 1)

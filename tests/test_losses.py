@@ -1,0 +1,173 @@
+"""Losses against Eq. 1, 6 and 10 written as loops in float64, their gradients, and sums that any split adds up to."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mcis.models.losses import LossReduction, PairScores, pair_losses, pixel_ce, sigmoid_ce
+
+quick = settings(deadline=None, max_examples=40)
+seeds = st.integers(0, 2**32 - 1)
+TERMS = ["basic", "common", "contrastive_m", "contrastive_n"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tensors this small are slower on several threads, much so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def l_ce(scores: Tensor, tags: list[int]) -> float:
+    """Sigmoid cross entropy of one image, mean over the classes."""
+    losses = []
+    for s, tag in zip(scores.tolist(), tags, strict=True):
+        probability = 1 / (1 + math.exp(-s))
+        losses.append(-math.log(probability if tag else 1 - probability))
+    return sum(losses) / len(losses)
+
+
+def drawn(seed: int, batch: int, classes: int) -> tuple[PairScores, Tensor, Tensor]:
+    rng = np.random.default_rng(seed)
+    scores = PairScores(*torch.from_numpy(rng.normal(scale=2, size=(6, batch, classes))))
+    tags_m, tags_n = torch.from_numpy(rng.integers(0, 2, (2, batch, classes)).astype(np.float64))
+    return scores, tags_m, tags_n
+
+
+@quick
+@given(seeds, st.integers(1, 4), st.integers(1, 5))
+def test_sigmoid_ce_is_its_definition(seed: int, batch: int, classes: int) -> None:
+    scores, tags, _ = drawn(seed, batch, classes)
+    got = sigmoid_ce(scores.basic_m, tags)
+    assert got.shape == (batch,)
+    for b in range(batch):
+        assert got[b].item() == pytest.approx(l_ce(scores.basic_m[b], tags[b].int().tolist()))
+
+
+def test_sigmoid_ce_of_certain_scores_is_finite_and_linear() -> None:
+    scores = torch.tensor([[1e4, -1e4], [-1e4, 1e4]], requires_grad=True)
+    losses = sigmoid_ce(scores, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert losses.tolist() == [0, 1e4]
+    losses.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.tolist() == [[0, 0], [-0.5, 0.5]]
+
+
+@quick
+@given(seeds, st.integers(1, 4), st.integers(1, 5), st.sampled_from(["paper", "released"]))
+def test_the_terms_are_equations_1_6_and_10(seed: int, batch: int, classes: int, reduction: LossReduction) -> None:
+    s, tags_m, tags_n = drawn(seed, batch, classes)
+    terms = pair_losses(s, tags_m, tags_n, reduction=reduction)
+    assert list(terms) == TERMS
+    assert s.common_m is not None
+    assert s.common_n is not None
+    assert s.exclusive_m is not None
+    assert s.exclusive_n is not None
+    for b in range(batch):
+        l_m, l_n = tags_m[b].int().tolist(), tags_n[b].int().tolist()
+        both = [m & n for m, n in zip(l_m, l_n, strict=True)]
+        only_m = [int(m == 1 and n == 0) for m, n in zip(l_m, l_n, strict=True)]
+        only_n = [int(n == 1 and m == 0) for m, n in zip(l_m, l_n, strict=True)]
+        expected = {
+            "basic": l_ce(s.basic_m[b], l_m) + l_ce(s.basic_n[b], l_n),
+            "common": l_ce(s.common_m[b], both) + l_ce(s.common_n[b], both),
+            "contrastive_m": l_ce(s.exclusive_m[b], only_m),
+            "contrastive_n": l_ce(s.exclusive_n[b], only_n),
+        }
+        if reduction == "released":  # means over the 2B images, but the contrastive term's over the B of each side
+            expected["basic"] /= 2
+            expected["common"] /= 2
+        assert {name: values[b].item() for name, values in terms.items()} == pytest.approx(expected)
+
+
+def test_what_is_not_computed_has_no_term() -> None:
+    scores, tags_m, tags_n = drawn(1, 2, 3)
+    basic = PairScores(scores.basic_m, scores.basic_n)
+    assert list(pair_losses(basic, tags_m, tags_n, reduction="paper")) == TERMS[:1]
+    common = basic._replace(common_m=scores.common_m, common_n=scores.common_n)
+    assert list(pair_losses(common, tags_m, tags_n, reduction="paper")) == TERMS[:2]
+
+
+@quick
+@given(seeds, st.integers(2, 6), st.data())
+def test_the_sums_of_any_split_add_up_to_those_of_the_batch(seed: int, batch: int, data: st.DataObject) -> None:
+    scores, tags_m, tags_n = drawn(seed, batch, 3)
+    whole = pair_losses(scores, tags_m, tags_n, reduction="released")
+    cut = data.draw(st.integers(1, batch - 1))
+    for rows in (slice(0, cut), slice(cut, batch)):
+        part = PairScores(*(None if s is None else s[rows] for s in scores))  # type: ignore[arg-type]
+        own = pair_losses(part, tags_m[rows], tags_n[rows], reduction="released")
+        for name, values in own.items():
+            torch.testing.assert_close(values, whole[name][rows])
+
+
+@pytest.mark.parametrize(("reduction", "share"), [("paper", 1.0), ("released", 0.5)])
+def test_each_score_is_pulled_by_probability_minus_label(reduction: LossReduction, share: float) -> None:
+    scores, tags_m, tags_n = drawn(7, 3, 4)
+    leaves = PairScores(*(None if s is None else s.clone().requires_grad_() for s in scores))  # type: ignore[arg-type]
+    torch.stack(list(pair_losses(leaves, tags_m, tags_n, reduction=reduction).values())).sum().backward()
+    both = torch.minimum(tags_m, tags_n)
+    targets = [tags_m, tags_n, both, both, (tags_m > tags_n).double(), (tags_n > tags_m).double()]
+    shares = [share, share, share, share, 1.0, 1.0]
+    for leaf, target, weight in zip(leaves, targets, shares, strict=True):
+        assert leaf is not None
+        assert leaf.grad is not None
+        torch.testing.assert_close(leaf.grad, weight * (torch.sigmoid(leaf.detach()) - target) / 4)
+
+
+# --- the segmenter's
+
+
+@quick
+@given(seeds, st.integers(1, 2), st.integers(2, 4), st.sampled_from([255, 1]))
+def test_pixel_ce_sums_over_the_labelled_pixels(seed: int, batch: int, labels: int, ignore: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits = torch.from_numpy(rng.normal(scale=3, size=(batch, labels, 3, 2)))
+    truth = torch.from_numpy(rng.choice([*range(labels), ignore], (batch, 3, 2)).astype(np.uint8))
+    total, count = pixel_ce(logits, truth, ignore=ignore)
+    expected, pixels = 0.0, 0
+    for b in range(batch):
+        for y in range(3):
+            for x in range(2):
+                label = int(truth[b, y, x])
+                if label != ignore:
+                    exponentials = [math.exp(v) for v in logits[b, :, y, x].tolist()]
+                    expected -= math.log(exponentials[label] / sum(exponentials))
+                    pixels += 1
+    assert total.item() == pytest.approx(expected)
+    assert count.item() == pixels
+    assert count.dtype == torch.float32
+
+
+def test_pixels_that_are_all_ignored_teach_nothing() -> None:
+    logits = torch.randn(1, 3, 2, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    total, count = pixel_ce(logits, torch.full((1, 2, 2), 255, dtype=torch.uint8))
+    total.backward()
+    assert (total.item(), count.item()) == (0, 0)
+    assert logits.grad is not None
+    assert (logits.grad == 0).all()
+
+
+def test_ignored_pixels_have_no_gradient_and_the_others_theirs() -> None:
+    logits = torch.randn(2, 3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
+    truth = torch.tensor([[[0, 255], [2, 1]], [[255, 255], [1, 0]]], dtype=torch.uint8)
+    pixel_ce(logits, truth)[0].backward()
+    expected = torch.softmax(logits.detach(), dim=1)
+    for b in range(2):
+        for y in range(2):
+            for x in range(2):
+                label = int(truth[b, y, x])
+                if label == 255:
+                    expected[b, :, y, x] = 0
+                else:
+                    expected[b, label, y, x] -= 1
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, expected)

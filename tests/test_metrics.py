@@ -1,0 +1,193 @@
+"""Scores against counting pixel by pixel: confusion, IoU, the sweep of thresholds, the marks, average precision."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mcis.models.metrics import (
+    IGNORE,
+    average_precision,
+    best_tag_mask,
+    confusion,
+    iou,
+    map_histogram,
+    mean_iou,
+    random_tag_mask,
+    sweep,
+)
+
+quick = settings(deadline=None, max_examples=60)
+seeds = st.integers(0, 2**32 - 1)
+side = st.integers(1, 5)
+
+
+def labels(rng: np.random.Generator, classes: int, shape: tuple[int, ...], ignored: bool = False) -> NDArray[np.uint8]:
+    return rng.choice([*range(classes + 1), *[IGNORE] * ignored], shape).astype(np.uint8)
+
+
+def counted(truth: np.ndarray, prediction: np.ndarray, classes: int) -> NDArray[np.int64]:
+    matrix = np.zeros((classes + 1, classes + 1), np.int64)
+    for t, p in zip(truth.ravel().tolist(), prediction.ravel().tolist(), strict=True):
+        if t != IGNORE:
+            matrix[t, p] += 1
+    return matrix
+
+
+# --- confusion and IoU
+
+
+@quick
+@given(seeds, st.integers(1, 4), side, side)
+def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int, width: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth, prediction = labels(rng, classes, (height, width), ignored=True), labels(rng, classes, (height, width))
+    prediction[truth == IGNORE] = IGNORE  # what is predicted there plays no part
+    got = confusion(truth, prediction, classes)
+    assert got.dtype == np.int64
+    np.testing.assert_array_equal(got, counted(truth, prediction, classes))
+
+
+@pytest.mark.parametrize(
+    ("truth", "prediction", "message"),
+    [
+        (np.zeros((2, 3)), np.zeros((3, 2)), r"truth \(2, 3\) and prediction \(3, 2\)"),
+        (np.full((1, 1), 3), np.zeros((1, 1)), "label 3 where at most 2"),
+        (np.zeros((1, 1)), np.full((1, 1), 3), "label 3 where at most 2"),
+        (np.zeros((1, 1)), np.full((1, 1), IGNORE), "label 255 where at most 2"),
+    ],
+)
+def test_confusion_refuses_what_it_cannot_count(truth: np.ndarray, prediction: np.ndarray, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        confusion(truth.astype(np.uint8), prediction.astype(np.uint8), 2)
+
+
+def test_a_truth_that_is_ignored_whole_counts_nothing() -> None:
+    truth = np.full((2, 2), IGNORE, np.uint8)
+    assert not confusion(truth, np.zeros((2, 2), np.uint8), 3).any()
+
+
+@quick
+@given(seeds, st.integers(1, 4))
+def test_iou_is_intersection_over_union(seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth, prediction = labels(rng, classes, (3, 3), ignored=True), labels(rng, classes, (3, 3))
+    got = iou(confusion(truth, prediction, classes))
+    values = []
+    for label in range(classes + 1):
+        pixels = [(t == label, p == label) for t, p in zip(truth.flat, prediction.flat, strict=True) if t != IGNORE]
+        union = sum(t or p for t, p in pixels)
+        if union:
+            values.append(100 * sum(t and p for t, p in pixels) / union)
+            assert got[label] == pytest.approx(values[-1])
+        else:
+            assert math.isnan(got[label])
+    if values:
+        assert mean_iou(confusion(truth, prediction, classes)) == pytest.approx(sum(values) / len(values))
+
+
+def test_iou_takes_a_stack_of_matrices() -> None:
+    stack = np.random.default_rng(0).integers(1, 9, (4, 3, 3))
+    np.testing.assert_array_equal(iou(stack), [iou(matrix) for matrix in stack])
+
+
+# --- the sweep
+
+
+def labelled_at(threshold: float, maps: np.ndarray, tags: np.ndarray) -> NDArray[np.uint8]:
+    """The strongest tag of each pixel where its score is at least the threshold, else background."""
+    out = np.zeros(maps.shape[1:], np.uint8)
+    for y, x in np.ndindex(*out.shape):
+        best = 0
+        for t in range(1, len(tags)):
+            if maps[t, y, x] > maps[best, y, x]:
+                best = t
+        if float(maps[best, y, x]) >= threshold:
+            out[y, x] = tags[best] + 1
+    return out
+
+
+@settings(deadline=None, max_examples=100)
+@given(seeds, st.integers(1, 5), st.sampled_from([2, 3, 7, 10, 16, 49, 64, 100]), st.data())
+def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, bins: int, data: st.DataObject) -> None:
+    """Over two images, with scores at and beside the thresholds, where rounding would show."""
+    rng = np.random.default_rng(seed)
+    total, images = np.zeros((classes + 1, classes, bins), np.int64), []
+    for _ in range(2):
+        shape = data.draw(st.tuples(side, side))
+        tags = rng.permutation(classes)[: rng.integers(1, classes + 1)]
+        at = (rng.integers(0, bins + 1, (len(tags), *shape)) / bins).astype(np.float32)
+        beside = np.nextafter(at, rng.choice(np.array([-1, 2], np.float32), at.shape)).clip(0, 1)
+        between = rng.random(at.shape, np.float32)
+        maps = np.choose(rng.integers(0, 3, at.shape), [at, beside, between])
+        truth = labels(rng, classes, shape, ignored=True)
+        images.append((truth, maps, tags))
+        total += map_histogram(truth, maps, tags, classes, bins)
+    matrices = sweep(total)
+    assert matrices.shape == (bins, classes + 1, classes + 1)
+    for i in range(bins):
+        expected = sum(counted(truth, labelled_at(i / bins, maps, tags), classes) for truth, maps, tags in images)
+        np.testing.assert_array_equal(matrices[i], expected)
+
+
+def test_a_score_of_one_is_foreground_at_every_threshold() -> None:
+    truth, tags = np.array([[2]], np.uint8), np.array([1])
+    matrices = sweep(map_histogram(truth, np.ones((1, 1, 1), np.float32), tags, 2, 8))
+    assert (matrices[:, 2, 2] == 1).all()
+
+
+# --- the marks without a classifier
+
+
+def test_a_random_tag_covers_the_salient_pixels() -> None:
+    salient, tags = np.array([[True, False], [False, True]]), np.array([4, 7, 2])
+    for draw, tag in ((0.0, 4), (0.33, 4), (0.34, 7), (0.66, 7), (0.67, 2), (np.nextafter(1, 0), 2)):
+        mask = random_tag_mask(salient, tags, draw)
+        assert mask.dtype == np.uint8
+        assert mask.tolist() == [[tag + 1, 0], [0, tag + 1]]
+
+
+@quick
+@given(seeds, st.integers(1, 4))
+def test_the_best_tag_is_the_true_one_on_each_salient_pixel(seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth, salient = labels(rng, classes, (3, 4), ignored=True), rng.random((3, 4)) < 0.6
+    tags = rng.permutation(classes)[: rng.integers(1, classes + 1)]
+    mask = best_tag_mask(salient, tags, truth)
+    assert mask.dtype == np.uint8
+    for y, x in np.ndindex(3, 4):
+        own = int(truth[y, x])
+        best = own if own in [tag + 1 for tag in tags] else tags[0] + 1
+        assert mask[y, x] == (best if salient[y, x] else 0)
+    hits = [np.diagonal(counted(truth, random_tag_mask(salient, tags, d), classes))[1:].sum() for d in (0.0, 0.5, 0.9)]
+    assert np.diagonal(counted(truth, mask, classes))[1:].sum() >= max(hits)
+
+
+# --- average precision
+
+
+@quick
+@given(seeds, st.integers(1, 8), st.integers(1, 3))
+def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    scores, tags = rng.permutation(count * classes).reshape(count, classes).astype(float), rng.random((count, classes)) < 0.5
+    got = average_precision(scores, tags)
+    assert got.shape == (classes,)
+    for k in range(classes):
+        precisions = []
+        for i in range(count):
+            if tags[i, k]:
+                above = [j for j in range(count) if scores[j, k] >= scores[i, k]]
+                precisions.append(sum(tags[j, k] for j in above) / len(above))
+        if precisions:
+            assert got[k] == pytest.approx(100 * sum(precisions) / len(precisions))
+        else:
+            assert math.isnan(got[k])
+
+
+def test_a_perfect_ranking_has_average_precision_100() -> None:
+    scores, tags = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]]), np.array([[1, 0], [1, 0], [0, 1]], bool)
+    assert average_precision(scores, tags).tolist() == [100, 100]

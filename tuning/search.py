@@ -1,0 +1,92 @@
+"""Ray Tune: trials that are whole runs of the pipeline, over values of one or more configuration keys."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mcis.datasets.errors import UserError
+from mcis.platform.progress import bar
+from mcis.platform.runtime import user_error_in
+from mcis.platform.settings import Values, resolve
+from mcis.platform.workspace import Workspace
+
+
+def _trial(parameters: dict[str, Any]) -> None:
+    """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
+    from ray import tune
+
+    from mcis.platform import pipeline
+
+    settings = parameters["trial"]
+    os.environ.update(settings["environment"])
+    resolved = resolve(settings["setting"], settings["recipe"], settings["values"])
+    result = pipeline.run(
+        resolved,
+        Workspace(Path(settings["workspace"])),
+        settings["name"],
+        until=settings["until"],
+        parent=settings["parent"],
+        tags={"study": settings["study"]},
+    )
+    tune.report({"name": settings["name"], "scores": result.scores})
+
+
+def run_trials(
+    setting: str,
+    recipe: str,
+    trials: Sequence[tuple[str, Values]],
+    *,
+    workspace: Workspace,
+    study: str,
+    parent: str,
+    until: str,
+    parallel: int,
+) -> dict[str, list[dict[str, Any]]]:
+    """Runs trials of the pipeline and returns the entries of scores.json of each, by run name.
+
+    A trial that was finished before costs no more than looking its stages up. Drivers reserve next to no CPU, or they
+    would keep it from the training workers that they wait for.
+
+    Args:
+        trials: run name and dotted configuration values of each.
+        parent: MLflow run that the trials' runs become children of.
+        parallel: trials at a time.
+
+    Raises:
+        UserError: a trial failed; the others have run to their end and are kept.
+    """
+    from ray import tune
+
+    keep = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+    common = {
+        "setting": setting,
+        "recipe": recipe,
+        "workspace": str(workspace.root),
+        "study": study,
+        "parent": parent,
+        "until": until,
+        "environment": {name: os.environ[name] for name in keep if name in os.environ},
+    }
+    space = [{**common, "name": name, "values": values} for name, values in trials]
+    with bar(f"study {study}", len(space), "trials") as progress:
+        progress.update(0, "stages that are the same are shared")
+        tuner = tune.Tuner(
+            tune.with_resources(_trial, {"cpu": 0.01}),
+            param_space={"trial": tune.grid_search(space)},
+            tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
+            run_config=tune.RunConfig(name="tune", storage_path=str(workspace.run(study)), verbose=0),
+        )
+        results = tuner.fit()
+        progress.update(len(space))
+    errors = [result.error for result in results if result.error]
+    if errors:
+        known = user_error_in(errors[0])
+        if known:
+            raise known
+        raise UserError(
+            f"{len(errors)} of {len(space)} trials failed; the first: {str(errors[0])[-600:]}",
+            "trials that run to their end",
+            "mend the cause and repeat the command; finished trials and stages are kept",
+        )
+    return {result.metrics["name"]: result.metrics["scores"] for result in results if result.metrics}
