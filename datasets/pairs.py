@@ -72,7 +72,7 @@ class PairSampler:
 
 
 def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows first .. last - 1 of the endless stream of epochs over `count` images: (place in 0..count-1, epoch), (N,)."""
+    """Rows first .. last - 1 of the endless stream of epochs over `count` images: place in 0..count-1, epoch, (N,)."""
     epoch, position = np.divmod(np.arange(first, last), count)
     place = np.empty(len(epoch), np.int64)
     for e in np.unique(epoch):

@@ -35,7 +35,7 @@ class DataConfig(Section):
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"
-    """Folder of ground-truth masks <id>.png, inside the devkit or absolute; `evaluate` alone reads it; may be absent."""
+    """Folder of ground-truth masks <id>.png, inside the devkit or absolute; read by `evaluate` alone, or absent."""
     max_rejected: int = Field(default=0, ge=0)
     """How many unreadable images a run goes on without. More end it before any training."""
     min_side: Positive = 32

@@ -77,15 +77,15 @@ def map_table(
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
     folder.mkdir(parents=True, exist_ok=True)
-    cuts = [(start, min(start + shard_rows, len(table))) for start in range(0, len(table), shard_rows)]
-    names = {f"part-{start:08d}-{stop:08d}.parquet": (start, stop) for start, stop in cuts}
+    starts = range(0, len(table), shard_rows)
+    names = {f"part-{start:08d}-{min(start + shard_rows, len(table)):08d}.parquet": start for start in starts}
     there = {file.name for file in folder.glob("part-*.parquet")}
     for name in there - names.keys():
         (folder / name).unlink()
     shards = []
-    for name, (start, stop) in names.items():
+    for name, start in names.items():
         if name not in there:
-            rows = table.slice(start, stop - start).combine_chunks()
+            rows = table.slice(start, shard_rows).combine_chunks()
             shards.append(rows.append_column("_shard", pa.array([name] * len(rows))))
     finished = len(table) - sum(len(s) for s in shards)
     done, busy = 0, 0.0

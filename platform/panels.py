@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from mcis.datasets.classes import BACKGROUND, IGNORE, palette
+from mcis.models.metrics import confusion, mean_iou
 
 COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
+"""What a panel may show, from left to right."""
+
 _GAP, _MARGIN, _HEADING, _CAPTION, _LEGEND_LINE = 10, 20, 28, 34, 24
 """Pixels: between cells, around the gallery, for its column headings, for a row's caption, for a line of its legend."""
 _SWATCH, _SWATCH_GAP, _ITEM_GAP = 12, 6, 22
@@ -30,7 +33,8 @@ class Panel:
     """One image of the gallery with what the stages made of it; (H, W) is the same for all arrays.
 
     image: (H, W, 3) uint8 RGB.
-    truth, pseudo_mask, prediction: (H, W) uint8 labels, k + 1 for class index k, 255 ignored; None where there is none.
+    truth, pseudo_mask, prediction: (H, W) uint8 labels, k + 1 for class index k, 255 ignored (in a prediction nothing
+        is); None where there is none.
     maps: (class name, (H, W) float32 in [0, 1]) a tag, its localization map; empty where none was made.
     """
 
@@ -47,11 +51,11 @@ class Panel:
     def masks(self) -> dict[str, NDArray[np.uint8]]:
         """The masks that there are, by the name of their column."""
         masks = {"truth": self.truth, "pseudo mask": self.pseudo_mask, "prediction": self.prediction}
-        return {column: labels for column, labels in masks.items() if labels is not None}
+        return {column: mask for column, mask in masks.items() if mask is not None}
 
 
-class LegendItem(NamedTuple):
-    """What a label is called and its colour as #rrggbb."""
+class Label(NamedTuple):
+    """What a label of a mask is called, and its colour as #rrggbb."""
 
     name: str
     colour: str
@@ -119,32 +123,53 @@ def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Image.
     scale = min(height / full_height, 2 * height / full_width)
     size = (max(1, round(full_width * scale)), max(1, round(full_height * scale)))
     image = Image.fromarray(panel.image).resize(size, Image.Resampling.LANCZOS)
-    pictures = {"image": image} | {column: _mask_picture(labels, size) for column, labels in panel.masks.items()}
+    pictures = {"image": image} | {column: _mask_picture(mask, size) for column, mask in panel.masks.items()}
     if panel.maps:
         pictures["localization map"] = _heat_picture(image, panel.maps, classes)
     return {column: pictures[column] for column in COLUMNS if column in pictures}
 
 
-def legend(panels: Iterable[Panel], classes: Sequence[str]) -> list[LegendItem]:
+def describe(panel: Panel, column: str, classes: Sequence[str]) -> tuple[str, str]:
+    """A cell that the panel has, for those who cannot see it, and a note for its caption, which may be empty."""
+    if column == "image":
+        return f"image {panel.image_id}, tagged {', '.join(panel.tags) or 'with nothing'}", ""
+    if column == "localization map":
+        strong = (f"{name} above one half on {share((heat > 0.5).mean())}" for name, heat in panel.maps)
+        return f"localization maps of {panel.image_id}: {', '.join(strong)} of the image", ""
+    mask, names = panel.masks[column], labels(classes)
+    values, counts = np.unique(mask, return_counts=True)
+    shares = dict(zip(values.tolist(), counts / mask.size, strict=True))
+    areas = ", ".join(f"{names[label].name} {share(area)}" for label, area in shares.items())
+    note = ""
+    if column == "pseudo mask" and IGNORE in shares:
+        note = f"{share(shares[IGNORE])} ignored"
+    elif column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any():
+        note = f"mIoU here {mean_iou(confusion(panel.truth, mask, len(classes))):.0f}"
+    return f"{column} of {panel.image_id}: {areas}", note
+
+
+def legend(panels: Iterable[Panel], classes: Sequence[str]) -> list[Label]:
     """The labels that occur in the panels' tags and masks: background first, ignored last."""
     seen: set[int] = set()
     for panel in panels:
         seen |= {classes.index(name) + 1 for name in panel.tags}
-        for labels in panel.masks.values():
-            seen |= set(np.unique(labels).tolist())
-    names = label_names(classes)
-    return [LegendItem(names[label], colour(label)) for label in sorted(seen)]
+        for mask in panel.masks.values():
+            seen |= set(np.unique(mask).tolist())
+    known = labels(classes)
+    return [known[label] for label in sorted(seen)]
 
 
-def label_names(classes: Sequence[str]) -> dict[int, str]:
-    """What each label is called, in rising order."""
-    return {BACKGROUND: "background"} | dict(enumerate(classes, 1)) | {IGNORE: "ignored"}
+def labels(classes: Sequence[str]) -> dict[int, Label]:
+    """Every label of K classes with the palette's colour; ignored pixels have the lighter one of their stripes."""
+    colours = palette()
+    colours[IGNORE] = _IGNORE_STRIPES[0]
+    names = {BACKGROUND: "background", IGNORE: "ignored"} | dict(enumerate(classes, 1))
+    return {label: Label(name, f"#{colours[label].tobytes().hex()}") for label, name in names.items()}
 
 
-def colour(label: int) -> str:
-    """A label's colour as #rrggbb: the palette's; of ignored pixels, the lighter of their stripes."""
-    rgb = _IGNORE_STRIPES[0] if label == IGNORE else palette()[label]
-    return "#" + rgb.tobytes().hex()
+def share(value: float) -> str:
+    """A share in [0, 1] as percent: 12.3 %."""
+    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
 def drawable(text: str) -> str:
@@ -158,10 +183,10 @@ def drawable(text: str) -> str:
 
 def _check(panel: Panel, classes: Sequence[str]) -> None:
     size = panel.image.shape[:2]
-    for what, labels in panel.masks.items():
-        if labels.shape != size:
-            raise ValueError(f"{what} of {panel.image_id} is {labels.shape}; expected its image's {size}")
-        highest = labels.max(where=labels != IGNORE, initial=0)
+    for what, mask in panel.masks.items():
+        if mask.shape != size:
+            raise ValueError(f"{what} of {panel.image_id} is {mask.shape}; expected its image's {size}")
+        highest = mask.max(where=mask != IGNORE, initial=0)
         if highest > len(classes):
             raise ValueError(f"{what} of {panel.image_id} has label {highest}; expected at most {len(classes)}")
     for name, heat in panel.maps:
@@ -171,15 +196,15 @@ def _check(panel: Panel, classes: Sequence[str]) -> None:
         raise ValueError(f"{panel.image_id} has the unknown class {unknown[0]!r}; expected one of {', '.join(classes)}")
 
 
-def _mask_picture(labels: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image:
+def _mask_picture(mask: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image:
     """Labels in palette colours, ignored pixels striped, segments with a light rim that lifts dark ones off black."""
-    labels = np.asarray(Image.fromarray(labels).resize(size, Image.Resampling.NEAREST))
-    colours = palette()[labels].astype(np.float32)
-    framed = np.pad(labels, 1, mode="edge")
+    mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
+    colours = palette()[mask].astype(np.float32)
+    framed = np.pad(mask, 1, mode="edge")
     neighbours = (framed[:-2, 1:-1], framed[2:, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:])
-    rim = np.logical_or.reduce([labels != other for other in neighbours]) & (labels != BACKGROUND)
+    rim = np.logical_or.reduce([mask != other for other in neighbours]) & (mask != BACKGROUND)
     colours[rim] += 0.65 * (255 - colours[rim])
-    ignored = labels == IGNORE
+    ignored = mask == IGNORE
     stripe = np.add.outer(np.arange(size[1]), np.arange(size[0])) // 5 % 2
     colours[ignored] = _IGNORE_STRIPES[stripe[ignored]]
     return Image.fromarray(colours.astype(np.uint8))
@@ -211,9 +236,9 @@ def _hue(label: int) -> NDArray[np.float64]:
 _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-def _wrapped(items: Iterable[LegendItem], font: _Font, width: int) -> Iterator[list[tuple[int, LegendItem]]]:
+def _wrapped(items: Iterable[Label], font: _Font, width: int) -> Iterator[list[tuple[int, Label]]]:
     """Items with their x positions, a list a line of `width` pixels; names too long for a line are cut."""
-    line: list[tuple[int, LegendItem]] = []
+    line: list[tuple[int, Label]] = []
     x = 0
     for item in items:
         name = _fitted(item.name, font, width - _SWATCH - _SWATCH_GAP)
@@ -221,7 +246,7 @@ def _wrapped(items: Iterable[LegendItem], font: _Font, width: int) -> Iterator[l
         if line and x + needed > width:
             yield line
             line, x = [], 0
-        line.append((x, LegendItem(name, item.colour)))
+        line.append((x, Label(name, item.colour)))
         x += needed
     if line:
         yield line

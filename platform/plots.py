@@ -28,16 +28,18 @@ class Theme(NamedTuple):
     series: tuple[str, ...]
 
 
-LIGHT = Theme(
-    "#ffffff", "#16181d", "#5c6370", "#e3e6ea",
-    ("#d98200", "#009e73", "#2467c9"),
-    ("#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b"),
-)  # fmt: skip
-DARK = Theme(
-    "#171a21", "#e8eaee", "#9aa3b0", "#2c313b",
-    ("#f2ac3c", "#2fc79a", "#6ba6ff"),
-    ("#f2ac3c", "#6ba6ff", "#2fc79a", "#f07fbf", "#b295f5", "#cdb07a", "#6fd0ec", "#ff8a94"),
-)  # fmt: skip
+THEMES = {
+    "light": Theme(
+        "#ffffff", "#16181d", "#5c6370", "#e3e6ea",
+        ("#d98200", "#009e73", "#2467c9"),
+        ("#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b"),
+    ),
+    "dark": Theme(
+        "#171a21", "#e8eaee", "#9aa3b0", "#2c313b",
+        ("#f2ac3c", "#2fc79a", "#6ba6ff"),
+        ("#f2ac3c", "#6ba6ff", "#2fc79a", "#f07fbf", "#b295f5", "#cdb07a", "#6fd0ec", "#ff8a94"),
+    ),
+}  # fmt: skip
 
 
 class Plot(NamedTuple):
@@ -76,7 +78,7 @@ def iou_chart(names: Sequence[str], scores: Mapping[str, Mapping[str, Any]]) -> 
     return _plot(480, 90 + len(names) * (12 + 8 * len(scores)), draw)
 
 
-def threshold_curves(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Plot:
+def threshold_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Plot:
     """mIoU in percent over the background threshold, a line a label, its best point marked."""
 
     def draw(figure: Figure, theme: Theme) -> None:
@@ -105,15 +107,17 @@ def best_point(thresholds: Sequence[float], mious: Sequence[float]) -> tuple[flo
     return max(points, key=lambda point: point[1], default=None)
 
 
-def training_curves(records: Sequence[Mapping[str, Any]]) -> Plot:
+def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
     """Loss and its terms, learning rate, share of time waiting for data, over steps; thin lines begin the epochs.
 
     Args:
-        records: at least one, with keys as in `column` and `loss_terms`.
+        records: at least one, with the keys step; epoch, passes over the data, fractional; loss. Where they are known
+            also learning_rate; images_per_second; waiting, share of the time spent waiting for data; time, seconds
+            since 1970. Every other key is a term of the loss.
     """
-    steps, waiting = column(records, "step"), 100 * column(records, "waiting")
+    steps, waiting = _column(records, "step"), 100 * _column(records, "waiting")
     terms = loss_terms(records)
-    starts = steps[1:][np.diff(np.floor(column(records, "epoch"))) > 0]
+    starts = steps[1:][np.diff(np.floor(_column(records, "epoch"))) > 0]
     epochs = starts if len(starts) <= _MOST_EPOCHS else starts[:0]
     marker = "o" if len(records) == 1 else None
     titles = ("loss and its terms" if terms else "loss", "learning rate", "waiting for data, percent of the time")
@@ -123,13 +127,13 @@ def training_curves(records: Sequence[Mapping[str, Any]]) -> Plot:
         for i, term in enumerate(["loss", *terms]):
             colour = theme.ink if term == "loss" else theme.series[(i - 1) % len(theme.series)]
             width, above = (2.0, 3) if term == "loss" else (1.4, 2)
-            values = column(records, term)
+            values = _column(records, term)
             if len(records) > _SMOOTH_FROM:
                 top.plot(steps, values, color=colour, linewidth=0.6, alpha=0.25)
                 values = _smoothed(values)
             line = {"color": colour, "linewidth": width, "zorder": above, "marker": marker, "markersize": 4}
             top.plot(steps, values, label=f" {_short(term, 30)}", **line)
-        middle.plot(steps, column(records, "learning_rate"), color=theme.series[1], linewidth=1.6, marker=marker)
+        middle.plot(steps, _column(records, "learning_rate"), color=theme.series[1], linewidth=1.6, marker=marker)
         bottom.fill_between(steps, 0, waiting, color=theme.series[0], alpha=0.35, linewidth=0)
         bottom.plot(steps, waiting, color=theme.series[0], linewidth=1.2, marker=marker)
         for axes, title in zip((top, middle, bottom), titles, strict=True):
@@ -149,17 +153,8 @@ def training_curves(records: Sequence[Mapping[str, Any]]) -> Plot:
     return _plot(480, 480, draw)
 
 
-def column(records: Iterable[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-    """One number of each training record, (N,), NaN where a record lacks it.
-
-    Besides the terms of the loss a record has: step; epoch, passes over the data, fractional; loss; learning_rate;
-    images_per_second; waiting, share of the time spent waiting for data; time, seconds since 1970.
-    """
-    return np.array([record.get(key) for record in records], np.float64)
-
-
 def loss_terms(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys of training records that are terms of the loss: all but those that `column` names."""
+    """The keys of training records that are terms of the loss, in the order in which they appear."""
     return list(dict.fromkeys(key for record in records for key in record if key not in _NO_TERMS))
 
 
@@ -180,7 +175,7 @@ def _plot(width: int, height: int, draw: Callable[[Figure, Theme], None]) -> Plo
         figure.savefig(buffer, format="png", dpi=2 / _PIXEL, facecolor=theme.paper)
         return buffer.getvalue()
 
-    return Plot(png(LIGHT), png(DARK), width, height)
+    return Plot(png(THEMES["light"]), png(THEMES["dark"]), width, height)
 
 
 def _style(axes: Axes, theme: Theme, *, grid: Literal["x", "y", "both"]) -> None:
@@ -201,6 +196,11 @@ def _outside_legend(
     )
     for text in legend.get_texts():
         text.set_parse_math(False)  # "$" in a name is a dollar
+
+
+def _column(records: Iterable[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    """One number of each record, (N,), NaN where a record lacks it."""
+    return np.array([record.get(key) for record in records], np.float64)
 
 
 def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:

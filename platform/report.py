@@ -6,36 +6,23 @@ and the page forbids itself, by its content security policy, to load or run anyt
 """
 
 import base64
-import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from io import BytesIO
+from math import isfinite
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import jinja2
-import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.classes import IGNORE
-from mcis.models.metrics import confusion, mean_iou
-from mcis.platform.panels import COLUMNS, Panel, cells, colour, gallery, label_names, legend, panel_picture
-from mcis.platform.plots import (
-    DARK,
-    LIGHT,
-    STAGES,
-    Plot,
-    best_point,
-    column,
-    iou_chart,
-    loss_terms,
-    threshold_curves,
-    training_curves,
-)
+from mcis.platform.panels import COLUMNS, Panel, cells, describe, gallery, labels, legend, panel_picture, share
+from mcis.platform.plots import STAGES, THEMES, Plot, best_point, iou_chart, loss_terms, threshold_chart, training_chart
 from mcis.platform.workspace import written_aside
 
 
@@ -45,12 +32,12 @@ class ReportData:
 
     name, setting, recipe, created (ISO 8601), git: what ran, when, and from which commit.
     classes: K names; class index k is label k + 1.
-    scores: the entries of scores.json; any key but `what` may be absent or None.
+    scores: the entries of scores.json; any value but `what` may be None.
     counts: numbers by name, nested as deep as needed: {"images": {"train": 480, "val": 120}, ...}.
     rejects: one an image that was not used: uri, image_id, split, reason.
     notes: warnings in plain words.
     seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
-    training: "classifier" and "segmenter" -> the records of their training, with keys as in `plots.column`.
+    training: "classifier" and "segmenter" -> the records of their training, with keys as in `plots.training_chart`.
     curves: label -> (thresholds, mIoU in percent) of localization maps.
     config: (dotted key, value, where the value comes from).
     environment: versions and machine, by name.
@@ -82,13 +69,12 @@ def write_report(data: ReportData, folder: Path) -> Path:
         ValueError: a panel's arrays differ in size, or hold a label or a map of a class that `data.classes` lacks.
         UserError: the disk is full or cannot be written.
     """
-    data = replace(data, scores=[dict.fromkeys(["name", "miou", "iou", *_MEANING]) | score for score in data.scores])
     pictures = folder / "pictures"
-    files = {f"panel-{n:02}.png": panel_picture(panel, data.classes) for n, panel in enumerate(data.panels, 1)}
+    drawn = {f"panel-{n:02}": panel_picture(panel, data.classes) for n, panel in enumerate(data.panels, 1)}
     if data.panels:
-        files["gallery.png"] = gallery(data.panels, data.classes)
+        drawn["gallery"] = gallery(data.panels, data.classes)
     plots = _plots(data)
-    content = {name: _encode(picture, "PNG") for name, picture in files.items()}
+    content = {f"{name}.png": _encode(picture, "PNG") for name, picture in drawn.items()}
     content |= {f"{name}.png": plot.light for name, plot in plots.items()}
     for name, png in content.items():
         with written_aside(pictures / name) as aside:
@@ -121,8 +107,8 @@ def _plots(data: ReportData) -> dict[str, Plot]:
         half = _MOST_BARS // 2
         plots["iou"] = iou_chart(order if len(order) <= _MOST_BARS else order[:half] + order[-half:], scores)
     if curves := {label: curve for label, curve in data.curves.items() if curve[0]}:
-        plots["thresholds"] = threshold_curves(curves)
-    return plots | {_training_name(who): training_curves(records) for who, records in data.training.items() if records}
+        plots["thresholds"] = threshold_chart(curves)
+    return plots | {_training_name(who): training_chart(records) for who, records in data.training.items() if records}
 
 
 def _training_name(who: str) -> str:
@@ -139,7 +125,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
         finalize=lambda value: "–" if value is None else value.translate(controls) if type(value) is str else value,
     )
-    environment.filters |= {"count": _count, "decimal": _decimal, "duration": _duration, "exact": _exact}
+    environment.filters |= {"count": _count, "decimal": "{:.1f}".format, "duration": _duration, "exact": float}
     environment.globals["zip"] = zip
     return environment
 
@@ -149,19 +135,19 @@ def _view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
     order, columns = _iou_table(data.scores)
     return {
         "data": data,
-        "created": _moment(data.created),
+        "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
         "commit": _commit(data.git) if data.git else "not known",
         "tiles": [_tile(data.scores, what) for what in STAGES],
         "missing": _missing(data),
         "splits": _gallery_by_split(data.panels, data.classes),
         "legend": legend(data.panels, data.classes),
-        "colours": {name: colour(label) for label, name in label_names(data.classes).items()},
+        "colours": dict(labels(data.classes).values()),
         "score_table": _score_table(data.scores),
         "iou_columns": [(what, STAGES[what], score) for what, score in columns.items()],
         "iou_order": order,
         "iou_cut": len(order) > _MOST_BARS,
         "most_bars": _MOST_BARS,
-        "iou_alt": _iou_alt(order, columns),
+        "iou_alt": _iou_alt(order, columns) if order else "",
         "curves": [(label, len(x), best_point(x, y)) for label, (x, y) in data.curves.items()],
         "truth_shown": any(panel.truth is not None for panel in data.panels),
         "maps_shown": any(panel.maps for panel in data.panels),
@@ -172,9 +158,11 @@ def _view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
         "stages": _stage_times(data.seconds, data.computed),
         "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
         "sources": Counter(source for _, _, source in data.config).most_common(),
-        "plots": {name: _plot_view(plot) for name, plot in plots.items()},
-        "light": LIGHT,
-        "dark": DARK,
+        "plots": {
+            name: plot._asdict() | {"light": _data_uri(plot.light, "PNG"), "dark": _data_uri(plot.dark, "PNG")}
+            for name, plot in plots.items()
+        },
+        **THEMES,
     }
 
 
@@ -197,9 +185,6 @@ def _missing(data: ReportData) -> list[str]:
     return absent
 
 
-# -------------------------------------------------------------------------------------------------------------- scores
-
-
 def _candidates(scores: Iterable[dict[str, Any]], what: str) -> list[dict[str, Any]]:
     """Scores with a mIoU that may stand for a stage: of segmentation, if possible, not on images it learnt from."""
     known = [score for score in scores if score["what"] == what and _known(score["miou"])]
@@ -208,14 +193,10 @@ def _candidates(scores: Iterable[dict[str, Any]], what: str) -> list[dict[str, A
     return known
 
 
-def _headline(scores: Iterable[dict[str, Any]], what: str) -> dict[str, Any] | None:
-    """The score that stands for a stage: the best of its candidates."""
-    return max(_candidates(scores, what), key=lambda score: score["miou"], default=None)
-
-
 def _tile(scores: Sequence[dict[str, Any]], what: str) -> dict[str, Any]:
     """What the page's head says of a stage; beside pseudo masks, the marks of the same split, without a classifier."""
-    score, candidates = _headline(scores, what), _candidates(scores, what)
+    candidates = _candidates(scores, what)
+    score = max(candidates, key=itemgetter("miou"), default=None)
     mious = [other["miou"] for other in scores if other["what"] == what]
     marks = _candidates(scores, "mark") if score and what == "pseudo_masks" else []
     return {
@@ -241,16 +222,9 @@ def _score_table(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Of a score's origin, what all scores share is said once, under the table.
     """
-    same: list[tuple[str, str]] = []
-    columns = []
-    for key, write in _MEANING.items():
-        values = [score[key] for score in scores]
-        if all(value is None for value in values):
-            continue
-        if key in _ORIGIN and all(value == values[0] for value in values):
-            same.append((_heading(key), write(values[0])))
-        else:
-            columns.append(key)
+    present = [key for key in _MEANING if any(score[key] is not None for score in scores)]
+    same = [key for key in present if key in _ORIGIN and len({score[key] for score in scores}) == 1]
+    columns = [key for key in present if key not in same]
     titles = STAGES | {"mark": "Marks, without a classifier"}
     groups: dict[str, list[dict[str, Any]]] = {what: [] for what in titles}
     for score in scores:
@@ -260,7 +234,7 @@ def _score_table(scores: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "headings": [(_heading(key), key in _NUMBERS) for key in columns],
         "groups": [(what in titles and what, titles.get(what, what), rows) for what, rows in groups.items() if rows],
-        "same": same,
+        "same": [(_heading(key), _MEANING[key](scores[0][key])) for key in same],
     }
 
 
@@ -269,9 +243,9 @@ def _heading(key: str) -> str:
 
 
 def _iou_table(scores: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """Names in falling order of the last stage's IoU, and each stage's headline score."""
-    found = {what: _headline(scores, what) for what in STAGES}
-    columns = {what: score for what, score in found.items() if score and score["iou"]}
+    """Names in falling order of the last stage's IoU, and the score that stands for each stage."""
+    best = {what: max(_candidates(scores, what), key=itemgetter("miou"), default=None) for what in STAGES}
+    columns = {what: score for what, score in best.items() if score and score["iou"]}
     names = dict.fromkeys(name for score in columns.values() for name in score["iou"])
 
     def rank(name: str) -> list[float]:
@@ -282,31 +256,23 @@ def _iou_table(scores: Sequence[dict[str, Any]]) -> tuple[list[str], dict[str, d
 
 
 def _iou_alt(order: Sequence[str], columns: Mapping[str, Mapping[str, Any]]) -> str:
-    if not order:
-        return ""
-    last = [*columns.values()][-1]["iou"]
-    known = [name for name in order if _known(last.get(name))]
-    ends = f", from {known[0]} {_decimal(last[known[0]])} to {known[-1]} {_decimal(last[known[-1]])}" if known else ""
-    stages = ", ".join(STAGES[what].lower() for what in columns)
+    stages, last = ", ".join(STAGES[what].lower() for what in columns), [*columns.values()][-1]["iou"]
+    known = [f"{name} {last[name]:.1f}" for name in order if _known(last.get(name))]
+    ends = f", from {known[0]} to {known[-1]}" if known else ""
     return f"Bars: IoU of {len(order)} labels, {stages}{ends}; the table beside has all figures"
-
-
-# ------------------------------------------------------------------------------------- gallery, training, counts, times
 
 
 def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str]) -> list[dict[str, Any]]:
     """Panels by split, with the columns that any of the split's has."""
-    groups: dict[str, list[Panel]] = {}
-    for panel in panels:
-        groups.setdefault(panel.split, []).append(panel)
-    splits = []
-    for split, members in groups.items():
+    known, splits = labels(classes), []
+    for split in dict.fromkeys(panel.split for panel in panels):
+        members = [panel for panel in panels if panel.split == split]
         rows = [cells(panel, classes, _PAGE_HEIGHT) for panel in members]
-        columns = [name for name in COLUMNS if any(name in row for row in rows)]
+        columns = [column for column in COLUMNS if any(column in row for row in rows)]
         shown = [
             {
                 "id": panel.image_id,
-                "tags": [(name, colour(classes.index(name) + 1)) for name in panel.tags],
+                "tags": [known[classes.index(name) + 1] for name in panel.tags],
                 "cells": [(c, _cell_view(panel, c, row[c], classes) if c in row else None) for c in columns],
             }
             for panel, row in zip(members, rows, strict=True)
@@ -316,117 +282,65 @@ def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str]) -> list[d
 
 
 def _cell_view(panel: Panel, column: str, cell: Image.Image, classes: Sequence[str]) -> dict[str, Any]:
-    """A cell as data URI, with a note for its caption and words for those who cannot see it."""
-    labels = panel.masks.get(column)
-    note = ""
-    if labels is not None:
-        alt = f"{column} of {panel.image_id}: {_areas(labels, classes)}"
-        ignored = float((labels == IGNORE).mean())
-        if column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any() and not ignored:
-            note = f"mIoU here {mean_iou(confusion(panel.truth, labels, len(classes))):.0f}"
-        elif column == "pseudo mask" and ignored:
-            note = f"{_share(ignored)} ignored"
-    elif column == "localization map":
-        strong = (f"{name} above one half on {_share((heat > 0.5).mean())}" for name, heat in panel.maps)
-        alt = f"localization maps of {panel.image_id}: {', '.join(strong)} of the image"
-    else:
-        alt = f"image {panel.image_id}, tagged {', '.join(panel.tags) or 'with nothing'}"
     # Masks are flat colours, which PNG packs small and exact; pictures with grain are ten times smaller as JPEG.
-    kind = "JPEG" if labels is None else "PNG"
+    kind = "PNG" if column in panel.masks else "JPEG"
+    alt, note = describe(panel, column, classes)
     uri = _data_uri(_encode(cell, kind), kind)
     return {"uri": uri, "width": cell.width, "height": cell.height, "alt": alt, "note": note}
 
 
-def _areas(labels: NDArray[np.uint8], classes: Sequence[str]) -> str:
-    names = label_names(classes)
-    values, counts = np.unique(labels, return_counts=True)
-    shares = zip(values.tolist(), counts / labels.size, strict=True)
-    return ", ".join(f"{names[label]} {_share(share)}" for label, share in shares)
-
-
 def _training_view(who: str, records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Facts of a training and words for its plot; without facts the template asks for nothing else."""
     if not records:
         return {"who": who, "facts": []}
-    losses, speed, waiting = (column(records, key) for key in ("loss", "images_per_second", "waiting"))
-    first, last = f"{losses[0]:.3g}", f"{losses[-max(1, len(losses) // 20) :].mean():.3g}"
-    facts = [
-        ("steps", _count(int(np.nanmax(column(records, "step"))))),
-        ("epochs", f"{np.nanmax(column(records, 'epoch')):.4g}"),
-        ("loss", f"{first} → {last}"),
-    ]
-    if np.isfinite(speed).any():
-        facts.append(("images a second", f"{np.nanmedian(speed):,.0f}"))
-    if np.isfinite(waiting).any():
-        facts.append(("waiting for data", _share(np.nanmean(waiting))))
-    terms = ", ".join(loss_terms(records))
-    alt = f"Loss of the {who} over {len(records)} records, from {first} to {last}" + (f"; terms: {terms}" * bool(terms))
-    plot, broken = _training_name(who), not np.isfinite(losses).all()
-    return {"who": who, "facts": facts, "plot": plot, "alt": alt, "broken": broken}
+    losses = [record["loss"] for record in records]
+    speeds = [record["images_per_second"] for record in records if "images_per_second" in record]
+    waits = [record["waiting"] for record in records if "waiting" in record]
+    first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
+    facts = [("steps", _count(records[-1]["step"])), ("epochs", f"{records[-1]['epoch']:.4g}")]
+    facts.append(("loss", f"{first} → {last}"))
+    if speeds:
+        facts.append(("images a second", f"{median(speeds):,.0f}"))
+    if waits:
+        facts.append(("waiting for data", share(fmean(waits))))
+    alt = f"Loss of the {who} over {len(records)} records, from {first} to {last}"
+    alt += f"; terms: {', '.join(terms)}" if (terms := loss_terms(records)) else ""
+    broken = not all(map(isfinite, losses))
+    return {"who": who, "facts": facts, "plot": _training_name(who), "alt": alt, "broken": broken}
 
 
 def _count_groups(counts: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, Any]]]]:
     """Counts as titled lists: plain numbers first, then a list a nested dictionary, deeper names joined by arrows."""
 
-    def flat(nested: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    def flat(nested: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
         for name, value in nested.items():
             if isinstance(value, Mapping):
-                yield from ((f"{name} → {inner}", number) for inner, number in flat(value))
+                yield from flat(value, f"{above}{name} → ")
             else:
-                yield name, value
+                yield above + name, value
 
     plain = [(name, value) for name, value in counts.items() if not isinstance(value, Mapping)]
     nested = [(_words(name), list(flat(value))) for name, value in counts.items() if isinstance(value, Mapping)]
     return ([("overall", plain)] if plain else []) + nested
 
 
-def _stage_times(seconds: Mapping[str, float], computed: Mapping[str, bool]) -> list[dict[str, Any]]:
+def _stage_times(seconds: dict[str, float], computed: dict[str, bool]) -> list[dict[str, Any]]:
     longest = max(seconds.values(), default=0) or 1
+    known = dict.fromkeys([*seconds, *computed]) | seconds  # None for a stage without a time
     return [
-        {
-            "name": _words(stage),
-            "seconds": seconds.get(stage),
-            "computed": computed.get(stage),
-            "share": 100 * seconds.get(stage, 0) / longest,
-        }
-        for stage in dict.fromkeys([*seconds, *computed])
+        {"name": _words(stage), "seconds": s, "computed": computed.get(stage), "share": 100 * (s or 0) / longest}
+        for stage, s in known.items()
     ]
-
-
-def _plot_view(plot: Plot) -> dict[str, Any]:
-    light, dark = _data_uri(plot.light, "PNG"), _data_uri(plot.dark, "PNG")
-    return {"light": light, "dark": dark, "width": plot.width, "height": plot.height}
-
-
-# --------------------------------------------------------------------------------------------------- words and numbers
 
 
 def _known(value: float | None) -> bool:
     """Whether a score was computed: neither None nor NaN."""
-    return value is not None and math.isfinite(value)
-
-
-def _decimal(value: float) -> str:
-    """One decimal, the precision of a score: 43.5."""
-    return f"{value:.1f}"
-
-
-def _exact(value: float) -> str:
-    """For machines: all digits of a number."""
-    return repr(float(value))
+    return value is not None and isfinite(value)
 
 
 def _count(value: float) -> str:
     """With thin spaces between thousands: 10 582."""
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def _share(value: float | np.floating) -> str:
-    """A share in [0, 1] as percent: 12.3 %."""
-    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
-
-
-def _flag(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _duration(seconds: float | None) -> str:
@@ -439,14 +353,6 @@ def _duration(seconds: float | None) -> str:
     if minutes < 60:
         return f"{minutes} min {rest:02} s"
     return f"{minutes // 60} h {minutes % 60:02} min"
-
-
-def _moment(iso: str) -> str:
-    try:
-        moment = datetime.fromisoformat(iso)
-    except ValueError:
-        return iso
-    return f"{moment:%d %B %Y, %H:%M} {moment.tzname() or ''}".strip().lstrip("0")
 
 
 def _commit(commit: str) -> str:
@@ -475,9 +381,9 @@ _MEANING: dict[str, Callable[[Any], str]] = {
     "background_cue": str,
     "related_images": _count,
     "scales": lambda scales: ", ".join(f"{scale:g}" for scale in scales),
-    "mirror": _flag,
-    "crf": _flag,
-    "ignored_share": _share,
+    "mirror": lambda on: "yes" if on else "no",
+    "crf": lambda on: "yes" if on else "no",
+    "ignored_share": share,
     "seed": str,
     "recipe": str,
     "weights": str,

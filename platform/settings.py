@@ -116,11 +116,9 @@ def leaves(section: BaseModel | type[BaseModel], prefix: str = "") -> Iterator[t
     """Dotted keys of a section and their values (or, of a class, their types)."""
     fields = type(section).model_fields if isinstance(section, BaseModel) else section.model_fields
     for name, field in fields.items():
-        value = getattr(section, name) if isinstance(section, BaseModel) else field.annotation
-        nested = value if isinstance(section, BaseModel) else field.annotation
-        is_section = isinstance(nested, BaseModel) or (isinstance(nested, type) and issubclass(nested, BaseModel))
-        if is_section:
-            yield from leaves(nested, f"{prefix}{name}.")
+        value: Any = getattr(section, name) if isinstance(section, BaseModel) else field.annotation
+        if isinstance(value, BaseModel) or (isinstance(value, type) and issubclass(value, BaseModel)):
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
@@ -138,7 +136,7 @@ def parse_assignments(assignments: Sequence[str]) -> Values:
             raise UserError(f"--set {text}", "--set key=value", "write for example --set localize.related=3")
         try:
             values[key.strip()] = json.loads(value)
-        except json.JSONDecodeError:
+        except ValueError:  # also a whole number of more digits than Python reads
             values[key.strip()] = value.strip()
     return values
 
@@ -184,6 +182,9 @@ def resolve(setting: str, recipe: str, options: Values | None = None, assignment
             if key not in sources:
                 near = difflib.get_close_matches(key, known_keys, 3, 0.5)
                 problems.append(f"unknown key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else ""))
+                continue
+            if source == "--set" and key in ("setting", "recipe"):
+                problems.append(f"{key} by --set would only change its name; choose it on the command line")
                 continue
             flat[key], sources[key] = value, source
     try:

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.stream import Batch, Share
+from mcis.datasets.stream import Batch, Share, batches
 from mcis.models.backbones import Backbone
 from mcis.platform.config import ComputeConfig, Optimiser
 from mcis.platform.progress import bar, follow
@@ -33,28 +33,41 @@ _LOG_EVERY = 10
 
 
 class Learner(Protocol):
-    """What is trained. An instance travels to the workers by pickle, so it holds plain values alone.
+    """What is trained. An instance travels to the workers by pickle, so it holds plain values alone."""
 
-    Attributes:
-        batch: samples a step over all workers; images: images a sample (2 for a pair).
-        steps: updates; `schedule_steps` those that the learning rate's schedule spans.
-        epoch_steps: updates an epoch, for step schedules and the log.
-        seed: of the initial weights and of dropout.
-    """
+    @property
+    def batch(self) -> int:
+        """Samples a step, over all workers."""
 
-    batch: int
-    images: int
-    steps: int
-    schedule_steps: int
-    epoch_steps: float
-    seed: int
-    optimiser: Optimiser
+    @property
+    def images(self) -> int:
+        """Images a sample: 2 for a pair."""
+
+    @property
+    def steps(self) -> int:
+        """Updates."""
+
+    @property
+    def schedule_steps(self) -> int:
+        """Updates that the learning rate's schedule spans."""
+
+    @property
+    def epoch_steps(self) -> float:
+        """Updates an epoch, for step schedules and the log."""
+
+    @property
+    def seed(self) -> int:
+        """Of the initial weights and of dropout."""
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """Update rule, rates and schedule."""
 
     def model(self) -> nn.Module:
         """The network with its initial weights."""
 
-    def stream(self, share: Share) -> Iterator[Batch]:
-        """The worker's decoded batches."""
+    def decoder(self, share: Share) -> Callable[[Batch], Batch]:
+        """Turns step numbers counted from the share's start into the decoded rows of those steps."""
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Loss terms of the worker's samples; their sum over all workers is the whole batch's loss."""
@@ -175,7 +188,8 @@ def _worker(settings: dict[str, Any]) -> None:
     model = ray.train.torch.prepare_model(plain)
     model.train()
     log = _StepLog(folder / STEPS, start) if rank == 0 else None
-    stream = learner.stream(Share(rank, world, start, learner.steps))
+    share = Share(rank, world, start, learner.steps)
+    stream = batches(learner.decoder(share), batch=learner.batch, share=share)
     began = last = time.monotonic()
     waited = waited_all = 0.0
     logged = start

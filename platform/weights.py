@@ -41,7 +41,9 @@ def backbone_weights(wanted: str, backbone: str, workspace: Workspace) -> Path |
     path = workspace.weights / url.rsplit("/", 1)[1]
     if not path.is_file():
         try:
-            load_state_dict_from_url(url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True)
+            load_state_dict_from_url(
+                url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True
+            )
         except (urllib.error.URLError, OSError, RuntimeError) as error:
             raise UserError(
                 f"the weights of {backbone} cannot be downloaded ({error})",

@@ -31,7 +31,9 @@ def one_thread() -> Iterator[None]:
 def drawn(seed: int, batch: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Images and draws."""
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.random((batch, 3, height, width))), torch.from_numpy(rng.random((batch, Augmentation.DRAWS)))
+    return torch.from_numpy(rng.random((batch, 3, height, width))), torch.from_numpy(
+        rng.random((batch, Augmentation.DRAWS))
+    )
 
 
 def luma(pixel: np.ndarray) -> float:

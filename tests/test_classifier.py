@@ -189,10 +189,11 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     model = classifier(**options)
     tags = torch.eye(K, dtype=torch.float64)
     scores, selves = model(images(1, 4), images(2, 4), ("flip",))
-    total = sum(t.sum() for t in pair_losses(scores, tags, tags.flip(0), reduction="paper").values())
-    total += sum(t.sum() for t in pair_losses(selves[0], tags, tags, reduction="paper").values())
-    assert isinstance(total, Tensor)
-    total.backward()
+    terms = [
+        *pair_losses(scores, tags, tags.flip(0), reduction="paper").values(),
+        *pair_losses(selves[0], tags, tags, reduction="paper").values(),
+    ]
+    torch.cat(terms).sum().backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert not without
 
@@ -244,7 +245,9 @@ def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: 
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.99, 1.0]))
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.99, 1.0])
+)
 def test_pooling_takes_the_mean_of_the_largest(seed: int, height: int, width: int, top: float) -> None:
     activations = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 3, height, width)))
     got = pool(activations, top)

@@ -143,7 +143,9 @@ def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_b
     b_b = features(rng, 1) if with_bias else None
     got = contrastive_features(f, common, w_b, b_b)
     for b in range(size["batch"]):
-        expected = eq_7_to_9(matrix(f[b]), matrix(common[b]), w_b.flatten().numpy(), b_b.item() if b_b is not None else 0)
+        expected = eq_7_to_9(
+            matrix(f[b]), matrix(common[b]), w_b.flatten().numpy(), b_b.item() if b_b is not None else 0
+        )
         np.testing.assert_allclose(matrix(got[b]), expected, atol=1e-12)
 
 

@@ -18,7 +18,7 @@ def mean_field(rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], param
     """Kraehenbuehl and Koltun's inference with every pair of pixels summed: no lattice, no approximation."""
     labels, height, width = probabilities.shape
     unary = -np.log(np.maximum(probabilities.astype(np.float64), parameters.floor)).reshape(labels, -1)
-    position = np.stack(np.mgrid[:height, :width], axis=-1).reshape(-1, 2).astype(np.float64)
+    position = np.indices((height, width)).reshape(2, -1).T.astype(np.float64)
     colour = rgb.reshape(-1, 3).astype(np.float64)
 
     def kernel(space: float, tone: float) -> Array:

@@ -1,4 +1,4 @@
-"""Localization maps against phi applied to the co-attentive features themselves (section 3.2), and what is made of them."""
+"""Localization maps against phi applied to the co-attentive features themselves (section 3.2), and their resizing."""
 
 import math
 from collections.abc import Iterator
@@ -48,7 +48,9 @@ def co_attentive_map(
         for x in range(target.shape[2]):
             p = [scale * vector(target, y, x) @ w_p.numpy() @ vector(related, *place) for place in places]
             weights = [math.exp(v - max(p)) for v in p]
-            feature = sum(a / sum(weights) * related[:, v, u].numpy() for a, (v, u) in zip(weights, places, strict=True))
+            feature = sum(
+                a / sum(weights) * related[:, v, u].numpy() for a, (v, u) in zip(weights, places, strict=True)
+            )
             row.append(float(weight.numpy() @ feature + bias))
         out.append(row)
     return out
@@ -108,7 +110,9 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
     short = multi_round(target, related, w_p, weight, bias, scale=2.0)
     torch.testing.assert_close(short, long_way)
     ahead = normal(rng, 2, 3)
-    for a, b in zip(torch.autograd.grad(short, inputs, ahead), torch.autograd.grad(long_way, inputs, ahead), strict=True):
+    for a, b in zip(
+        torch.autograd.grad(short, inputs, ahead), torch.autograd.grad(long_way, inputs, ahead), strict=True
+    ):
         torch.testing.assert_close(a, b)
 
 
@@ -162,7 +166,9 @@ def bicubic(line: list[float], length: int) -> list[float]:
 
 @quick
 @given(seeds, side, side, st.integers(1, 7), st.integers(1, 7))
-def test_maps_are_resized_bicubically_and_stay_between_0_and_1(seed: int, h: int, w: int, height: int, width: int) -> None:
+def test_maps_are_resized_bicubically_and_stay_between_0_and_1(
+    seed: int, h: int, w: int, height: int, width: int
+) -> None:
     rng = np.random.default_rng(seed)
     maps = torch.from_numpy(rng.choice([0.0, 0.25, 1.0], (2, h, w)))
     got = resize_maps(maps, height, width)

@@ -173,7 +173,10 @@ def test_the_best_tag_is_the_true_one_on_each_salient_pixel(seed: int, classes: 
 @given(seeds, st.integers(1, 8), st.integers(1, 3))
 def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
-    scores, tags = rng.permutation(count * classes).reshape(count, classes).astype(float), rng.random((count, classes)) < 0.5
+    scores, tags = (
+        rng.permutation(count * classes).reshape(count, classes).astype(float),
+        rng.random((count, classes)) < 0.5,
+    )
     got = average_precision(scores, tags)
     assert got.shape == (classes,)
     for k in range(classes):

@@ -6,16 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.models.crf import CrfParameters
+from mcis.models.crf import CrfParameters, dense_crf
 from mcis.models.pseudo_masks import IGNORE, PseudoMask, from_crf, from_saliency
 
 quick = settings(deadline=None, max_examples=100)
 
 
-def by_the_recipe(maps: np.ndarray, tags: np.ndarray, saliency: np.ndarray, **limits: float) -> PseudoMask:
+def by_the_recipe(
+    maps: np.ndarray,
+    tags: np.ndarray,
+    saliency: np.ndarray,
+    *,
+    floor: float = 0.3,
+    conflict: float = 0.99,
+    confident: float = 0.95,
+    doubt: int = 32,
+    smallest: float = 0.01,
+) -> PseudoMask:
     """The released recipe's rules, one pixel after the other."""
-    floor, conflict = limits.get("floor", 0.3), limits.get("conflict", 0.99)
-    confident, doubt = limits.get("confident", 0.95), limits.get("doubt", 32)
     scaled = []
     for one in maps.astype(np.float64):
         low, high = one.min(), one.max()
@@ -34,7 +42,7 @@ def by_the_recipe(maps: np.ndarray, tags: np.ndarray, saliency: np.ndarray, **li
         seen = max(int(saliency[y, x]), *(255 if one[y, x] > confident else 0 for one in scaled))
         if best == 0 and seen >= doubt:
             mask[y, x] = IGNORE
-    if foreground / labels.size < limits.get("smallest", 0.01):
+    if foreground / labels.size < smallest:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
 
@@ -69,9 +77,11 @@ def test_the_rules_of_the_recipe(scene: tuple[np.ndarray, np.ndarray, np.ndarray
 def test_the_limits_may_be_set(
     scene: tuple[np.ndarray, np.ndarray, np.ndarray], floor: float, conflict: float, confident: float, doubt: int
 ) -> None:
-    limits = {"floor": floor, "conflict": conflict, "confident": confident, "smallest": 0.0}
-    got = from_saliency(*scene, doubt=doubt, **limits)
-    expected = by_the_recipe(*scene, doubt=doubt, **limits)
+    got, expected = (
+        f(*scene, floor=floor, conflict=conflict, confident=confident, doubt=doubt, smallest=0.0)
+        for f in (from_saliency, by_the_recipe)
+    )
+    np.testing.assert_array_equal(got.labels, expected.labels)
     np.testing.assert_array_equal(got.mask, expected.mask)
 
 
@@ -94,7 +104,7 @@ def test_what_is_trained_on_is_the_label_or_ignore_and_nothing_given_is_changed(
 
 
 def row(*pixels: tuple[float, float, int]) -> PseudoMask:
-    """Pixels (score of tag 4, score of tag 9, saliency), with two more at 0 and 1 so that normalising changes nothing."""
+    """Pixels (score of tag 4, score of tag 9, saliency) after two of 0 and 1, so that normalising changes nothing."""
     table = np.array([(0, 0, 255), (1, 1, 0), *pixels], np.float64).T
     maps = table[:2, None].astype(np.float32)
     return from_saliency(maps, np.array([4, 9]), table[2][None].astype(np.uint8), smallest=0)
@@ -163,16 +173,45 @@ GREY = np.full((2, 3, 3), 90, np.uint8)
 
 
 def test_between_the_two_thresholds_lies_what_is_ignored() -> None:
-    maps = np.array([[[0.35, 0.2, 0.05], [0.31, 0.29, 0.3]], [[0.1, 0.1, 0.08], [0.6, 0.11, 0.0]]], np.float32)
+    maps = np.array([[[0.35, 0.2, 0.05], [0.31, 0.3, 0.02]], [[0.1, 0.1, 0.09], [0.6, 0.04, 0.11]]], np.float32)
     labels, mask = from_crf(GREY, maps, np.array([4, 9]), parameters=CrfParameters(iterations=0))
+    assert labels.dtype == mask.dtype == np.uint8
     assert labels.tolist() == [[5, 0, 0], [10, 0, 0]]
     assert mask.tolist() == [[5, IGNORE, 0], [10, IGNORE, IGNORE]]
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_the_crf_refines_each_threshold_from_equal_doubt(count: int) -> None:
+    """Each pixel's winner has 0.7 and the others share the rest; both refinements agree on what is background."""
+    rng = np.random.default_rng(count)
+    rgb = rng.choice(np.array([60, 66, 180], np.uint8), (9, 11, 1)).repeat(3, axis=2)
+    maps, tags = rng.random((count, 9, 11), np.float32) ** (4 * count), rng.permutation(20)[:count]
+    parameters = CrfParameters(iterations=2, bilateral_weight=1.0)
+    refined = []
+    for background in (0.3, 0.1):
+        probabilities = np.full((count + 1, 9, 11), 0.3 / count, np.float32)
+        for y, x in np.ndindex(9, 11):
+            scores = [background, *maps[:, y, x]]
+            probabilities[scores.index(max(scores)), y, x] = 0.7
+        winners = dense_crf(rgb, probabilities, parameters).argmax(axis=0)
+        refined.append(np.array([0, *(tags + 1)])[winners])
+    first, second = refined
+    labels, mask = from_crf(rgb, maps, tags, parameters=parameters)
+    np.testing.assert_array_equal(labels, first)
+    np.testing.assert_array_equal(mask, np.where((first == 0) & (second > 0), IGNORE, first))
+    assert set(np.unique(mask)) == {0, *(tags + 1), IGNORE}, "the scene has everything"
+
+
 def test_both_thresholds_may_be_set() -> None:
     maps = np.array([[[0.35, 0.2, 0.05], [0.31, 0.29, 0.3]]], np.float32)
-    options = {"threshold": 0.25, "background_threshold": 0.22, "parameters": CrfParameters(iterations=0)}
-    labels, mask = from_crf(GREY, maps, np.array([4]), **options)
+    labels, mask = from_crf(
+        GREY,
+        maps,
+        np.array([4]),
+        threshold=0.25,
+        background_threshold=0.22,
+        parameters=CrfParameters(iterations=0),
+    )
     assert labels.tolist() == [[5, 0, 0], [5, 5, 5]]
     np.testing.assert_array_equal(labels, mask)
 

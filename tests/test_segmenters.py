@@ -27,9 +27,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def convolutions(model: LargeFov) -> list[nn.Conv2d]:
+    """The head's three."""
+    return [layer for layer in model.head if isinstance(layer, nn.Conv2d)]
+
+
 def network(stride: int = 8, **options: float) -> LargeFov:
+    """A small network that is surer of its labels than a fresh one."""
     torch.manual_seed(0)
-    return LargeFov(small(channels=6, stride=stride), labels=4, width=8, **options)  # type: ignore[arg-type]
+    model = LargeFov(small(channels=6, stride=stride), labels=4, width=8, **options)  # type: ignore[arg-type]
+    nn.init.normal_(convolutions(model)[-1].weight)
+    return model
 
 
 def picture(height: int, width: int, batch: int | None = None) -> Tensor:
@@ -108,7 +116,9 @@ def test_without_a_crop_the_image_is_seen_whole() -> None:
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 9))
 def test_windows_change_nothing_for_a_model_that_looks_at_single_pixels(height: int, width: int, crop: int) -> None:
     image = picture(height, width)
-    torch.testing.assert_close(predict(Pointwise(), image, crop=crop), torch.softmax(Pointwise()(image[None])[0], dim=0))
+    torch.testing.assert_close(
+        predict(Pointwise(), image, crop=crop), torch.softmax(Pointwise()(image[None])[0], dim=0)
+    )
 
 
 # --- scales and mirror
@@ -156,7 +166,7 @@ def test_with_mirror_the_mirrored_image_has_the_mirrored_prediction() -> None:
     straight, mirrored = predict(model, image, **options), predict(model, image.flip(2), **options)  # type: ignore[arg-type]
     torch.testing.assert_close(mirrored.flip(2), straight)
     once = predict(model, image.flip(2)).flip(2)
-    assert not torch.allclose(once, predict(model, image), atol=1e-6), "the network alone has no such symmetry"
+    assert (once - predict(model, image)).abs().max() > 0.05, "the network alone has no such symmetry"
 
 
 def test_a_prediction_keeps_no_graph() -> None:
@@ -180,16 +190,19 @@ def test_logits_are_upsampled_with_aligned_corners() -> None:
         coarse, fine = model.head(model.backbone(images)), model(images)
     assert coarse.shape[2:] == (41, 41)
     torch.testing.assert_close(fine[:, :, ::8, ::8], coarse, atol=1e-6, rtol=1e-4)
-    torch.testing.assert_close(fine[:, :, ::8, 2::8], 0.75 * coarse[..., :-1] + 0.25 * coarse[..., 1:], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        fine[:, :, ::8, 2::8], 0.75 * coarse[..., :-1] + 0.25 * coarse[..., 1:], atol=1e-6, rtol=1e-4
+    )
 
 
 def test_the_head_is_deeplab_largefov() -> None:
     """3x3 with dilation, ReLU, 1x1, ReLU, 1x1 to the labels; dropout after both hidden layers."""
     model = network(dilation=3, dropout=0.5)
-    first, _, _, second, _, _, last = model.head
+    first, second, last = convolutions(model)
     assert [layer.weight.shape for layer in (first, second, last)] == [(8, 6, 3, 3), (8, 8, 1, 1), (4, 8, 1, 1)]
-    assert [layer.bias.abs().sum() for layer in (first, second, last)] == [0, 0, 0]
     for layer in (first, second, last):
+        assert layer.bias is not None
+        assert not layer.bias.any()
         nn.init.normal_(layer.bias)
     f = picture(5, 7, batch=2).repeat(1, 2, 1, 1)
     hidden = torch.relu(functional.conv2d(f, first.weight, first.bias, padding=3, dilation=3))
@@ -202,10 +215,12 @@ def test_the_head_is_deeplab_largefov() -> None:
 
 
 def test_the_defaults_are_the_recipes() -> None:
-    head = LargeFov(small(channels=3), labels=21).head
-    assert (head[0].out_channels, head[0].dilation, head[3].out_channels, head[6].out_channels) == (1024, (12, 12), 1024, 21)
-    assert [head[i].p for i in (2, 5)] == [0, 0]
-    assert head[6].weight.std().item() == pytest.approx(0.01, rel=0.1)
+    model = LargeFov(small(channels=3), labels=21)
+    first, second, last = convolutions(model)
+    assert (first.out_channels, first.dilation, second.out_channels, last.out_channels) == (1024, (12, 12), 1024, 21)
+    assert last.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    features = picture(2, 2, batch=1)
+    assert torch.equal(model.train().head(features), model.eval().head(features)), "no dropout"
 
 
 def test_an_images_logits_do_not_depend_on_the_batch() -> None:
@@ -216,4 +231,4 @@ def test_an_images_logits_do_not_depend_on_the_batch() -> None:
 
 
 def test_networks_are_found_by_name() -> None:
-    assert SEGMENTERS == {"largefov": LargeFov}
+    assert SEGMENTERS["largefov"] is LargeFov

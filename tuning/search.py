@@ -77,7 +77,8 @@ def run_trials(
             tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
             run_config=tune.RunConfig(name="tune", storage_path=str(workspace.run(study)), verbose=0),
         )
-        results = tuner.fit()
+        grid = tuner.fit()
+        results = [grid[place] for place in range(len(grid))]
         progress.update(len(space))
     errors = [result.error for result in results if result.error]
     if errors:

@@ -59,7 +59,7 @@ def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
     return truth
 
 
-class _ScoreTrain:
+class ScoreTrain:
     """Rows of tagged training images -> one row of counts: map histograms, confusions of pseudo masks and marks."""
 
     def __init__(self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards):
@@ -89,7 +89,7 @@ class _ScoreTrain:
         return pa.table({"histograms": [histograms.ravel()], "confusions": [confusions.ravel()]})
 
 
-class _ScoreVal:
+class ScoreVal:
     """Rows of val images -> one row of counts: confusions of the plain and the refined prediction."""
 
     def __init__(self, classes: int, predictions: Shards):
@@ -175,7 +175,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         arguments = (classes, bins, config.evaluate.salient, config.seed, *map(Shards, [*folders, masks]))
         part = context.part / "train"
         busy += map_table(
-            train, _ScoreTrain, arguments, part, label="score train", shard_rows=config.compute.shard_rows
+            train, ScoreTrain, arguments, part, label="score train", shard_rows=config.compute.shard_rows
         ).busy
         histograms = _summed(part, "histograms", 2, classes + 1, classes, bins)
         confusions = _summed(part, "confusions", 3, classes + 1, classes + 1)
@@ -207,7 +207,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         part = context.part / "val"
         shards = Shards(context.inputs["predict"] / "predictions")
         busy += map_table(
-            val, _ScoreVal, (classes, shards), part, label="score val", shard_rows=config.compute.shard_rows
+            val, ScoreVal, (classes, shards), part, label="score val", shard_rows=config.compute.shard_rows
         ).busy
         confusions = _summed(part, "confusions", 2, classes + 1, classes + 1)
         inference = {"scales": list(config.predict.scales), "mirror": config.predict.mirror}

@@ -51,7 +51,9 @@ def inputs(config: Config, context: RunContext) -> Any:
     return [fingerprint(found.table.to_pylist()), found.classes, file_stamps(found.table["uri"].to_pylist())]
 
 
-class _Verify:
+class Verify:
+    """Rows of a listing -> the same rows verified."""
+
     def __init__(self, min_side: int):
         self.min_side = min_side
 
@@ -68,7 +70,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     found = listing(config)
     mapped = map_table(
         found.table,
-        _Verify,
+        Verify,
         (config.data.min_side,),
         context.part / "verified",
         label="index",

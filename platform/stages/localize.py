@@ -32,7 +32,7 @@ from mcis.platform.stages.train_classifier import load_classifier
 from mcis.platform.workspace import disk_errors
 
 
-class _Embed:
+class Embed:
     """Image rows -> single-round maps; keeps the features and, as released, the sum of the self pairs' maps."""
 
     def __init__(self, config: Config, weights: Path, classes: int, folder: Path, multi: bool, gpu: bool):
@@ -82,7 +82,7 @@ class _Embed:
         return total
 
 
-class _Relate:
+class Relate:
     """Image rows with their related images -> maps of the multi-round inference."""
 
     def __init__(self, config: Config, weights: Path, classes: int, folder: Path, gpu: bool):
@@ -112,7 +112,7 @@ class _Relate:
         return map_rows(ids, tags, torch.stack(maps).cpu().numpy())
 
 
-def _with_related(rows: pa.Table, config: Config, tags: NDArray[np.bool_]) -> pa.Table:
+def with_related(rows: pa.Table, config: Config, tags: NDArray[np.bool_]) -> pa.Table:
     """Adds to image rows: position, first_map (place of the image's first map among all) and related (T lists of R)."""
     row_tags = rows["tags"].to_pylist()
     counts = np.array([len(t) for t in row_tags])
@@ -130,30 +130,34 @@ def _with_related(rows: pa.Table, config: Config, tags: NDArray[np.bool_]) -> pa
     return rows.append_column("related", pa.array(related, pa.list_(pa.list_(pa.int64()))))
 
 
+def make_feature_files(config: Config, weights: Path, classes: int, rows: pa.Table, folder: Path) -> list[Path]:
+    """Makes the memory-mapped files of features and self pairs' maps, unless they are there; empty for R = 0."""
+    size = config.classifier.input_size
+    with torch.inference_mode():
+        blank = torch.zeros(1, 3, size, size)
+        shape = tuple(load_classifier(config, weights, classes).backbone(blank).shape[1:])
+    multi = config.localize.related > 0
+    maps = sum(map(len, rows["tags"].to_pylist()))
+    files = {"features.npy": (len(rows) if multi else 0, *shape), "selves.npy": (maps if multi else 0, *shape[1:])}
+    with disk_errors(folder):
+        for name, dimensions in files.items():
+            if not (folder / name).exists():
+                np.lib.format.open_memmap(folder / name, mode="w+", dtype=np.float16, shape=dimensions).flush()
+    return [folder / name for name in files]
+
+
 def run(config: Config, context: RunContext) -> dict[str, Any]:
     """Writes the localization maps of all tagged training images; after a kill only missing shards are computed."""
     compute, classes, weights = config.compute, len(context.classes), context.inputs["train_classifier"]
     rows = split_rows(context, "train", tagged=True)
-    rows = _with_related(rows, config, tag_matrix(rows, classes))
+    rows = with_related(rows, config, tag_matrix(rows, classes))
     gpu = uses_gpu(compute)
     actors = compute.workers if gpu else max(1, local_cpus(compute) // 2)
-    model = load_classifier(config, weights, classes)
-    size = config.classifier.input_size
-    with torch.inference_mode():
-        shape = tuple(model.backbone(torch.zeros(1, 3, size, size)).shape[1:])
     multi = config.localize.related > 0
-    files = {
-        "features.npy": (len(rows), *shape) if multi else (0, *shape),
-        "selves.npy": (sum(map(len, rows["tags"].to_pylist())) if multi else 0, *shape[1:]),
-    }
-    for name, dimensions in files.items():
-        path = context.part / name
-        if not path.exists():
-            with disk_errors(path.parent):
-                np.lib.format.open_memmap(path, mode="w+", dtype=np.float16, shape=dimensions).flush()
+    files = make_feature_files(config, weights, classes, rows, context.part)
     embedded = map_table(
         rows,
-        _Embed,
+        Embed,
         (config, weights, classes, context.part, multi, gpu),
         context.part / "single",
         label="embed",
@@ -165,7 +169,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     if multi:
         busy += map_table(
             rows,
-            _Relate,
+            Relate,
             (config, weights, classes, context.part, gpu),
             context.part / "maps",
             label="localize",
@@ -175,8 +179,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         ).busy
     else:
         shutil.copytree(context.part / "single", context.part / "maps", dirs_exist_ok=True)
-    for name in files:
-        (context.part / name).unlink()
+    for path in files:
+        path.unlink()
     repeated = sum(
         len(set(related)) < config.localize.related for image in rows["related"].to_pylist() for related in image
     )

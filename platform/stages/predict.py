@@ -22,7 +22,7 @@ from mcis.platform.stages.pseudo_masks import crf_parameters
 from mcis.platform.stages.train_segmenter import load_segmenter
 
 
-class _Predict:
+class Predict:
     """Image rows -> predictions."""
 
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
@@ -49,7 +49,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     rows = split_rows(context, "val")
     mapped = map_table(
         rows,
-        _Predict,
+        Predict,
         (config, context.inputs["train_segmenter"], len(context.classes), gpu),
         context.part / "predictions",
         label="predict",

@@ -64,7 +64,7 @@ def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
     return saliency
 
 
-class _Mask:
+class MakeMasks:
     """Image rows -> pseudo masks."""
 
     def __init__(self, config: PseudoMasksConfig, cue: str, maps: Shards):
@@ -128,7 +128,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     cue = background_cue(config.pseudo_masks, rows)
     mapped = map_table(
         rows,
-        _Mask,
+        MakeMasks,
         (config.pseudo_masks, cue, Shards(context.inputs["localize"] / "maps")),
         context.part / "masks",
         label="pseudo masks",

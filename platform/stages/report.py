@@ -18,8 +18,8 @@ from mcis.models.localization import resize_maps
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.doctor import environment
-from mcis.platform.progress import read_records
 from mcis.platform.panels import Panel
+from mcis.platform.progress import read_records
 from mcis.platform.report import ReportData, write_report
 from mcis.platform.settings import leaves
 from mcis.platform.stages.evaluate import read_truth

@@ -1,7 +1,6 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from mcis.datasets.draws import uniforms
 from mcis.datasets.index import tag_matrix
 from mcis.datasets.pairs import PairSampler
-from mcis.datasets.stream import Batch, PairDecoder, Share, batches
+from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.models.augment import Augmentation, augment
 from mcis.models.backbones import BACKBONES, Backbone, load_pretrained, normalise, to_unit
 from mcis.models.classifier import CoAttentionClassifier
@@ -100,10 +99,9 @@ class ClassifierLearner:
             load_pretrained(model.backbone, self.pretrained)
         return model
 
-    def stream(self, share: Share) -> Iterator[Batch]:
+    def decoder(self, share: Share) -> PairDecoder:
         sampler = PairSampler(self.tags, seed=self.seed, itself=self.config.partner_may_be_itself)
-        decoder = PairDecoder(self.uris, sampler, batch=self.batch, size=self.config.input_size, share=share)
-        return batches(decoder, batch=self.batch, share=share)
+        return PairDecoder(self.uris, sampler, batch=self.batch, size=self.config.input_size, share=share)
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         c, epoch = self.config, batch["epoch"]

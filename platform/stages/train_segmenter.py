@@ -1,6 +1,5 @@
 """Stage 5: training images + pseudo masks -> weights.pt of the segmentation network, steps.jsonl."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.maps import Shards
 from mcis.datasets.pairs import epoch_rows
-from mcis.datasets.stream import Batch, Share, batches, random_crop, read_rgb
+from mcis.datasets.stream import Batch, Share, random_crop, read_rgb
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import load_pretrained
 from mcis.models.losses import pixel_ce
@@ -51,7 +50,7 @@ def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Mo
     return model.eval()
 
 
-class _CropDecoder:
+class CropDecoder:
     """Step numbers -> training crops: `images` (N, S, S, 3) uint8, `labels` (N, S, S) uint8, `index`, `epoch` (N,)."""
 
     def __init__(self, learner: "SegmenterLearner", share: Share):
@@ -129,8 +128,8 @@ class SegmenterLearner:
             load_pretrained(model.backbone, self.pretrained)  # type: ignore[arg-type]
         return model
 
-    def stream(self, share: Share) -> Iterator[Batch]:
-        return batches(_CropDecoder(self, share), batch=self.batch, share=share)
+    def decoder(self, share: Share) -> CropDecoder:
+        return CropDecoder(self, share)
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         draws = uniforms(self.seed, batch["epoch"], batch["index"], _JITTER, Augmentation.DRAWS)

@@ -1,0 +1,150 @@
+"""What orchestration costs: the demo's wall time over the same computing in a plain loop.
+
+The loop walks the demo's stages with the same numerics, drawn numbers and files, in one process without Ray, MLflow,
+progress bars and report, torch on all cores in training. Both sides begin with an empty workspace and the embedded
+data drawn. Target: at most 1.3.
+"""
+
+import argparse
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from mcis.datasets.index import tag_matrix
+from mcis.datasets.maps import Shards
+from mcis.datasets.stream import Share
+from mcis.platform.config import Config
+from mcis.platform.demo import demo_settings
+from mcis.platform.stages import evaluate, index, localize, predict, pseudo_masks, train_classifier, train_segmenter
+from mcis.platform.training import WEIGHTS, Learner, build_optimiser, learning_rate
+from mcis.platform.workspace import write_table
+
+TARGET = 1.3
+
+
+def train(learner: Learner, folder: Path) -> None:
+    """The training loop of one process, decoding as it goes."""
+    folder.mkdir()
+    torch.manual_seed(learner.seed)
+    model = learner.model()
+    optimiser = build_optimiser(model, learner.optimiser)
+    decode = learner.decoder(Share(0, 1, 0, learner.steps))
+    for step in range(learner.steps):
+        batch = decode({"id": np.array([step])})
+        factor = learning_rate(
+            learner.optimiser, step, steps=learner.schedule_steps, epoch=int(step / learner.epoch_steps)
+        )
+        for group in optimiser.param_groups:
+            group["lr"] = learner.optimiser.learning_rate * factor * group["factor"]
+        loss = torch.stack(list(learner.losses(model, batch, step, torch.device("cpu")).values())).sum()
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    torch.save(model.state_dict(), folder / WEIGHTS)
+
+
+def plain_loop(config: Config, folder: Path) -> dict[str, float]:
+    """Seconds of each stage without orchestration."""
+    seconds: dict[str, float] = {}
+    began = time.perf_counter()
+
+    def lap(stage: str) -> None:
+        nonlocal began
+        seconds[stage] = time.perf_counter() - began
+        began = time.perf_counter()
+
+    torch.set_num_threads(machine.cores())
+    found = index.listing(config)
+    classes = len(found.classes)
+    rows = index.Verify(config.data.min_side)(found.table)
+    train_rows, val_rows = (rows.filter(pc.equal(rows["split"], s)) for s in ("train", "val"))
+    tags = tag_matrix(train_rows, classes)
+    uris = train_rows["uri"].to_pylist()
+    lap("index")
+    train(
+        train_classifier.ClassifierLearner(
+            config=config.classifier, seed=config.seed, tags=tags, uris=uris, pretrained=None
+        ),
+        folder / "classifier",
+    )
+    lap("train_classifier")
+    related = localize.with_related(train_rows, config, tags)
+    localize.make_feature_files(config, folder / "classifier", classes, related, folder)
+    embed = localize.Embed(config, folder / "classifier", classes, folder, True, False)
+    write_table(folder / "single" / "part-000000.parquet", embed(related))
+    relate = localize.Relate(config, folder / "classifier", classes, folder, False)
+    write_table(folder / "maps" / "part-000000.parquet", relate(related))
+    lap("localize")
+    make = pseudo_masks.MakeMasks(config.pseudo_masks, "saliency", Shards(folder / "maps"))
+    write_table(folder / "masks" / "part-000000.parquet", make(train_rows))
+    lap("pseudo_masks")
+    learner = train_segmenter.SegmenterLearner(
+        config=config.segmenter,
+        seed=config.seed,
+        classes=classes,
+        image_ids=train_rows["image_id"].to_pylist(),
+        uris=uris,
+        masks=Shards(folder / "masks"),
+        start=train_classifier.load_classifier(config, folder / "classifier", classes).backbone.state_dict(),
+        pretrained=None,
+    )
+    train(learner, folder / "segmenter")
+    lap("train_segmenter")
+    predicted = predict.Predict(config, folder / "segmenter", classes, False)(val_rows)
+    write_table(folder / "predictions" / "part-000000.parquet", predicted)
+    lap("predict")
+    single, maps, masks = (Shards(folder / name) for name in ("single", "maps", "masks"))
+    positions = pa.array(np.arange(len(train_rows)), pa.int64())
+    score = evaluate.ScoreTrain(classes, config.evaluate.thresholds, config.evaluate.salient, 0, single, maps, masks)
+    score(train_rows.append_column("position", positions))
+    evaluate.ScoreVal(classes, Shards(folder / "predictions"))(val_rows)
+    lap("evaluate")
+    return seconds
+
+
+def main() -> None:
+    """Runs both sides in turn and prints the ratio of their medians' pairs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcis demo --set`")
+    arguments = parser.parse_args()
+    print(machine.describe())
+    ratios = []
+    for repeat in range(arguments.repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            workspace = Path(folder) / "workspace"
+            config = demo_settings(workspace, arguments.set).config
+            plain = Path(folder) / "plain"
+            plain.mkdir()
+            stages = plain_loop(config, plain)
+            began = time.perf_counter()
+            command = [sys.executable, "-m", "mcis.platform.cli", "demo", "--workspace", str(workspace)]
+            for assignment in arguments.set:
+                command += ["--set", assignment]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(done.stderr)
+            wall = time.perf_counter() - began
+            spent = machine.stage_seconds(workspace / "runs" / "demo")
+        total = sum(stages.values())
+        ratios.append(wall / total)
+        print(f"\npair {repeat + 1}: demo {wall:.1f} s, plain loop {total:.1f} s, ratio {ratios[-1]:.2f}")
+        print(f"{'stage':18}{'demo s':>10}{'loop s':>10}{'difference':>12}")
+        for stage, seconds in stages.items():
+            print(f"{stage:18}{spent[stage]:10.1f}{seconds:10.1f}{spent[stage] - seconds:12.1f}")
+        rest = wall - sum(spent.values())
+        print(f"{'start, report, end':18}{rest:10.1f}{0:10.1f}{rest:12.1f}")
+    print(f"\nratio {statistics.median(ratios):.2f} target {TARGET}")
+
+
+if __name__ == "__main__":
+    main()

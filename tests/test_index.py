@@ -1,0 +1,143 @@
+"""The index: its schema to the letter, what is verified of an image, every kind of broken file with its reason."""
+
+import hashlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mcis.datasets.index import INDEX_SCHEMA, LISTING_SCHEMA, REJECTS_SCHEMA, shown, tag_matrix, verify
+
+
+def jpeg(height: int, width: int, **options: object) -> bytes:
+    stream = BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    Image.fromarray(pixels).save(stream, "JPEG", **options)
+    return stream.getvalue()
+
+
+def listing(paths: list[Path]) -> pa.Table:
+    rows = [
+        {"image_id": p.stem, "uri": str(p), "domain": "target", "split": "train", "tags": [2, 7], "mask_uri": None}
+        for p in paths
+    ]
+    return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
+
+
+def files(folder: Path, contents: dict[str, bytes]) -> list[Path]:
+    for name, data in contents.items():
+        (folder / name).write_bytes(data)
+    return [folder / name for name in contents]
+
+
+def test_schemas_are_the_contract() -> None:
+    text, number = pa.string(), pa.int32()
+    wanted = {
+        "image_id": (text, False),
+        "uri": (text, False),
+        "domain": (text, False),
+        "split": (text, False),
+        "tags": (pa.list_(pa.uint16()), False),
+        "height": (number, False),
+        "width": (number, False),
+        "content_hash": (text, False),
+        "mask_uri": (text, True),
+        "saliency_uri": (text, True),
+    }
+    assert {f.name: (f.type, f.nullable) for f in INDEX_SCHEMA} == wanted
+    assert all(f.metadata[b"about"] for f in INDEX_SCHEMA), "every column says what it holds"
+    assert LISTING_SCHEMA.names == [n for n in INDEX_SCHEMA.names if n not in ("height", "width", "content_hash")]
+    assert {f.name: (f.type, f.nullable) for f in REJECTS_SCHEMA} == {
+        "image_id": (text, False), "uri": (text, False), "split": (text, False), "reason": (text, False)
+    }  # fmt: skip
+
+
+def test_sound_images_get_size_and_hash(tmp_path: Path) -> None:
+    sideways = Image.Exif()
+    sideways[0x0112] = 6  # the camera was held upright: shown as 40 high, 50 wide
+    contents = {"a.jpg": jpeg(33, 47), "b.jpg": jpeg(50, 40, exif=sideways)}
+    found = verify(listing(files(tmp_path, contents)))
+    assert found["reason"].to_pylist() == [None, None]
+    assert found["height"].to_pylist() == [33, 40]
+    assert found["width"].to_pylist() == [47, 50]
+    assert found["content_hash"].to_pylist() == [hashlib.sha256(data).hexdigest() for data in contents.values()]
+    for name in LISTING_SCHEMA.names:
+        assert found[name].to_pylist() == listing([tmp_path / n for n in contents])[name].to_pylist()
+
+
+def test_the_verified_table_has_the_schema_and_keeps_it_on_disk(tmp_path: Path) -> None:
+    found = verify(listing(files(tmp_path, {"a.jpg": jpeg(40, 40), "b.jpg": b""})))
+    assert found.schema.equals(INDEX_SCHEMA.append(pa.field("reason", pa.string())), check_metadata=True)
+    index = found.filter(pa.compute.is_null(found["reason"])).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    pq.write_table(index, tmp_path / "index.parquet")
+    assert pq.read_table(tmp_path / "index.parquet").equals(index)
+    again = pq.read_schema(tmp_path / "index.parquet")
+    assert again.field("tags").metadata[b"about"] == b"class indices from 0, ascending"
+    assert [f.nullable for f in again] == [f.nullable for f in INDEX_SCHEMA]
+
+
+def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
+    whole = jpeg(64, 64)
+    contents = {
+        "sound.jpg": whole,
+        "empty.jpg": b"",
+        "text.jpg": b"<html>404</html>",
+        "cut.jpg": whole[: len(whole) // 2],
+        "flat.jpg": jpeg(64, 31),
+    }
+    paths = files(tmp_path, contents)
+    (tmp_path / "folder.jpg").mkdir()
+    (tmp_path / "loop.jpg").symlink_to(tmp_path / "loop.jpg")
+    paths += [tmp_path / "gone.jpg", tmp_path / "folder.jpg", tmp_path / "loop.jpg"]
+    found = verify(listing(paths))
+    assert found["image_id"].to_pylist() == [p.stem for p in paths], "every row stays, in its order"
+    reasons = dict(zip(found["image_id"].to_pylist(), found["reason"].to_pylist(), strict=True))
+    assert reasons.pop("sound") is None
+    expected = {
+        "empty": "empty: ",
+        "text": "not an image: ",
+        "cut": "truncated: ",
+        "flat": "too small: 31x64 ",
+        "gone": "cannot be read: No such file or directory",
+        "folder": "cannot be read: Is a directory",
+        "loop": "cannot be read: Too many levels of symbolic links",
+    }
+    assert {name: reason[: len(expected[name])] for name, reason in reasons.items()} == expected
+    broken = found.filter(pa.compute.is_valid(found["reason"]))
+    assert set(broken["height"].to_pylist()) == {0}
+    digests = dict(zip(found["image_id"].to_pylist(), found["content_hash"].to_pylist(), strict=True))
+    assert digests["text"] == hashlib.sha256(contents["text.jpg"]).hexdigest()
+    assert digests["gone"] == ""
+
+
+def test_the_least_side_is_the_callers(tmp_path: Path) -> None:
+    table = listing(files(tmp_path, {"a.jpg": jpeg(64, 31)}))
+    assert verify(table, min_side=31)["reason"].to_pylist() == [None]
+    assert verify(table, min_side=32)["reason"].to_pylist() != [None]
+
+
+@pytest.mark.parametrize("part", [slice(0, 4), slice(1, 3), slice(3, 4), slice(2, 2)])
+def test_tag_matrix_is_the_loops(part: slice) -> None:
+    tags = [[0, 3], [], [1], [0, 1, 2, 3]]
+    table = pa.table({"tags": pa.array(tags, pa.list_(pa.uint16()))}).slice(part.start, part.stop - part.start)
+    expected = np.array([[k in row for k in range(5)] for row in tags[part]], bool).reshape(-1, 5)
+    found = tag_matrix(table, 5)
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_tag_matrix_of_several_chunks_and_of_none() -> None:
+    column = pa.array([[0], [1, 2]], pa.list_(pa.uint16()))
+    chunked = pa.table({"tags": pa.chunked_array([column, column.slice(1)])})
+    np.testing.assert_array_equal(tag_matrix(chunked, 3), np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]], bool))
+    assert tag_matrix(INDEX_SCHEMA.empty_table(), 3).shape == (0, 3)
+
+
+def test_shown_says_how_many_more() -> None:
+    assert shown(["a", "b"]) == "a, b"
+    assert shown(list("abcde")) == "a, b, c, d, e"
+    assert shown(list("abcdefg")) == "a, b, c, d, e and 2 more"

@@ -1,0 +1,216 @@
+"""The whole journey on a small drawn data set: what it leaves, what a second call does, what it does without truth."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mcis.datasets import synthetic
+from mcis.datasets.errors import UserError
+from mcis.datasets.maps import Shards
+from mcis.platform import pipeline
+from mcis.platform.settings import Resolved, resolve
+from mcis.platform.workspace import Workspace, read_table
+
+TINY = (
+    "classifier.epochs=2",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.steps=6",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+    "report.panels=4",
+    "compute.shard_rows=8",
+    "compute.threads=1",
+)
+SCORE_KEYS = {
+    "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
+    "related_images", "ignored_share", "seed", "recipe", "weights", "git",
+}  # fmt: skip
+
+
+def draw(folder: Path) -> Path:
+    root = folder / "VOC2012"
+    synthetic.draw(root, train=24, val=6, size=64, classes=3)
+    return root
+
+
+def settings(root: Path, *assignments: str) -> Resolved:
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    return resolve("voc", "small", options, [*TINY, *assignments])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("workspace"))
+
+
+@pytest.fixture(scope="module")
+def first(ray_local: None, root: Path, workspace: Workspace) -> pipeline.RunResult:
+    return pipeline.run(settings(root), workspace, "first")
+
+
+def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, workspace: Workspace) -> None:
+    written = json.loads((workspace.runs / "first" / "scores.json").read_text())
+    assert set(written) == {"scores", "counts", "seconds", "busy"}
+    assert written["scores"] == first.scores
+    assert all(set(score) == SCORE_KEYS for score in first.scores)
+    found = [(s["what"], s["split"], s["related_images"], s["crf"]) for s in first.scores]
+    assert found == [
+        ("localization_maps", "train", 0, None),
+        ("localization_maps", "train", 3, None),
+        ("pseudo_masks", "train", 3, None),
+        ("mark", "train", None, None),
+        ("mark", "train", None, None),
+        ("segmentation", "val", None, False),
+        ("segmentation", "val", None, True),
+    ]
+    for score in first.scores:
+        known = [v for v in score["iou"].values() if v is not None]
+        assert score["miou"] == pytest.approx(sum(known) / len(known), abs=0.02)
+        assert set(score["iou"]) == {"background", *first.context.classes}
+    assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
+    assert set(written["seconds"]) == set(pipeline.STAGES) - {"report"}
+
+
+def test_the_best_tag_is_a_bound_that_the_random_tag_is_under(first: pipeline.RunResult) -> None:
+    random, best = (s["miou"] for s in first.scores if s["what"] == "mark")
+    assert random < best
+
+
+def test_maps_lie_in_0_to_1_one_for_each_tag(first: pipeline.RunResult) -> None:
+    index = read_table(first.context.inputs["index"] / "index.parquet").to_pylist()
+    for name in ("single", "maps"):
+        shards = Shards(first.context.inputs["localize"] / name)
+        for row in index:
+            found = shards.maps(row["image_id"])
+            if row["split"] == "val":
+                assert found is None
+                continue
+            assert found is not None
+            assert found.classes.tolist() == row["tags"]
+            assert found.maps.shape == (len(row["tags"]), 8, 8)
+            assert 0 <= found.maps.min() <= found.maps.max() <= 1
+
+
+def test_a_second_call_computes_nothing(first: pipeline.RunResult, root: Path, workspace: Workspace) -> None:
+    again = pipeline.run(settings(root), workspace, "first")
+    assert [stage for stage, computed in again.context.computed.items() if computed] == ["report"]
+    assert again.scores == first.scores
+    assert again.context.tracker.run_id == first.context.tracker.run_id
+
+
+def test_a_changed_threshold_never_retrains_the_classifier(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    other = pipeline.run(settings(root, "pseudo_masks.floor=0.2"), workspace, "other", until="pseudo_masks")
+    assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "report"]
+    assert other.context.inputs["train_classifier"] == first.context.inputs["train_classifier"]
+    assert other.context.tracker.run_id != first.context.tracker.run_id
+    assert "evaluate" not in other.context.inputs
+    assert other.scores == []
+
+
+def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    before = [bytes_of(first.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
+    again = pipeline.run(settings(root), workspace, "first", start="train_classifier")
+    assert [s for s, computed in again.context.computed.items() if not computed] == ["index"]
+    after = [bytes_of(again.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
+    assert before == after
+    assert [s["miou"] for s in again.scores] == [s["miou"] for s in first.scores]
+
+
+def bytes_of(path: Path) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True).items()}
+
+
+def test_truth_is_read_by_evaluate_alone(ray_local: None, tmp_path: Path) -> None:
+    """Without the folder of masks every stage runs and ends in the same pseudo masks; only the scores are missing."""
+    root = draw(tmp_path)
+    with_truth = pipeline.run(settings(root), Workspace(tmp_path / "a"), "run", until="pseudo_masks")
+    shutil.rmtree(root / "SegmentationClassAug")
+    without = pipeline.run(settings(root), Workspace(tmp_path / "b"), "run")
+    assert without.scores == []
+    assert "there is no folder of ground-truth masks" in " ".join(without.context.summary("evaluate")["notes"])
+    tables = [read_table(r.context.inputs["pseudo_masks"] / "masks") for r in (with_truth, without)]
+    assert tables[0].equals(tables[1])
+    assert (without.context.inputs["predict"] / "predictions").is_dir()
+
+
+def test_a_mask_of_another_size_is_named(first: pipeline.RunResult, tmp_path: Path, workspace: Workspace) -> None:
+    from PIL import Image
+
+    root = draw(tmp_path)
+    mask = sorted((root / "SegmentationClassAug").glob("train_*.png"))[0]
+    Image.new("P", (7, 5)).save(mask)
+    with pytest.raises(Exception, match="5x7 pixels") as caught:
+        pipeline.run(settings(root), workspace, "sizes")
+    from mcis.platform.runtime import user_error_in
+
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert str(mask) in error.found
+
+
+def test_too_many_unreadable_images_end_the_run_and_fewer_are_listed(
+    ray_local: None, tmp_path: Path, workspace: Workspace
+) -> None:
+    root = draw(tmp_path)
+    bad = sorted((root / "JPEGImages").glob("train_*.jpg"))[3]
+    bad.write_bytes(bad.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"1 of 30 images cannot be read.*truncated"):
+        pipeline.run(settings(root), workspace, "bad", until="index")
+    result = pipeline.run(settings(root, "data.max_rejected=1"), workspace, "bad", until="index")
+    rejects = read_table(result.context.inputs["index"] / "rejects.parquet").to_pylist()
+    assert [r["uri"] for r in rejects] == [str(bad)]
+    assert result.context.summary("index")["counts"]["images"] == {"train": 23, "val": 6}
+    assert rejects[0]["reason"] in (result.context.folder / "report.html").read_text().replace("&#39;", "'")
+
+
+def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult, workspace: Workspace) -> None:
+    client, run_id = first.context.tracker.client, first.context.tracker.run_id
+    run: Any = client.get_run(run_id)
+    assert run.data.params["classifier.epochs"] == "2"
+    assert run.data.tags["setting"] == "voc"
+    assert run.data.tags["recipe"] == "small"
+    assert run.info.status == "FINISHED"
+    steps = [m.step for m in client.get_metric_history(run_id, "classifier.loss")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
+    names = {a.path for a in client.list_artifacts(run_id)}
+    assert {"report.html", "scores.json", "config.json", "pictures"} <= names
+    scored = {s["what"] for s in first.scores}
+    assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
+
+
+def test_without_related_images_single_round_maps_are_the_maps(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    result = pipeline.run(settings(root, "localize.related=0"), workspace, "r0", until="localize")
+    folder = result.context.inputs["localize"]
+    assert read_table(folder / "maps").equals(read_table(folder / "single"))
+    assert read_table(folder / "single").equals(read_table(first.context.inputs["localize"] / "single"))
+
+
+def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:
+    changes = ("localize.aggregation=released", "localize.related_may_repeat=true", "pseudo_masks.background=crf")
+    result = pipeline.run(settings(root, *changes), workspace, "variants", until="pseudo_masks")
+    assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
+    assert not result.context.computed["train_classifier"]
+    values = read_table(result.context.inputs["localize"] / "maps")["map"].combine_chunks().flatten().to_numpy()
+    steps = values.astype("float32") * 255
+    assert abs(steps - steps.round()).max() < 0.13  # 8 bit levels, as far as float16 holds them

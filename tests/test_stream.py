@@ -1,0 +1,272 @@
+"""Streams of batches: crops against loops over pixels, shares that add up, and Ray Data against a plain loop."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.decode import decode_rgb, squash
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import tag_matrix
+from mcis.datasets.pairs import PairSampler
+from mcis.datasets.stream import Batch, PairDecoder, Share, batches, random_crop, read_rgb
+from mcis.datasets.synthetic import draw
+from mcis.datasets.voc import list_voc
+
+quick = settings(deadline=None, max_examples=60)
+COLUMNS = ("images_m", "images_n", "m", "n", "epoch")
+PADDING = [124, 116, 104]
+SIZE = 24
+
+# --- crops
+
+
+def picture(height: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """An image whose red channel is its label, and whose other channels tell every pixel from every other."""
+    rows, columns = np.mgrid[:height, :width]
+    labels = ((rows * 7 + columns * 3) % 200).astype(np.uint8)
+    return np.stack([labels, rows, columns], -1).astype(np.uint8), labels
+
+
+def slow_crop(
+    rgb: NDArray[np.uint8], labels: NDArray[np.uint8], size: int, top: float, left: float
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pixel by pixel: position y of the crop shows position y + shift of the image, or padding."""
+
+    def shift(side: int, draw: float) -> int:
+        room = int(draw * (abs(side - size) + 1))
+        return room if side >= size else -room
+
+    out = np.empty((size, size, 3), np.uint8)
+    out_labels = np.empty((size, size), np.uint8)
+    for y in range(size):
+        for x in range(size):
+            row, column = y + shift(labels.shape[0], top), x + shift(labels.shape[1], left)
+            inside = 0 <= row < labels.shape[0] and 0 <= column < labels.shape[1]
+            out[y, x] = rgb[row, column] if inside else PADDING
+            out_labels[y, x] = labels[row, column] if inside else 255
+    return out, out_labels
+
+
+def crop(
+    rgb: NDArray[np.uint8],
+    labels: NDArray[np.uint8],
+    size: int,
+    draws: Sequence[float],
+    *,
+    scales: Sequence[float] = (1.0,),
+    mirror: bool = False,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    return random_crop(rgb, labels, size=size, scales=scales, mirror=mirror, draws=np.array(draws))
+
+
+draws_in_unit = st.floats(0, 1 - 2**-53)
+
+
+@quick
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), draws_in_unit, draws_in_unit, draws_in_unit)
+def test_a_crop_is_the_references(height: int, width: int, size: int, turn: float, top: float, left: float) -> None:
+    rgb, labels = picture(height, width)
+    expected = slow_crop(rgb, labels, size, top, left)
+    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left]), expected, strict=True):
+        assert (found.shape, found.dtype) == (wanted.shape, np.uint8)
+        np.testing.assert_array_equal(found, wanted)
+    turned = expected if turn >= 0.5 else slow_crop(rgb[:, ::-1], labels[:, ::-1], size, top, left)
+    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left], mirror=True), turned, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("side", "places"), [(9, 5), (2, 4)])
+def test_every_place_of_a_crop_is_taken(side: int, places: int) -> None:
+    """A side of 9 holds five crops of 5, a side of 2 lies at four places in one; both ends are among them."""
+    rgb, labels = picture(side, side)
+    found = {crop(rgb, labels, 5, [0, 0, top, 0])[1].tobytes() for top in np.linspace(0, 1, 50, endpoint=False)}
+    assert len(found) == places
+    for end in (0.0, 1 - 2**-53):
+        assert crop(rgb, labels, 5, [0, 0, end, 0])[1].tobytes() in found
+
+
+def test_padding_teaches_nothing_and_has_imagenets_colour() -> None:
+    rgb, labels = picture(3, 4)
+    image, taught = crop(rgb, labels, 10, [0, 0, 0.5, 0.5])
+    assert (taught != 255).sum() == 12
+    assert (image[taught == 255] == PADDING).all()
+    np.testing.assert_array_equal(image[taught != 255][:, 0], taught[taught != 255])
+
+
+@quick
+@given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([0.5, 0.7, 1.3, 2.0]), st.booleans())
+def test_scaled_crops_are_bilinear_and_their_labels_nearest(
+    height: int, width: int, scale: float, mirrored: bool
+) -> None:
+    """Against the triangle filter and nearest centres in float64; the crop is as large as the scaled image."""
+    rng = np.random.default_rng(height * 10 + width)
+    rgb = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
+    labels = rng.integers(0, 21, (height, width)).astype(np.uint8)
+
+    def weights(old: int) -> NDArray[np.float64]:
+        new = max(1, round(old * scale))
+        step = old / new
+        centres = (np.arange(new) + 0.5) * step
+        triangle = np.clip(1 - np.abs(np.arange(old) + 0.5 - centres[:, None]) / max(step, 1), 0, None)
+        return triangle / triangle.sum(1, keepdims=True)
+
+    rows, columns = weights(height), weights(width)
+    size = max(len(rows), len(columns))
+    smooth = np.einsum("yr,xc,rcb->yxb", rows, columns, rgb.astype(float))
+    # The centre of a pixel may lie on the border of two: both are nearest.
+    nearest = [
+        labels[((np.arange(len(rows)) + 0.5) * height / len(rows) + dy).astype(int)][
+            :, ((np.arange(len(columns)) + 0.5) * width / len(columns) + dx).astype(int)
+        ]
+        for dy in (-1e-6, 1e-6)
+        for dx in (-1e-6, 1e-6)
+    ]
+    draws = [0.0, 0.0 if mirrored else 0.9, 0.0, 0.0]
+    image, taught = crop(rgb, labels, size, draws, scales=[scale], mirror=True)
+    turn = -1 if mirrored else 1
+    assert np.abs(image[: len(rows), : len(columns)] - smooth[:, ::turn]).max() <= 1.5
+    assert np.any([taught[: len(rows), : len(columns)] == each[:, ::turn] for each in nearest], axis=0).all()
+    assert (taught != 255).sum() == len(rows) * len(columns)
+
+
+def test_each_scale_has_its_part_of_the_draws() -> None:
+    rgb, labels = picture(4, 4)
+    scales = (0.5, 1.0, 1.5, 2.0)
+    for draw_, scale in zip([0.0, 0.26, 0.74, 1 - 2**-53], scales, strict=True):
+        assert (crop(rgb, labels, 8, [draw_, 0, 0, 0], scales=scales)[1] != 255).sum() == (4 * scale) ** 2
+
+
+def test_a_crop_of_another_images_labels_raises() -> None:
+    rgb, labels = picture(4, 5)
+    with pytest.raises(ValueError, match=r"\(4, 5\).*\(5, 4\)"):
+        crop(rgb, labels.T, 4, [0, 0, 0, 0])
+
+
+# --- files
+
+
+def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.new("RGB", (3, 2), (1, 2, 3)).save(path)
+    assert read_rgb(str(path)).tolist() == [[[1, 2, 3]] * 3] * 2  # smaller than the index accepts by default
+    path.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"a\.png.*not an image"):
+        read_rgb(str(path))
+    path.unlink()
+    with pytest.raises(UserError, match=r"a\.png") as caught:
+        read_rgb(str(path))
+    assert "--from index" in caught.value.remedy
+
+
+# --- shares of a batch
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_shares_of_a_batch_add_up_and_differ_by_one_at_most(batch: int, world: int) -> None:
+    rows = [Share(rank, world, 0, 1).rows(batch) for rank in range(world)]
+    assert sum(rows) == batch
+    assert max(rows) - min(rows) <= 1
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
+    """The listing of a small data set that is drawn once."""
+    root = tmp_path_factory.mktemp("drawn") / "VOC2012"
+    draw(root, train=24, val=4, size=48, classes=4)
+    table = list_voc(root, classes=root / "classes.txt").table
+    return table.slice(0, 24)
+
+
+def decoder(listing: pa.Table, share: Share, batch: int = 5) -> PairDecoder:
+    sampler = PairSampler(tag_matrix(listing, 4), seed=1)
+    return PairDecoder(listing["uri"].to_pylist(), sampler, batch=batch, size=SIZE, share=share)
+
+
+def decoded(listing: pa.Table, share: Share, batch: int = 5) -> list[Batch]:
+    """The batches of a share without Ray: one call of the decoder a step."""
+    decode = decoder(listing, share, batch)
+    return [decode({"id": np.array([step])}) for step in range(share.stop - share.start)]
+
+
+def same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert set(one) == set(COLUMNS)
+        for name in COLUMNS:
+            assert one[name].dtype == (np.uint8 if name.startswith("images") else np.int64)
+            np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Table) -> None:
+    rows = PairSampler(tag_matrix(drawn, 4), seed=1).rows(15, 25)
+    (batch,) = [decoder(drawn, Share(0, 1, 3, 5))({"id": np.arange(2)})]
+    for name in ("m", "n", "epoch"):
+        np.testing.assert_array_equal(batch[name], getattr(rows, name))
+    for side in ("m", "n"):
+        assert batch[f"images_{side}"].shape == (10, SIZE, SIZE, 3)
+        for place, image in zip(batch[side], batch[f"images_{side}"], strict=True):
+            data = Path(drawn["uri"][int(place)].as_py()).read_bytes()
+            np.testing.assert_array_equal(image, squash(decode_rgb(data), SIZE))
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
+def test_the_workers_rows_make_up_the_batch(drawn: pa.Table, world: int) -> None:
+    whole = decoded(drawn, Share(0, 1, 2, 4))
+    parts = [decoded(drawn, Share(rank, world, 2, 4)) for rank in range(world)]
+    for step, batch in enumerate(whole):
+        for name in COLUMNS:
+            together = np.empty_like(batch[name])
+            for rank in range(world):
+                together[rank::world] = parts[rank][step][name]
+            np.testing.assert_array_equal(together, batch[name])
+
+
+# --- Ray Data
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_ray_streams_what_a_loop_decodes(drawn: pa.Table, world: int, ray_local: None) -> None:
+    for rank in range(world):
+        share = Share(rank, world, 0, 30)
+        same(list(batches(decoder(drawn, share), batch=5, share=share)), decoded(drawn, share))
+
+
+def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, ray_local: None) -> None:
+    late = Share(1, 2, 7, 12)
+    same(list(batches(decoder(drawn, late), batch=5, share=late)), decoded(drawn, Share(1, 2, 0, 12))[7:])
+
+
+def test_a_stream_of_no_step_is_empty(drawn: pa.Table) -> None:
+    share = Share(0, 1, 4, 4)
+    assert list(batches(decoder(drawn, share), batch=5, share=share)) == []
+
+
+def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> None:
+    def decode(steps: Batch) -> Batch:
+        time.sleep(1.5 if 0 in steps["id"] else 0)
+        return {"step": np.repeat(steps["id"], 32), "block": np.full(32 * len(steps["id"]), steps["id"][0])}
+
+    found = list(batches(decode, batch=32, share=Share(0, 1, 0, 12)))
+    assert [set(batch["step"].tolist()) for batch in found] == [{step} for step in range(12)]
+    assert [len(batch["step"]) for batch in found] == [32] * 12
+    assert len({block for batch in found for block in batch["block"].tolist()}) > 2, "one block proves nothing"
+
+
+def test_a_file_that_vanishes_ends_the_stream_with_the_users_error(drawn: pa.Table, ray_local: None) -> None:
+    uris = drawn["uri"].to_pylist()
+    uris[5] += ".gone"
+    share = Share(0, 1, 0, 10)
+    decode = decoder(drawn, share)
+    decode.uris = uris
+    with pytest.raises(UserError, match=r"\.gone cannot be read any more") as caught:
+        list(batches(decode, batch=5, share=share))
+    assert type(caught.value) is UserError
+    assert "Traceback" not in str(caught.value)
