@@ -15,7 +15,7 @@ MAPS_SCHEMA = pa.schema(
         pa.field("class", pa.uint16(), nullable=False, metadata={"about": "a tag of the image, index from 0"}),
         pa.field("height", pa.int32(), nullable=False, metadata={"about": "of the map"}),
         pa.field("width", pa.int32(), nullable=False, metadata={"about": "of the map"}),
-        pa.field("map", pa.list_(pa.float16()), nullable=False, metadata={"about": "row by row, in [0, 1]"}),
+        pa.field("map", pa.list_(pa.float16()), nullable=False, metadata={"about": "class activations, row by row"}),
     ]
 )
 MASKS_SCHEMA = pa.schema(
@@ -36,14 +36,14 @@ PREDICTIONS_SCHEMA = pa.schema(
 
 
 class ImageMaps:
-    """The maps of one image: `classes` (T,) class indices, `maps` (T, H, W) float32 in [0, 1]."""
+    """The maps of one image: `classes` (T,) class indices, `maps` (T, H, W) float32."""
 
     def __init__(self, classes: NDArray[np.int64], maps: NDArray[np.float32]):
         self.classes, self.maps = classes, maps
 
 
 def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating]) -> pa.Table:
-    """Maps (T, H, W) in [0, 1] as rows of MAPS_SCHEMA."""
+    """Maps (T, H, W) as rows of MAPS_SCHEMA."""
     count, height, width = maps.shape
     values = pa.array(maps.astype(np.float16).reshape(-1))
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * (height * width))

@@ -5,8 +5,10 @@ attention-weighted mean of the related image's own activations: phi(F_r A) = phi
 attended over in place of C, and each image is embedded once whatever the number of maps it takes part in.
 """
 
+from collections.abc import Sequence
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from mcis.models.coattention import AffinityForm, positions
@@ -15,6 +17,25 @@ from mcis.models.coattention import AffinityForm, positions
 def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Class-aware activation maps S = phi(F), (B, C, H, W) -> (B, K, H, W); section 3.2, first strategy."""
     return functional.conv2d(features, weight, bias)
+
+
+def embed(backbone: nn.Module, images: Tensor, *, extra_scales: Sequence[float] = (), mirror: bool = False) -> Tensor:
+    """Features of images (B, 3, H, W), averaged with those at further scales and of mirror images -> (B, C, h, w).
+
+    The class layer is linear, so the map of the averaged features is the average of the maps.
+    """
+    total: Tensor | None = None
+    for scale in (1.0, *extra_scales):
+        size = [max(1, round(side * scale)) for side in images.shape[2:]]
+        scaled = images if scale == 1 else functional.interpolate(images, size=size, mode="bilinear")
+        for flipped in (False, True) if mirror else (False,):
+            features = backbone(scaled.flip(3) if flipped else scaled)
+            features = features.flip(3) if flipped else features
+            if total is None:
+                total = torch.zeros_like(features)
+            total = total + functional.interpolate(features, size=total.shape[2:], mode="bilinear")
+    assert total is not None
+    return total / ((1 + len(extra_scales)) * (2 if mirror else 1))
 
 
 def multi_round(
@@ -50,6 +71,17 @@ def normalise_maps(maps: Tensor) -> Tensor:
     """Clips maps (..., H, W) at 0 and divides each by its maximum -> [0, 1]; a map without a positive value is 0."""
     positive = maps.clamp(min=0)
     return positive / positive.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
+
+
+def scale_maps(maps: Tensor, *, clip: bool = True) -> Tensor:
+    """Activation maps (..., H, W) -> [0, 1]: clipped at 0 and divided by the maximum, or min-max normalised whole.
+
+    Without clipping, evidence against a class still orders positions: where no class is seen, the least unlikely wins.
+    """
+    if clip:
+        return normalise_maps(maps)
+    low = maps.amin(dim=(-2, -1), keepdim=True)
+    return (maps - low) / (maps.amax(dim=(-2, -1), keepdim=True) - low).clamp(min=1e-6)
 
 
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:

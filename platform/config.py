@@ -136,6 +136,10 @@ class LocalizeConfig(Section):
     """`paper`: mean over the R co-attentive activations; `released`: mean with four self pairs' maps (RECIPE)."""
     related_may_repeat: bool = False
     """Related images drawn with repetition, the image itself included (RECIPE: yes)."""
+    extra_scales: tuple[Rate, ...] = ()
+    """Further factors of the input size at which an image is embedded; its features are averaged over all."""
+    mirror: bool = False
+    """Average the features with those of the mirror image, mirrored back."""
     batch: Positive = 32
     """Images embedded at a time."""
 
@@ -164,6 +168,8 @@ class PseudoMasksConfig(Section):
 
     background: Literal["auto", "saliency", "crf"] = "auto"
     """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
+    clip: bool = True
+    """Activations below 0 count as 0 (RECIPE); without, each map is min-max normalised whole."""
     floor: Share = 0.3
     """Scores below it count as 0 (RECIPE)."""
     conflict: Share = 0.99

@@ -6,6 +6,13 @@ from pathlib import Path
 from mcis.datasets import synthetic
 from mcis.platform.progress import console
 from mcis.platform.settings import Resolved, resolve
+
+# The embedded images are few and small: more passes, smaller crops, fewer updates than recipe `small` has by itself.
+_SIZES = {
+    "classifier.epochs": 24,
+    "segmenter.crop": 96,
+    "segmenter.steps": 500,
+}
 from mcis.platform.workspace import Workspace, disk_errors
 
 
@@ -16,5 +23,5 @@ def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
         console.print("drawing the embedded data set")
         with disk_errors(root.parent):
             synthetic.draw(root)
-    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), **_SIZES}
     return resolve("voc", "small", options, assignments)

@@ -2,10 +2,10 @@
 
 import contextlib
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config import ComputeConfig
@@ -25,8 +25,6 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
     A Ray that is already connected is used as it is.
     """
     # Ray reads these when it is imported.
-    os.environ.setdefault("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("RAY_TRAIN_ENABLE_STATE_TRACKING", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import logging
@@ -41,6 +39,8 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
         ray.init(address="auto", log_to_driver=verbose, logging_level=logging_level)
         folder = None
     else:
+        # A token of this process and its children; else Ray writes one into the home directory, readable by everyone.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # Unix sockets allow about 100 characters, so the folder's name is short.
         folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
         ray.init(
@@ -52,7 +52,6 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
             logging_level=logging_level,
             _temp_dir=folder,
         )
-    _tighten_token()
     import ray.data
 
     if not verbose:
@@ -65,14 +64,6 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _tighten_token() -> None:
-    # Ray writes its authentication token readable by everyone.
-    token = Path.home() / ".ray" / "auth_token"
-    if token.is_file():
-        with contextlib.suppress(OSError):
-            token.chmod(0o600)
 
 
 def uses_gpu(compute: ComputeConfig) -> bool:

@@ -23,7 +23,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_help_shows_every_command_and_imports_neither_ray_nor_torch() -> None:
-    code = "import sys; sys.argv = ['mcis', '--help']\nfrom mcis.platform.cli import main\ntry:\n    main()\nexcept SystemExit:\n    pass\n"
+    code = "import sys; sys.argv = ['mcis', '--help']\nfrom mcis.platform.cli import main\n"
+    code += "try:\n    main()\nexcept SystemExit:\n    pass\n"
     code += "print([m for m in ('ray', 'torch', 'mlflow', 'pyarrow') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(command in done.stdout for command in ("demo", "run", "study", "config", "doctor", "ui"))
@@ -31,7 +32,9 @@ def test_help_shows_every_command_and_imports_neither_ray_nor_torch() -> None:
 
 
 def test_config_show_names_every_key_value_and_source() -> None:
-    done = runner.invoke(app, ["config", "show", "voc", "--recipe", "small", "--set", "localize.related=5"], env={"COLUMNS": "400"})
+    done = runner.invoke(
+        app, ["config", "show", "voc", "--recipe", "small", "--set", "localize.related=5"], env={"COLUMNS": "400"}
+    )
     assert done.exit_code == 0
     lines = {line.split("│")[1].strip(): line for line in done.output.splitlines() if line.count("│") > 4}
     assert {key for key, _ in leaves(Config)} <= set(lines)
@@ -49,7 +52,10 @@ BAD = {
     "no data": (["run", "voc", "--name", "x", "--recipe", "small"], "--voc"),
     "missing folder": (["run", "voc", "--name", "x", "--recipe", "small", "--voc", "nowhere"], "no folder"),
     "name with a slash": (["run", "voc", "--name", "../x", "--recipe", "small", "--voc", "ROOT"], "run name"),
-    "unknown stage": (["run", "voc", "--name", "x", "--recipe", "small", "--voc", "ROOT", "--until", "masks"], "--until masks"),
+    "unknown stage": (
+        ["run", "voc", "--name", "x", "--recipe", "small", "--voc", "ROOT", "--until", "masks"],
+        "--until masks",
+    ),
     "weights that are no file": (
         ["run", "voc", "--name", "x", "--recipe", "paper", "--voc", "ROOT", "--set", "weights.backbone=w.pth"],
         "w.pth is no file",
@@ -83,7 +89,9 @@ def test_bad_input_ends_in_one_message_without_a_traceback(case: str, root: Path
     assert "Traceback" not in done.output
 
 
-def test_a_recipe_without_weights_offline_says_which_file_to_put_where(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_without_weights_offline_says_which_file_to_put_where(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # A proxy that refuses connections is what being offline looks like to the downloader.
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

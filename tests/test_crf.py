@@ -43,8 +43,11 @@ def picture(height: int, width: int) -> NDArray[np.uint8]:
 
 
 def guess(labels: int, height: int, width: int) -> NDArray[np.float32]:
-    drawn = np.random.default_rng(2).dirichlet(np.ones(labels), (height, width))
-    return drawn.transpose(2, 0, 1).astype(np.float32)
+    """Noise that leans towards the first label on the left and towards the last one on the right."""
+    drawn = np.random.default_rng(2).dirichlet(np.ones(labels), (height, width)).transpose(2, 0, 1)
+    drawn[0, :, : width // 2] += 0.5
+    drawn[-1, :, width // 2 :] += 0.5
+    return (drawn / drawn.sum(axis=0)).astype(np.float32)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +58,7 @@ def guess(labels: int, height: int, width: int) -> NDArray[np.float32]:
         CrfParameters(bilateral_weight=0, position_weight=6.0, position_std=1.0),
         CrfParameters(position_weight=0),
         CrfParameters(position_weight=0, bilateral_std=2.0),
-        CrfParameters(position_weight=0, colour_std=60.0),
+        CrfParameters(position_weight=0, colour_std=200.0),
         CrfParameters(iterations=3, position_weight=2.0, bilateral_std=10.0, colour_std=8.0, bilateral_weight=2.0),
         CrfParameters(floor=0.2),
     ],
@@ -68,7 +71,7 @@ def test_it_is_mean_field_inference(parameters: CrfParameters) -> None:
     assert got.dtype == np.float32
     change = np.abs(expected - probabilities).mean()
     assert change > 0.01
-    assert np.abs(got - expected).mean() < 0.2 * change
+    assert np.abs(got - expected).mean() < 0.12 * change
     np.testing.assert_allclose(got.sum(axis=0), 1, atol=1e-5)
 
 
@@ -83,6 +86,19 @@ def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colours(turned: bool) -> 
     assert (probabilities.argmax(axis=0) != truth).mean() > 0.15
     refined = dense_crf(rgb, probabilities, CrfParameters(iterations=5)).argmax(axis=0)
     np.testing.assert_array_equal(refined, truth)
+
+
+def test_the_defaults_are_the_recipes() -> None:
+    """Dense CRF, 1 iteration: Gaussian sxy 3 compat 1; bilateral sxy 80, srgb 4, compat 3; unary floor 1e-4."""
+    assert CrfParameters()._asdict() == {
+        "iterations": 1,
+        "position_std": 3,
+        "position_weight": 1,
+        "bilateral_std": 80,
+        "colour_std": 4,
+        "bilateral_weight": 3,
+        "floor": 1e-4,
+    }
 
 
 def test_without_iterations_only_the_floor_acts() -> None:

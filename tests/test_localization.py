@@ -10,8 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mcis.models.backbones import small
 from mcis.models.coattention import AffinityForm, affinity, coattend
-from mcis.models.localization import multi_round, normalise_maps, released_map, resize_maps, single_round
+from mcis.models.localization import (
+    embed,
+    multi_round,
+    normalise_maps,
+    released_map,
+    resize_maps,
+    scale_maps,
+    single_round,
+)
 
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
 quick = settings(deadline=None, max_examples=40)
@@ -187,3 +196,32 @@ def test_bicubic_overshoot_is_clipped() -> None:
     got = resize_maps(edge, 1, 16)
     assert got.dtype == torch.float32
     assert (got.min(), got.max()) == (0, 1)
+
+
+def test_embedding_averages_over_scales_and_mirror_images() -> None:
+    backbone = small(channels=6).double().eval()
+    images = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 32, 48)))
+
+    def resized(x: Tensor, height: int, width: int) -> Tensor:
+        return torch.nn.functional.interpolate(x, size=(height, width), mode="bilinear")
+
+    with torch.no_grad():
+        half = backbone(resized(images, 16, 24))
+        half_mirrored = backbone(resized(images, 16, 24).flip(3)).flip(3)
+        parts = [
+            backbone(images),
+            backbone(images.flip(3)).flip(3),
+            resized(half, 4, 6),
+            resized(half_mirrored, 4, 6),
+        ]
+        torch.testing.assert_close(embed(backbone, images), parts[0])
+        torch.testing.assert_close(embed(backbone, images, extra_scales=(0.5,)), (parts[0] + parts[2]) / 2)
+        together = embed(backbone, images, extra_scales=(0.5,), mirror=True)
+    torch.testing.assert_close(together, sum(parts) / 4)
+
+
+def test_maps_are_scaled_with_and_without_evidence_against_a_class() -> None:
+    maps = torch.tensor([[[-2.0, 0.0], [1.0, 2.0]]])
+    torch.testing.assert_close(scale_maps(maps), torch.tensor([[[0.0, 0.0], [0.5, 1.0]]]))
+    torch.testing.assert_close(scale_maps(maps, clip=False), torch.tensor([[[0.0, 0.5], [0.75, 1.0]]]))
+    torch.testing.assert_close(scale_maps(torch.full((1, 2, 2), 3.0), clip=False), torch.zeros(1, 2, 2))

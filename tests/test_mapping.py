@@ -151,6 +151,20 @@ def test_another_error_of_a_worker_is_not_taken_for_the_users(tmp_path: Path, ra
     assert user_error_in(caught.value) is None
 
 
+@pytest.mark.xfail(strict=True, reason="Ray mixes its error and the user's: a UserError whose text is a traceback")
+def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None) -> None:
+    import ray
+
+    def fail() -> None:
+        raise UserError("no map of i12", "a map", "draw one")
+
+    with pytest.raises(UserError) as caught:
+        ray.get(ray.remote(num_cpus=1)(fail).remote())
+    known = user_error_in(caught.value)
+    assert type(known) is UserError
+    assert str(known) == str(UserError("no map of i12", "a map", "draw one"))
+
+
 def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
     def make(*arguments: Any) -> Callable[[pa.Table], pa.Table]:
         raise AssertionError("nothing is to be done")

@@ -184,13 +184,13 @@ def test_between_the_two_thresholds_lies_what_is_ignored() -> None:
 def test_the_crf_refines_each_threshold_from_equal_doubt(count: int) -> None:
     """Each pixel's winner has 0.7 and the others share the rest; both refinements agree on what is background."""
     rng = np.random.default_rng(count)
-    rgb = rng.choice(np.array([60, 66, 180], np.uint8), (9, 11, 1)).repeat(3, axis=2)
-    maps, tags = rng.random((count, 9, 11), np.float32) ** (4 * count), rng.permutation(20)[:count]
-    parameters = CrfParameters(iterations=2, bilateral_weight=1.0)
+    rgb = rng.integers(0, 16, (12, 14, 1)).astype(np.uint8).repeat(3, axis=2) * 16
+    maps, tags = rng.random((count, 12, 14), np.float32) ** (4 * count), rng.permutation(20)[:count]
+    parameters = CrfParameters(iterations=3, bilateral_std=5.0, bilateral_weight=2.0, colour_std=8.0)
     refined = []
     for background in (0.3, 0.1):
-        probabilities = np.full((count + 1, 9, 11), 0.3 / count, np.float32)
-        for y, x in np.ndindex(9, 11):
+        probabilities = np.full((count + 1, 12, 14), 0.3 / count, np.float32)
+        for y, x in np.ndindex(12, 14):
             scores = [background, *maps[:, y, x]]
             probabilities[scores.index(max(scores)), y, x] = 0.7
         winners = dense_crf(rgb, probabilities, parameters).argmax(axis=0)

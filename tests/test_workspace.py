@@ -167,7 +167,7 @@ def test_a_file_over_the_limit_is_the_users_error(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 
     write_json(tmp_path / "a.json", "old")
-    command = [sys.executable, "-B", "-c", code, tmp_path / "a.json"]
+    command = [sys.executable, "-B", "-c", code, str(tmp_path / "a.json")]
     ran = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
     assert ran.stdout.startswith(f"no space left on the disk of {tmp_path} (File too large)"), ran.stderr
     assert read_json(tmp_path / "a.json") == "old"

@@ -17,7 +17,7 @@ from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.maps import ImageMaps, Shards
-from mcis.models.localization import resize_maps
+from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.metrics import IGNORE, best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
@@ -75,7 +75,7 @@ class ScoreTrain:
             for place, shards in enumerate((self.single, self.maps)):
                 found = shards.maps(row["image_id"])
                 assert isinstance(found, ImageMaps)
-                maps = resize_maps(torch.from_numpy(found.maps), *truth.shape).numpy()
+                maps = resize_maps(scale_maps(torch.from_numpy(found.maps)), *truth.shape).numpy()
                 histograms[place] += map_histogram(truth, maps, found.classes, k, self.bins)
             mask = self.masks.rows(row["image_id"])
             assert mask is not None

@@ -101,8 +101,9 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     if untagged:
         notes.append(f"{untagged} image(s) without a tag take no part in training")
     return {
-        # Later stages depend on what the images are, not on when their files were touched.
-        "content": fingerprint(index.to_pylist(), classes),
+        # Later stages depend on what the images are, not on where they lie, when they were touched, or whether there
+        # is truth for them.
+        "content": fingerprint(index.drop_columns(["uri", "mask_uri", "saliency_uri"]).to_pylist(), classes),
         "classes": classes,
         "notes": notes,
         "busy": mapped.busy,

@@ -1,5 +1,6 @@
-"""Stage 3: classifier + index -> localization maps of every training image's tags, float16 in [0, 1] (MAPS_SCHEMA).
+"""Stage 3: classifier + index -> localization maps of every training image's tags, float16 (MAPS_SCHEMA).
 
+A map holds class activations at feature resolution, unscaled; `models.localization.scale_maps` makes them comparable.
 Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
 once; its features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory
 stays bounded by what the operating system caches and a map costs attention alone.
@@ -22,7 +23,7 @@ from mcis.datasets.pairs import related_images
 from mcis.datasets.stream import read_rgb
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
-from mcis.models.localization import normalise_maps, released_map, resize_maps, single_round
+from mcis.models.localization import embed, released_map, resize_maps, single_round
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import map_table
@@ -51,7 +52,8 @@ class Embed:
         size = self.config.classifier.input_size
         pixels = np.stack([squash(read_rgb(uri), size) for uri in rows["uri"].to_pylist()])
         images = normalise(to_unit(torch.from_numpy(pixels).to(self.device)))
-        features = self.model.backbone(images)
+        localize = self.config.localize
+        features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
         if self.multi:
             self.features[rows["position"].to_numpy()] = features.cpu().numpy().astype(np.float16)
         activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
@@ -66,7 +68,7 @@ class Embed:
                 first = rows["first_map"][place].as_py()
                 total = self._self_maps(images[place], features[place], image_tags)
                 self.selves[first : first + len(image_tags)] = total.cpu().numpy().astype(np.float16)
-        return map_rows(ids, tags, normalise_maps(torch.cat(maps)).cpu().numpy())
+        return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
 
     def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int]) -> Tensor:
         """Sum of the four maps of the self pairs (RECIPE, "Localization maps"), (T, H, W)."""
@@ -105,7 +107,7 @@ class Relate:
                     selves = torch.from_numpy(self.selves[row["first_map"] + place].astype(np.float32)).to(self.device)
                     one = ((selves + released_map(raw)) / 5 * 255).round() / 255
                 else:
-                    one = normalise_maps(raw)
+                    one = raw
                 ids.append(row["image_id"])
                 tags.append(tag)
                 maps.append(one)

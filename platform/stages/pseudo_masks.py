@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.stream import read_rgb
 from mcis.models.crf import CrfParameters
-from mcis.models.localization import resize_maps
+from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
 from mcis.platform.config import Config, CrfConfig, PseudoMasksConfig
 from mcis.platform.context import RunContext
@@ -88,7 +88,7 @@ class MakeMasks:
         c, height, width = self.config, row["height"], row["width"]
         found = self.maps.maps(row["image_id"])
         assert found is not None, f"localize wrote no map for the tagged image {row['image_id']}"
-        maps = resize_maps(torch.from_numpy(found.maps), height, width).numpy()
+        maps = resize_maps(scale_maps(torch.from_numpy(found.maps), clip=c.clip), height, width).numpy()
         if self.cue == "saliency":
             return from_saliency(
                 maps,

@@ -14,7 +14,7 @@ from mcis.datasets.decode import decode_labels
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import read_rgb
-from mcis.models.localization import resize_maps
+from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.doctor import environment
@@ -56,7 +56,7 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
             found = maps.maps(image_id) if maps else None
             shown_maps = []
             if found:
-                resized = resize_maps(torch.from_numpy(found.maps), row["height"], row["width"]).numpy()
+                resized = resize_maps(scale_maps(torch.from_numpy(found.maps)), row["height"], row["width"]).numpy()
                 shown_maps = [(classes[k], m) for k, m in zip(found.classes, resized, strict=True)]
             mask = masks.rows(image_id) if masks else None
             predicted = predictions.rows(image_id) if predictions else None

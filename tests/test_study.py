@@ -1,0 +1,73 @@
+"""The study of related images as Ray Tune trials that share one classifier, children of one MLflow run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets import synthetic
+from mcis.datasets.errors import UserError
+from mcis.platform.settings import resolve
+from mcis.tuning.studies import changed_values, references
+from mcis.tuning.tables import PAPER_RELATED_IMAGES, related_images_table
+
+TINY = (
+    "classifier.epochs=1",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "pseudo_masks.smallest=0",
+    "report.panels=2",
+    "compute.threads=1",
+)
+
+
+def test_trials_are_told_only_what_differs_from_the_recipe() -> None:
+    resolved = resolve("voc", "small", {"data.voc": "/data"}, ["seed=3", "classifier.optimiser.step_epochs=[2]"])
+    assert changed_values(resolved) == {"data.voc": "/data", "seed": 3, "classifier.optimiser.step_epochs": (2,)}
+    again = resolve("voc", "small", changed_values(resolved))
+    assert again.config == resolved.config
+
+
+def test_a_classifier_without_co_attention_is_refused(tmp_path: Path) -> None:
+    resolved = resolve("voc", "small", {}, ["classifier.attention=none", "localize.related=0"])
+    with pytest.raises(UserError, match=r"attention=none"):
+        references(resolved, tmp_path, "study", until="pseudo_masks", parallel=1)
+
+
+def test_the_table_has_a_row_a_number_and_the_papers_column() -> None:
+    from rich.console import Console
+
+    console = Console(width=200)
+    with console.capture() as capture:
+        console.print(related_images_table({0: {"pseudo masks": 12.345}, 3: {}}, "title"))
+    rows = [line for line in capture.get().splitlines() if "│" in line][-2:]
+    assert "12.3" in rows[0]
+    assert str(PAPER_RELATED_IMAGES[0]) in rows[0]
+    assert str(PAPER_RELATED_IMAGES[3]) in rows[1]
+
+
+@pytest.mark.slow
+def test_trials_share_the_classifier_and_are_children_of_one_run(ray_local: None, tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    root = tmp_path / "VOC2012"
+    synthetic.draw(root, train=16, val=4, size=64, classes=2)
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    resolved = resolve("voc", "small", options, TINY)
+    workspace = tmp_path / "workspace"
+    references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
+
+    assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
+    assert len(list((workspace / "store").glob("localize-*"))) == 6
+    written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
+    assert sorted(written["related_images"]) == [str(r) for r in range(6)]
+    assert (workspace / "runs" / "study" / "related_images.png").read_bytes()[:4] == b"\x89PNG"
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("mcis")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    parent = next(r for r in runs if r.info.run_name == "study")
+    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
+    assert all(r.info.status == "FINISHED" for r in runs)
