@@ -31,6 +31,7 @@ def from_saliency(
     tags: NDArray[np.int64],
     saliency: NDArray[np.uint8],
     *,
+    level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
     confident: float = 0.95,
@@ -42,6 +43,7 @@ def from_saliency(
     Args:
         maps: (T, H, W) in [0, 1], one a tag; each is min-max normalised here. tags: (T,) class indices.
         saliency: (H, W), 0..255, class-agnostic.
+        level: saliency, of 255, from which background never wins and under which it always does; None = they compete.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.
         confident, doubt: background is ignored where saliency >= `doubt` (of 255) or a map exceeds `confident`.
@@ -53,6 +55,8 @@ def from_saliency(
     background = 1 - saliency.astype(np.float32) / 255
     scores = np.concatenate([background[None], scaled])
     scores[scores < floor] = 0
+    if level is not None:
+        scores[0] = np.where(saliency >= level, -1, 2)
     winners = scores.argmax(axis=0)
     labels = _labels(winners, tags)
     mask = labels.copy()

@@ -170,6 +170,8 @@ class PseudoMasksConfig(Section):
     """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
     clip: bool = True
     """Activations below 0 count as 0 (RECIPE); without, each map is min-max normalised whole."""
+    saliency_level: int | None = Field(default=None, ge=1, le=255)
+    """Saliency, of 255, that decides alone between background and foreground; None = background scores 1 - saliency."""
     floor: Share = 0.3
     """Scores below it count as 0 (RECIPE)."""
     conflict: Share = 0.99

@@ -6,6 +6,7 @@ from pathlib import Path
 from mcis.datasets import synthetic
 from mcis.platform.progress import console
 from mcis.platform.settings import Resolved, resolve
+from mcis.platform.workspace import Workspace, disk_errors
 
 # The embedded images are few and small: more passes, smaller crops, fewer updates than recipe `small` has by itself.
 _SIZES = {
@@ -13,7 +14,6 @@ _SIZES = {
     "segmenter.crop": 96,
     "segmenter.steps": 500,
 }
-from mcis.platform.workspace import Workspace, disk_errors
 
 
 def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:

@@ -94,6 +94,7 @@ def small() -> Values:
         "segmenter.optimiser.schedule": "cosine",
         "segmenter.optimiser.warm_up": 0.05,
         "pseudo_masks.clip": False,
+        "pseudo_masks.saliency_level": 128,
         "pseudo_masks.floor": 0.0,
         "predict.scales": [1.0],
         "predict.crop": None,

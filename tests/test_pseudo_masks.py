@@ -234,3 +234,14 @@ def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
     sure = from_crf(two_halves(12), maps, tags, certainty=0.999, parameters=parameters)
     assert (sure.labels[:, :9] == 4).all()
     assert (sure.mask[:, 9:12] == IGNORE).all(), "a winner that is certain yields to no colour"
+
+
+def test_a_saliency_level_decides_alone_between_background_and_foreground() -> None:
+    maps = np.array([[[0.0, 0.2, 1.0, 0.9]], [[1.0, 0.1, 0.0, 0.3]]], np.float32)
+    saliency = np.array([[128, 128, 128, 127]], np.uint8)
+    tags = np.array([4, 9])
+    found = from_saliency(maps, tags, saliency, level=128, floor=0.0, doubt=256, smallest=0.0)
+    assert found.labels.tolist() == [[10, 5, 5, 0]]
+    # The least likely pixel of all maps is foreground too, since the saliency says so.
+    least = from_saliency(maps[:1], tags[:1], np.full((1, 4), 200, np.uint8), level=128, floor=0.0, smallest=0.0)
+    assert least.labels.tolist() == [[5, 5, 5, 5]]

@@ -94,6 +94,7 @@ class MakeMasks:
                 maps,
                 found.classes,
                 read_saliency(row["saliency_uri"], (height, width)),
+                level=c.saliency_level,
                 floor=c.floor,
                 conflict=c.conflict,
                 confident=c.confident,

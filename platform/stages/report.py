@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from numpy.typing import NDArray
 
 from mcis.datasets.decode import decode_labels
 from mcis.datasets.index import shown
@@ -24,12 +25,13 @@ from mcis.platform.report import ReportData, write_report
 from mcis.platform.settings import leaves
 from mcis.platform.stages.evaluate import read_truth
 from mcis.platform.stages.index import split_rows
+from mcis.platform.stages.predict import Predict
 from mcis.platform.training import STEPS
 from mcis.platform.version import git_revision
 from mcis.platform.workspace import read_json, read_table, write_json
 
 
-def _spread(rows: pa.Table, count: int) -> list[dict[str, Any]]:
+def _spread(rows: pa.Table, count: int) -> pa.Table:
     """`count` rows, spread evenly; those with several tags first, since they show most."""
     many = pc.greater(pc.list_value_length(rows["tags"]), 1)
     ordered = pa.concat_tables([rows.filter(many), rows.filter(pc.invert(many))])
@@ -38,20 +40,21 @@ def _spread(rows: pa.Table, count: int) -> list[dict[str, Any]]:
     first = min(multi, (wanted + 1) // 2)
     places = [*np.linspace(0, multi - 1, first).astype(int)] if first else []
     places += [*np.linspace(multi, len(rows) - 1, wanted - first).astype(int)] if wanted > first else []
-    return ordered.take(pa.array(sorted(set(map(int, places))), pa.int64())).to_pylist()
+    return ordered.take(pa.array(sorted(set(map(int, places))), pa.int64()))
 
 
 def panels(config: Config, context: RunContext) -> list[Panel]:
-    """The images shown: half of train with maps and pseudo masks, half of val with predictions."""
+    """The images shown, half of train and half of val; the training images are predicted here, for the eye alone."""
     classes, inputs = context.classes, context.inputs
     half = config.report.panels // 2
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
-    predictions = Shards(inputs["predict"] / "predictions") if "predict" in inputs else None
     out = []
     for split, count in (("train", config.report.panels - half), ("val", half)):
         rows = split_rows(context, split, tagged=split == "train")
-        for row in _spread(rows, count):
+        rows = _spread(rows, count)
+        predicted = _predictions(config, context, rows, split)
+        for row in rows.to_pylist():
             image_id, tags = row["image_id"], row["tags"]
             found = maps.maps(image_id) if maps else None
             shown_maps = []
@@ -59,8 +62,6 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
                 resized = resize_maps(scale_maps(torch.from_numpy(found.maps)), row["height"], row["width"]).numpy()
                 shown_maps = [(classes[k], m) for k, m in zip(found.classes, resized, strict=True)]
             mask = masks.rows(image_id) if masks else None
-            predicted = predictions.rows(image_id) if predictions else None
-            png = (predicted["crf"][0].as_py() or predicted["plain"][0].as_py()) if predicted else None
             has_truth = "evaluate" in inputs and row["mask_uri"] and Path(row["mask_uri"]).is_file()
             out.append(
                 Panel(
@@ -71,10 +72,23 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
                     truth=read_truth(row, len(classes)) if has_truth else None,
                     maps=tuple(shown_maps),
                     pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
-                    prediction=decode_labels(png) if png else None,
+                    prediction=predicted.get(image_id),
                 )
             )
     return out
+
+
+def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> dict[str, NDArray[np.uint8]]:
+    """The predicted labels of the images shown, as refined as they are; empty before the segmenter is trained."""
+    if "predict" not in context.inputs:
+        return {}
+    if split == "val":
+        shards = Shards(context.inputs["predict"] / "predictions")
+        found = [row for i in rows["image_id"].to_pylist() for row in (shards.rows(i) or rows.slice(0, 0)).to_pylist()]
+    else:
+        folder = context.inputs["train_segmenter"]
+        found = Predict(config, folder, len(context.classes), gpu=False)(rows).to_pylist()
+    return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in found}
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
