@@ -276,7 +276,7 @@ class ComputeConfig(Section):
     worker_cpus: Rate = 0.5
     """Logical CPUs a training worker reserves; the rest decodes."""
     threads: int | None = Field(default=None, gt=0)
-    """Torch threads a training worker uses; None = the node's cores shared by its workers."""
+    """Torch threads a training worker uses; None = its share of the node's cores but one, which decodes."""
     cpus: int | None = Field(default=None, gt=0)
     """Logical CPUs of a Ray started here; None = the machine's cores, at least 4."""
     object_store_gb: Rate = 1.0

@@ -61,6 +61,7 @@ def small() -> Values:
     `mcis run voc --voc DIR --recipe small`, for images of about 160 pixels such as the embedded data's.
     """
     return {
+        "data.min_side": 16,
         "classifier.backbone": "small",
         "classifier.input_size": 96,
         "classifier.head": "own",

@@ -1,7 +1,9 @@
 """MLflow: one run a pipeline, children for studies. Nothing else in the project speaks to it."""
 
+import contextlib
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,22 @@ def tracking_uri(workspace: Workspace) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.root / 'mlflow.db'}"
 
 
+@contextlib.contextmanager
+def store_errors(uri: str) -> Iterator[None]:
+    """Turns what MLflow and its database raise into an error that names the store."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise UserError(
+            f"MLflow's store {uri} cannot be used: {str(error)[:300]}",
+            "a reachable MLflow tracking store with room on its disk",
+            "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
+        ) from None
+
+
 class Tracker:
     """An MLflow run that a restart continues.
 
@@ -29,16 +47,14 @@ class Tracker:
 
     def __init__(self, workspace: Workspace, folder: Path, name: str, *, identity: str, parent: str | None = None):
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-        import logging
-
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        logging.getLogger("mlflow").setLevel(logging.WARNING)
-        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
+
+        for name in ("alembic", "mlflow"):  # after the import, which sets the levels
+            logging.getLogger(name).setLevel(logging.WARNING)
 
         self.uri = tracking_uri(workspace)
         self._sent: dict[str, int] = {}
-        try:
+        with store_errors(self.uri):
             self.client = MlflowClient(tracking_uri=self.uri)
             experiment = self.client.get_experiment_by_name(EXPERIMENT)
             if experiment is None:
@@ -58,12 +74,6 @@ class Tracker:
                 run = self.client.create_run(experiment_id, run_name=name, tags=tags)
                 self.run_id = run.info.run_id
                 write_json(kept, {"identity": identity, "uri": self.uri, "run_id": self.run_id})
-        except (MlflowException, OSError) as error:
-            raise UserError(
-                f"MLflow's store {self.uri} cannot be used: {str(error)[:300]}",
-                "a reachable MLflow tracking store",
-                "unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server that it names",
-            ) from None
 
     def parameters(self, values: Mapping[str, Any]) -> None:
         """Logs parameters, flat and readable; a value of more than 500 characters is cut."""
@@ -71,12 +81,14 @@ class Tracker:
 
         params = [Param(key, str(value)[:500]) for key, value in values.items()]
         for start in range(0, len(params), _MOST_PARAMETERS):
-            self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMETERS])
+            with store_errors(self.uri):
+                self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMETERS])
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Sets tags such as setting and recipe."""
-        for key, value in values.items():
-            self.client.set_tag(self.run_id, key, value)
+        with store_errors(self.uri):
+            for key, value in values.items():
+                self.client.set_tag(self.run_id, key, value)
 
     def steps(self, prefix: str, records: list[dict[str, Any]]) -> None:
         """Logs the records of a training's step log; those logged by this tracker already are passed over."""
@@ -91,26 +103,31 @@ class Tracker:
             if key not in ("step", "time")
         ]
         for start in range(0, len(metrics), _MOST_METRICS):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
+            with store_errors(self.uri):
+                self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
         if records:
             self._sent[prefix] = max(sent, records[-1]["step"])
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final figures."""
-        for key, value in values.items():
-            self.client.log_metric(self.run_id, key, value)
+        with store_errors(self.uri):
+            for key, value in values.items():
+                self.client.log_metric(self.run_id, key, value)
 
     def metric_at(self, key: str, value: float, step: int) -> None:
         """Logs one point of a curve."""
-        self.client.log_metric(self.run_id, key, value, step=step)
+        with store_errors(self.uri):
+            self.client.log_metric(self.run_id, key, value, step=step)
 
     def artifact(self, path: Path) -> None:
         """Keeps a file, or a folder with its name, with the run."""
-        if path.is_dir():
-            self.client.log_artifacts(self.run_id, str(path), artifact_path=path.name)
-        else:
-            self.client.log_artifact(self.run_id, str(path))
+        with store_errors(self.uri):
+            if path.is_dir():
+                self.client.log_artifacts(self.run_id, str(path), artifact_path=path.name)
+            else:
+                self.client.log_artifact(self.run_id, str(path))
 
     def finish(self, status: str) -> None:
         """Ends the run as FINISHED, FAILED or KILLED."""
-        self.client.set_terminated(self.run_id, status=status)
+        with store_errors(self.uri):
+            self.client.set_terminated(self.run_id, status=status)

@@ -5,6 +5,7 @@ is logged. Gradients are those of the whole batch whatever the number of workers
 (seed, step) or (seed, epoch, image), so a restart from a checkpoint continues as if nothing had happened.
 """
 
+import io
 import json
 import math
 import os
@@ -171,11 +172,12 @@ def _worker(settings: dict[str, Any]) -> None:
     folder = Path(settings["folder"])
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    torch.set_num_threads(compute.threads or max(1, (os.cpu_count() or 1) // context.get_local_world_size()))
+    # One core is left to decoding and to Ray: a thread that waits for a core holds up all threads of its operator.
+    torch.set_num_threads(compute.threads or max(1, (os.cpu_count() or 1) // context.get_local_world_size() - 1))
     device = ray.train.torch.get_device()
     torch.manual_seed(learner.seed)
     plain = learner.model()
-    plain.to(device)
+    plain.to(device, memory_format=torch.channels_last)
     optimiser = build_optimiser(plain, learner.optimiser)
     start = 0
     checkpoint = ray.train.get_checkpoint()
@@ -241,8 +243,10 @@ def _worker(settings: dict[str, Any]) -> None:
                 kept = ray.train.Checkpoint.from_directory(directory) if rank == 0 else None
                 ray.train.report({"step": done}, checkpoint=kept)
     if rank == 0:
+        content = io.BytesIO()  # torch reports a full disk as it likes, a file as the operating system does
+        torch.save(plain.state_dict(), content)
         with written_aside(folder / WEIGHTS) as aside:
-            torch.save(plain.state_dict(), aside)
+            aside.write_bytes(content.getbuffer())
         seconds = time.monotonic() - began
         (folder / "fit.json").write_text(
             json.dumps({"seconds": seconds, "steps": learner.steps - start, "waiting": waited_all / max(seconds, 1e-9)})

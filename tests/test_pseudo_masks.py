@@ -17,6 +17,7 @@ def by_the_recipe(
     tags: np.ndarray,
     saliency: np.ndarray,
     *,
+    level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
     confident: float = 0.95,
@@ -34,6 +35,8 @@ def by_the_recipe(
     for y, x in np.ndindex(*saliency.shape):
         scores = [1 - int(saliency[y, x]) / 255, *(one[y, x] for one in scaled)]
         scores = [0 if s < floor else s for s in scores]
+        if level is not None:
+            scores[0] = 2 if saliency[y, x] < level else -1
         best = scores.index(max(scores))
         labels[y, x] = mask[y, x] = 0 if best == 0 else tags[best - 1] + 1
         foreground += best > 0
@@ -73,12 +76,18 @@ def test_the_rules_of_the_recipe(scene: tuple[np.ndarray, np.ndarray, np.ndarray
     st.sampled_from([0.2, 0.595]),
     st.sampled_from([0.28, 0.97]),
     st.sampled_from([0, 3, 255, 256]),
+    st.sampled_from([None, 3, 32, 200]),
 )
 def test_the_limits_may_be_set(
-    scene: tuple[np.ndarray, np.ndarray, np.ndarray], floor: float, conflict: float, confident: float, doubt: int
+    scene: tuple[np.ndarray, np.ndarray, np.ndarray],
+    floor: float,
+    conflict: float,
+    confident: float,
+    doubt: int,
+    level: int | None,
 ) -> None:
     got, expected = (
-        f(*scene, floor=floor, conflict=conflict, confident=confident, doubt=doubt, smallest=0.0)
+        f(*scene, level=level, floor=floor, conflict=conflict, confident=confident, doubt=doubt, smallest=0.0)
         for f in (from_saliency, by_the_recipe)
     )
     np.testing.assert_array_equal(got.labels, expected.labels)

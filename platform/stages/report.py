@@ -138,11 +138,12 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         panels=panels(config, context) if "index" in inputs else [],
     )
     write_report(data, folder)
+    write_json(folder / "environment.json", data.environment)
     tracker = context.tracker
     metrics = {f"{s['what']}.{s['name']}.miou": s["miou"] for s in scores}
     tracker.metrics({_metric_name(k): v for k, v in metrics.items()})
     tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
-    for name in ("report.html", "pictures", "scores.json", "config.json"):
+    for name in ("report.html", "pictures", "scores.json", "config.json", "environment.json"):
         if (folder / name).exists():
             tracker.artifact(folder / name)
     return {"busy": 0.0, "counts": {"panels": len(data.panels)}}
