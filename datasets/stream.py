@@ -147,8 +147,10 @@ def batches(
     stream = ray.data.range(steps, override_num_blocks=blocks).map_batches(
         decode, batch_size=None, compute=TaskPoolStrategy(size=parallel)
     )
+    # Split in one: the stream is driven by an actor. Driven from here, its loop would keep Python's lock from training.
+    (whole,) = stream.streaming_split(1)
     try:
-        for rows in stream.iter_batches(batch_size=mine, prefetch_batches=2):
+        for rows in whole.iter_batches(batch_size=mine, prefetch_batches=2):
             yield {name: np.asarray(column) for name, column in rows.items()}
     except RayTaskError as error:
         if isinstance(error.cause, UserError):

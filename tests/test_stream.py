@@ -140,8 +140,16 @@ def test_scaled_crops_are_bilinear_and_their_labels_nearest(
 def test_each_scale_has_its_part_of_the_draws() -> None:
     rgb, labels = picture(4, 4)
     scales = (0.5, 1.0, 1.5, 2.0)
-    for draw_, scale in zip([0.0, 0.26, 0.74, 1 - 2**-53], scales, strict=True):
-        assert (crop(rgb, labels, 8, [draw_, 0, 0, 0], scales=scales)[1] != 255).sum() == (4 * scale) ** 2
+    for part, scale in enumerate(scales):
+        for chosen in (part / 4, (part + 1) / 4 - 2**-53):
+            assert (crop(rgb, labels, 8, [chosen, 0, 0, 0], scales=scales)[1] != 255).sum() == (4 * scale) ** 2
+
+
+@pytest.mark.parametrize(("turn", "mirrored"), [(0.0, True), (0.5 - 2**-53, True), (0.5, False), (1 - 2**-53, False)])
+def test_half_of_the_crops_are_mirrored(turn: float, mirrored: bool) -> None:
+    rgb, labels = picture(4, 5)
+    expected = labels[:, ::-1] if mirrored else labels
+    np.testing.assert_array_equal(crop(rgb, labels, 5, [0, turn, 0, 0], mirror=True)[1][:4], expected)
 
 
 def test_a_crop_of_another_images_labels_raises() -> None:

@@ -1,6 +1,7 @@
 """Training: schedules by hand, rates a layer, and one loop, on two workers or through a kill, to the same weights."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -126,6 +127,16 @@ def test_sgd_has_its_momentum() -> None:
 # --- files
 
 
+class _Program:
+    """An object whose unpickling makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
 def test_weights_are_loaded_as_they_were(tmp_path: Path) -> None:
     old, new = _Network(), _Network()
     torch.save(old.state_dict(), tmp_path / WEIGHTS)
@@ -137,8 +148,8 @@ def test_weights_are_loaded_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["none", "garbage", "cut", "other network", "other shape", "program"])
 def test_weights_that_do_not_fit_are_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / WEIGHTS
-    if content == "program":  # an object whose unpickling would run code
-        torch.save({"w_p": path}, path)
+    if content == "program":
+        torch.save({"w_p": _Program(tmp_path / "ran")}, path)
     elif content == "other network":
         torch.save(nn.Linear(2, 2).state_dict(), path)
     elif content == "other shape":
@@ -149,6 +160,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path, content: str) -> None
     with pytest.raises(UserError, match=rf"{WEIGHTS} does not fit this configuration") as caught:
         load_weights(_Network(), path)
     assert "--from" in caught.value.remedy
+    assert not (tmp_path / "ran").exists()
 
 
 def steps_of(path: Path) -> list[int]:
