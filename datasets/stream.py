@@ -6,9 +6,9 @@ drawn, files opened and decoded in Ray Data tasks, on any CPU of the cluster; ui
 else (normalisation, jitter, flips) happens on the device.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,6 +105,11 @@ class PairDecoder:
     def __init__(self, uris: list[str], sampler: PairSampler, *, batch: int, size: int, share: Share):
         self.uris, self.sampler, self.batch, self.size, self.share = uris, sampler, batch, size, share
 
+    @property
+    def row_bytes(self) -> int:
+        """Two images."""
+        return 2 * 3 * self.size**2
+
     def __call__(self, steps: Batch) -> Batch:
         rows = [self.sampler.rows(t * self.batch, (t + 1) * self.batch) for t in steps["id"] + self.share.start]
         mine = slice(self.share.rank, None, self.share.world)
@@ -118,41 +123,75 @@ class PairDecoder:
         }
 
 
-def batches(
-    decode: Callable[[Batch], Batch], *, batch: int, share: Share, parallel: int | None = None
-) -> Iterator[Batch]:
+class Decoder(Protocol):
+    """Turns step numbers counted from the share's start (column `id`) into the decoded rows of these steps."""
+
+    @property
+    def row_bytes(self) -> int:
+        """About how large a row is, bytes."""
+
+    def __call__(self, steps: Batch) -> Batch:
+        """The rows of the steps, in order."""
+
+
+class _Windows:
+    """Decodes a stream a window at a time, as an actor.
+
+    An actor of its own, because Ray Data's loop would keep Python's lock from a training that it shares a process
+    with; windows that are decoded whole, because that loop runs hot for as long as it holds back what nobody takes.
+    """
+
+    def __init__(self, decode: Decoder, blocks_of: int):
+        import ray.data
+
+        self.decode, self.blocks_of = decode, blocks_of
+        context = ray.data.DataContext.get_current()
+        context.execution_options.preserve_order = True
+        context.enable_progress_bars = False
+        context.raise_original_map_exception = True  # else what `decode` raises arrives as text alone
+
+    def window(self, first: int, last: int) -> Any:
+        """Steps first .. last - 1 as a materialised data set."""
+        import ray.data
+
+        decode = self.decode
+        blocks = -(-(last - first) // self.blocks_of)
+        steps = ray.data.range(last - first, override_num_blocks=blocks)
+        return steps.map_batches(lambda batch: decode({"id": batch["id"] + first}), batch_size=None).materialize()
+
+
+def batches(decode: Decoder, *, batch: int, share: Share, window_bytes: int = 96 * 2**20) -> Iterator[Batch]:
     """The decoded batches of a worker's share, one a step, in order.
 
     Args:
-        decode: turns step numbers counted from the share's start (column `id`) into the rows of these steps.
         batch: rows of a whole batch, over all workers.
-        parallel: decoding tasks at a time; None = as many as there are free CPUs.
+        window_bytes: how much is decoded ahead; at most two windows are held, in the object store.
 
     Raises:
         UserError: what `decode` raised as such.
     """
-    import ray.data
-    from ray.data import TaskPoolStrategy
-    from ray.exceptions import RayTaskError
+    import ray
 
-    steps = share.stop - share.start
+    steps, mine = share.stop - share.start, share.rows(batch)
     if steps <= 0:
         return
-    mine = share.rows(batch)
-    context = ray.data.DataContext.get_current()
-    context.execution_options.preserve_order = True
-    context.enable_progress_bars = False
-    context.raise_original_map_exception = True  # else what `decode` raises arrives as text alone
-    blocks = max(1, min(steps, steps * mine // _ROWS_A_BLOCK))
-    stream = ray.data.range(steps, override_num_blocks=blocks).map_batches(
-        decode, batch_size=None, compute=TaskPoolStrategy(size=parallel)
-    )
-    # Split in one: the stream is driven by an actor. Driven from here, its loop would keep Python's lock from training.
-    (whole,) = stream.streaming_split(1)
+    length = max(1, window_bytes // (decode.row_bytes * mine))
+    windows = [(first, min(first + length, steps)) for first in range(0, steps, length)]
+    driver = ray.remote(num_cpus=0)(_Windows).remote(decode, max(1, _ROWS_A_BLOCK // mine))
     try:
-        for rows in whole.iter_batches(batch_size=mine, prefetch_batches=2):
-            yield {name: np.asarray(column) for name, column in rows.items()}
-    except RayTaskError as error:
-        if isinstance(error.cause, UserError):
-            raise error.cause from None
+        coming = driver.window.remote(*windows[0])
+        for place in range(len(windows)):
+            window = ray.get(coming)
+            if place + 1 < len(windows):
+                coming = driver.window.remote(*windows[place + 1])
+            for rows in window.iter_batches(batch_size=mine, prefetch_batches=1):
+                yield {name: np.asarray(column) for name, column in rows.items()}
+    except ray.exceptions.RayTaskError as error:
+        cause: BaseException = error
+        while isinstance(cause, ray.exceptions.RayTaskError):
+            cause = cause.cause
+        if isinstance(cause, UserError):
+            raise cause from None
         raise
+    finally:
+        ray.kill(driver)

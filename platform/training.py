@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.stream import Batch, Share, batches
+from mcis.datasets.stream import Batch, Decoder, Share, batches
 from mcis.models.backbones import Backbone
 from mcis.platform.config import ComputeConfig, Optimiser
 from mcis.platform.progress import bar, follow
@@ -67,8 +67,8 @@ class Learner(Protocol):
     def model(self) -> nn.Module:
         """The network with its initial weights."""
 
-    def decoder(self, share: Share) -> Callable[[Batch], Batch]:
-        """Turns step numbers counted from the share's start into the decoded rows of those steps."""
+    def decoder(self, share: Share) -> Decoder:
+        """Decodes the worker's rows."""
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Loss terms of the worker's samples; their sum over all workers is the whole batch's loss."""

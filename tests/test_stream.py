@@ -252,17 +252,28 @@ def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, ray_local
     same(list(batches(decoder(drawn, late), batch=5, share=late)), decoded(drawn, Share(1, 2, 0, 12))[7:])
 
 
+@pytest.mark.parametrize("steps", [1, 4, 11])
+def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) -> None:
+    share = Share(0, 1, 3, 14)
+    decode = decoder(drawn, share)
+    found = list(batches(decode, batch=5, share=share, window_bytes=steps * 5 * decode.row_bytes))
+    same(found, decoded(drawn, share))
+
+
 def test_a_stream_of_no_step_is_empty(drawn: pa.Table) -> None:
     share = Share(0, 1, 4, 4)
     assert list(batches(decoder(drawn, share), batch=5, share=share)) == []
 
 
 def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> None:
-    def decode(steps: Batch) -> Batch:
-        time.sleep(1.5 if 0 in steps["id"] else 0)
-        return {"step": np.repeat(steps["id"], 32), "block": np.full(32 * len(steps["id"]), steps["id"][0])}
+    class Decode:
+        row_bytes = 8
 
-    found = list(batches(decode, batch=32, share=Share(0, 1, 0, 12)))
+        def __call__(self, steps: Batch) -> Batch:
+            time.sleep(1.5 if 0 in steps["id"] else 0)
+            return {"step": np.repeat(steps["id"], 32), "block": np.full(32 * len(steps["id"]), steps["id"][0])}
+
+    found = list(batches(Decode(), batch=32, share=Share(0, 1, 0, 12)))
     assert [set(batch["step"].tolist()) for batch in found] == [{step} for step in range(12)]
     assert [len(batch["step"]) for batch in found] == [32] * 12
     assert len({block for batch in found for block in batch["block"].tolist()}) > 2, "one block proves nothing"

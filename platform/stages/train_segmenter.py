@@ -56,6 +56,11 @@ class CropDecoder:
     def __init__(self, learner: "SegmenterLearner", share: Share):
         self.learner, self.share = learner, share
 
+    @property
+    def row_bytes(self) -> int:
+        """An image and its labels."""
+        return 4 * self.learner.config.crop**2
+
     def __call__(self, steps: Batch) -> Batch:
         learner, c = self.learner, self.learner.config
         mine = slice(self.share.rank, None, self.share.world)
