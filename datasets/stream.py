@@ -177,7 +177,7 @@ def batches(decode: Decoder, *, batch: int, share: Share, window_bytes: int = 96
         return
     length = max(1, window_bytes // (decode.row_bytes * mine))
     windows = [(first, min(first + length, steps)) for first in range(0, steps, length)]
-    driver = ray.remote(num_cpus=0)(_Windows).remote(decode, max(1, _ROWS_A_BLOCK // mine))
+    driver: Any = ray.remote(num_cpus=0)(_Windows).remote(decode, max(1, _ROWS_A_BLOCK // mine))
     try:
         coming = driver.window.remote(*windows[0])
         for place in range(len(windows)):

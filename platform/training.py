@@ -157,6 +157,11 @@ class _StepLog:
         self.file.write(json.dumps(record) + "\n")
 
 
+def _place(model: Any, device: torch.device) -> None:
+    """Moves a network to its device, channels last, the order in which convolutions are fastest."""
+    model.to(device, memory_format=torch.channels_last)
+
+
 def _checkpoint(folder: str, model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
     state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
     torch.save(state, os.path.join(folder, "checkpoint.pt"))
@@ -177,7 +182,7 @@ def _worker(settings: dict[str, Any]) -> None:
     device = ray.train.torch.get_device()
     torch.manual_seed(learner.seed)
     plain = learner.model()
-    plain.to(device, memory_format=torch.channels_last)
+    _place(plain, device)
     optimiser = build_optimiser(plain, learner.optimiser)
     start = 0
     checkpoint = ray.train.get_checkpoint()
