@@ -299,6 +299,12 @@ def test_another_architecture_is_refused_and_changes_nothing(tmp_path: Path, bui
     assert torch.equal(state_of(built["resnet50"])["layer1.0.conv1.weight"], before)
 
 
+def test_one_tensor_of_another_shape_is_enough_to_refuse(tmp_path: Path, built: dict[str, Backbone]) -> None:
+    path = saved(state_of(built["resnet50"]) | {"conv1.weight": torch.zeros(64, 4, 7, 7)}, tmp_path / "other.pth")
+    with pytest.raises(UserError, match=r"0 tensors missing, 1 of another shape \(conv1.weight\)"):
+        load_pretrained(built["resnet50"], path)
+
+
 def test_a_backbone_without_pretrained_layers_refuses_weights(tmp_path: Path, built: dict[str, Backbone]) -> None:
     """It would use nothing of the file."""
     path = saved(state_of(built["small"]), tmp_path / "small.pth")
