@@ -9,8 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from mcis.datasets.errors import UserError
-
 app = typer.Typer(
     help="From image tags to segmentation masks, on any number of machines.",
     no_args_is_help=True,
@@ -48,8 +46,8 @@ def _plain_errors(verbose: bool = False) -> Iterator[None]:
     """Ends the command with one clear message and a non-zero status where its owner can mend the matter."""
     try:
         yield
-    except (UserError, KeyboardInterrupt) as error:
-        _end(error)
+    except KeyboardInterrupt as interruption:
+        _end(interruption)
     except Exception as error:
         from mcis.platform.runtime import user_error_in
 

@@ -116,7 +116,7 @@ def user_error_in(error: BaseException) -> UserError | None:
         if current is None or any(current is other for other in seen):
             continue
         seen.append(current)
-        if isinstance(current, UserError):
+        if type(current) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
             return current
         failures = getattr(current, "worker_failures", None) or {}
         waiting += [getattr(current, "cause", None), current.__cause__, current.__context__, *failures.values()]

@@ -77,7 +77,7 @@ def small() -> Values:
         "classifier.optimiser.weight_decay": 0.01,
         "classifier.optimiser.schedule": "cosine",
         "classifier.optimiser.warm_up": 0.05,
-        "localize.extra_scales": [0.75, 1.25],
+        "localize.extra_scales": [0.5, 0.75, 1.25, 1.5],
         "localize.mirror": True,
         "segmenter.backbone": "small",
         "segmenter.stride": 4,

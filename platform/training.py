@@ -86,7 +86,7 @@ def learning_rate(optimiser: Optimiser, step: int, *, steps: int, epoch: int) ->
     """Factor of the learning rate at update `step` of `steps`, in `epoch`."""
     done = step / max(steps, 1)
     if optimiser.warm_up and done < optimiser.warm_up:
-        return (step + 1) / max(1.0, optimiser.warm_up * steps)
+        return min(1.0, (step + 1) / max(1.0, optimiser.warm_up * steps))
     if optimiser.schedule == "step":
         return float(optimiser.step_factor ** sum(epoch >= e for e in optimiser.step_epochs))
     rest = (done - optimiser.warm_up) / (1 - optimiser.warm_up) if optimiser.warm_up < 1 else 1.0

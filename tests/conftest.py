@@ -1,6 +1,7 @@
 """What the tests share: one small Ray cluster of this machine and one built wheel, made when first asked for."""
 
 import logging
+import os
 import secrets
 import shutil
 import subprocess
@@ -29,7 +30,8 @@ def ray_local() -> Iterator[None]:
     folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("RAY_AUTH_MODE", raising=False)
-        environment.setenv("RAY_AUTH_TOKEN", secrets.token_hex(16))
+        # A process keeps the first token that its Ray reads, and a test of the command line may have started one.
+        environment.setenv("RAY_AUTH_TOKEN", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16))
         environment.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
         environment.delenv("RAY_ADDRESS", raising=False)

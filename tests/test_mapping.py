@@ -151,7 +151,6 @@ def test_another_error_of_a_worker_is_not_taken_for_the_users(tmp_path: Path, ra
     assert user_error_in(caught.value) is None
 
 
-@pytest.mark.xfail(strict=True, reason="Ray mixes its error and the user's: a UserError whose text is a traceback")
 def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None) -> None:
     import ray
 
