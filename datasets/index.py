@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from PIL import Image
 
 from mcis.datasets.decode import RejectedImage, decode_rgb
 
@@ -89,12 +88,6 @@ def tag_matrix(index: pa.Table, classes: int) -> NDArray[np.bool_]:
     rows = np.repeat(np.arange(len(index)), np.diff(tags.offsets.to_numpy()))
     out[rows, tags.flatten().to_numpy()] = True
     return out
-
-
-def image_size(path: Path) -> tuple[int, int]:
-    """(height, width) from the header of an image file."""
-    with Image.open(path) as image:
-        return image.height, image.width
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:

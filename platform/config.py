@@ -296,7 +296,7 @@ class Config(Section):
     """Which image sources are used."""
     recipe: Literal["paper", "released", "small"] = "paper"
     """Which preset the values come from."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**31)
     """Of every draw: initial weights, pairs, related images, augmentation."""
     data: DataConfig = DataConfig()
     """Images, tags, saliency maps."""

@@ -96,6 +96,14 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             )
     classes = found.classes
     tags = collections.Counter(t for row in index["tags"].to_pylist() for t in row)
+    train_tags = {t for r in index.select(["split", "tags"]).to_pylist() if r["split"] == "train" for t in r["tags"]}
+    empty = [name for k, name in enumerate(classes) if k not in train_tags]
+    if empty:
+        raise UserError(
+            f"no readable training image of class {shown(empty)}",
+            "at least one for each class",
+            "mend the rejected images, or take the class out of the class file (data.classes)",
+        )
     notes = list(found.notes)
     untagged = int(pc.sum(pc.equal(pc.list_value_length(index["tags"]), 0)).as_py())
     if untagged:

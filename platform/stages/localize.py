@@ -6,6 +6,7 @@ once; its features are kept in a memory-mapped file (N, C, H, W), float16, that 
 stays bounded by what the operating system caches and a map costs attention alone.
 """
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,11 @@ def make_feature_files(config: Config, weights: Path, classes: int, rows: pa.Tab
     with disk_errors(folder):
         for name, dimensions in files.items():
             if not (folder / name).exists():
-                np.lib.format.open_memmap(folder / name, mode="w+", dtype=np.float16, shape=dimensions).flush()
+                aside = folder / f".{name}"
+                np.lib.format.open_memmap(aside, mode="w+", dtype=np.float16, shape=dimensions).flush()
+                with aside.open("r+b") as file:  # a full disk shows here, not as a fault in some worker's memory
+                    os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
+                aside.rename(folder / name)
     return [folder / name for name in files]
 
 
