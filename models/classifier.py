@@ -105,13 +105,16 @@ class CoAttentionClassifier(nn.Module):
             )
         return out
 
-    def co_map(self, target: Tensor, related: Tensor, tag: int) -> Tensor:
-        """Mean co-attentive activation (H, W) of a class in `target` (C, H, W), seen with `related` (R, C, H', W')."""
+    def co_map(self, target: Tensor, related: Tensor, tag: int, *, target_is_n: bool = False) -> Tensor:
+        """Mean co-attentive activation (H, W) of a class in `target` (C, H, W), seen with `related` (R, C, H', W').
+
+        With `target_is_n` the target is the pair's second image, whose affinity is the transpose: F_n^T W_P^T F_m.
+        """
         weight, bias = self.common_weights()
         return multi_round(
             target,
             related,
-            self.w_p,
+            self.w_p.T if target_is_n else self.w_p,
             weight[tag, :, 0, 0],
             None if bias is None else bias[tag],
             form=self.affinity_form,

@@ -26,10 +26,10 @@ class LargeFov(nn.Module):
         self.head = nn.Sequential(
             nn.Conv2d(backbone.channels, width, 3, padding=dilation, dilation=dilation),
             nn.ReLU(inplace=True),
-            nn.Dropout2d(dropout),
+            nn.Dropout(dropout),
             nn.Conv2d(width, width, 1),
             nn.ReLU(inplace=True),
-            nn.Dropout2d(dropout),
+            nn.Dropout(dropout),
             nn.Conv2d(width, labels, 1),
         )
         for layer in self.head:

@@ -274,3 +274,17 @@ def test_any_backbone_will_do() -> None:
     scores, selves = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
     assert [s.shape for s in present(scores).values()] == [(1, 2)] * 6
     assert selves == []
+
+
+def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
+    """Seen from n, the map is phi of F_n^{m∩n}; W_P is not symmetric here, so that the two sides differ."""
+    torch.manual_seed(0)
+    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity_form="bilinear").double()
+    f_m, f_n = torch.randn(1, 6, 2, 3, dtype=torch.float64), torch.randn(1, 6, 3, 2, dtype=torch.float64)
+    common = coattend(f_m, f_n, affinity(f_m, f_n, model.w_p))
+    weight, _ = model.common_weights()
+    for seen, target, other, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
+        expected = torch.nn.functional.conv2d(seen, weight)[0, 1]
+        torch.testing.assert_close(model.co_map(target[0], other, 1, target_is_n=second), expected)
+        wrong = model.co_map(target[0], other, 1, target_is_n=not second)
+        assert not torch.allclose(wrong, expected)

@@ -76,7 +76,9 @@ class Embed:
         total = torch.zeros(len(tags), *feature.shape[1:], device=self.device)
         for name in SELF_TRANSFORMS:
             other = self.model.backbone(transform(image[None], name))[0]
-            seen = torch.stack([released_map(self.model.co_map(other, feature[None], tag)) for tag in tags])
+            seen = torch.stack(
+                [released_map(self.model.co_map(other, feature[None], tag, target_is_n=True)) for tag in tags]
+            )
             if name == "flip":
                 own = [released_map(self.model.co_map(feature, other[None], tag), always=True) for tag in tags]
                 total += torch.stack(own) + seen.flip(2)
