@@ -14,6 +14,7 @@ from mcis.datasets import synthetic
 
 SMALL = (
     "classifier.channels=24",
+    "segmenter.channels=24",
     "classifier.input_size=64",
     "classifier.batch=8",
     "compute.threads=1",

@@ -14,7 +14,7 @@ import pytest
 
 from mcis.datasets import synthetic
 
-PORT, DASHBOARD = 16379, 18265
+PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
 
 
 @pytest.fixture

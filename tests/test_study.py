@@ -14,6 +14,7 @@ from mcis.tuning.tables import PAPER_RELATED_IMAGES, related_images_table
 TINY = (
     "classifier.epochs=1",
     "classifier.channels=24",
+    "segmenter.channels=24",
     "classifier.input_size=64",
     "classifier.batch=8",
     "pseudo_masks.smallest=0",
