@@ -58,7 +58,7 @@ def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Pa
     without = subprocess.run([ray, "job", "list", "--address", address], env=refused, capture_output=True, text=True)
     assert without.returncode != 0, "a client without the token was let in"
 
-    command = ["python", "-m", "mcis.platform.cli", "run", "voc", "--name", "job", "--voc", str(root)]
+    command = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "job", "--voc", str(root)]
     command += ["--recipe", "small", "--workspace", str(workspace)]
     for value in (
         f"data.classes={root / 'classes.txt'}",
