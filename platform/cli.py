@@ -149,7 +149,7 @@ def study_references(
     workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
     assignments: Assignments = None,
     until: Annotated[
-        str, typer.Option(help="Last stage of each trial; evaluate scores the segmenter too.")
+        str, typer.Option(help="Last stage of each trial; pseudo_masks leaves the segmenter out.")
     ] = "evaluate",
     parallel: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
     verbose: Verbose = False,

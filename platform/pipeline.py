@@ -4,6 +4,7 @@ A stage's output is kept under a key: the fingerprint of its part of the configu
 keys of the stages it needs. What has the same key is the same and is not computed again, in this run or in another.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import time
@@ -22,7 +23,7 @@ class Stage(NamedTuple):
     """A room of the journey; its door is `run(config, context)` in `mcis.platform.stages.<name>`.
 
     Attributes:
-        needs: stages whose output it reads.
+        needs: stages whose output it reads; of those of `evaluate`, the ones that were reached.
         sections: parts of the configuration that its result depends on.
         version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
     """
@@ -96,7 +97,7 @@ def run(
     """Walks the journey in a Ray that is connected, and computes what is missing or changed.
 
     Args:
-        until: last stage; the report of what there is is always written.
+        until: last stage; what there is by then is scored and reported all the same.
         start: this stage and all after it are computed again.
         parent: MLflow run of a study that this run belongs to.
         tags: further tags of the MLflow run.
@@ -112,18 +113,16 @@ def run(
     if start:
         (folder / "mlflow.json").unlink(missing_ok=True)  # what is computed again has curves of its own
     tracker = Tracker(workspace, folder, name, identity=fingerprint(_plain(values), parent), parent=parent)
-    status = "FAILED"
     try:
         tracker.parameters(values)
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})
         result = _walk(resolved, workspace, name, tracker, until=until, start=start)
-        status = "FINISHED"
-        return result
-    except KeyboardInterrupt:
-        status = "KILLED"
+    except BaseException as error:
+        with contextlib.suppress(UserError):  # the error that ended the run is the one to tell
+            tracker.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
-    finally:
-        tracker.finish(status)
+    tracker.finish("FINISHED")
+    return result
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +140,8 @@ def _walk(
     last = STAGES.index(until) if until else len(STAGES)
     again = STAGES.index(start) if start else len(STAGES)
     for number, stage in enumerate(JOURNEY):
-        if number > last and stage.name != "report":
+        scored = stage.name == "evaluate" and "localize" in context.inputs
+        if number > last and not scored and stage.name != "report":
             continue
         module = importlib.import_module(f"mcis.platform.stages.{stage.name}")
         began = time.monotonic()
@@ -164,7 +164,7 @@ def _walk(
 def _key(stage: Stage, config: Config, context: RunContext, module: Any, identities: dict[str, str]) -> str:
     sections = {name: _section(config, name) for name in stage.sections}
     outer = module.inputs(config, context) if hasattr(module, "inputs") else None
-    return fingerprint(stage.name, stage.version, sections, outer, {n: identities[n] for n in stage.needs})
+    return fingerprint(stage.name, stage.version, sections, outer, {n: identities[n] for n in stage.needs if n in identities})
 
 
 def _section(config: Config, name: str) -> Any:

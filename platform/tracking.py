@@ -49,8 +49,9 @@ class Tracker:
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         from mlflow.tracking import MlflowClient
 
-        for name in ("alembic", "mlflow"):  # after the import, which sets the levels
-            logging.getLogger(name).setLevel(logging.WARNING)
+        for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
+            logging.getLogger(logger).setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # what it logs, it raises too
 
         self.uri = tracking_uri(workspace)
         self._sent: dict[str, int] = {}

@@ -24,9 +24,9 @@ from mcis.datasets.stream import Batch, Decoder, Share, batches
 from mcis.models.backbones import Backbone
 from mcis.platform.config import ComputeConfig, Optimiser
 from mcis.platform.progress import bar, follow
-from mcis.platform.runtime import check_cpus, uses_gpu
+from mcis.platform.runtime import check_cpus, user_error_in, uses_gpu
 from mcis.platform.tracking import Tracker
-from mcis.platform.workspace import written_aside
+from mcis.platform.workspace import disk_errors, written_aside
 
 WEIGHTS = "weights.pt"
 STEPS = "steps.jsonl"
@@ -175,7 +175,13 @@ def _checkpoint(folder: str, model: nn.Module, optimiser: torch.optim.Optimizer,
 
 
 def _worker(settings: dict[str, Any]) -> None:
-    """The training loop of one worker; rank 0 logs, and writes the weights at the end."""
+    """The training loop of one worker, with its disk's errors in words."""
+    with disk_errors(Path(settings["folder"])):
+        _train(settings)
+
+
+def _train(settings: dict[str, Any]) -> None:
+    """The loop itself; rank 0 logs, and writes the weights at the end."""
     import ray.train
     import ray.train.torch
 
@@ -297,6 +303,15 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
     import ray.train
     import ray.train.torch
 
+    class StopAtUserErrors(ray.train.UserCallback):
+        """Restarts are for lost workers: what its owner has to mend would only fail again."""
+
+        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
+            for error in worker_exceptions.values():
+                known = user_error_in(error)
+                if known:
+                    raise known
+
     check_cpus(compute)
     gpu = uses_gpu(compute)
     resources = {"CPU": compute.worker_cpus} | ({"GPU": 1.0} if gpu else {})
@@ -313,6 +328,7 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
             storage_path=str(folder),
             failure_config=ray.train.FailureConfig(max_failures=compute.max_failures),
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
+            callbacks=[StopAtUserErrors()],
         ),
     )
     each = learner.batch * learner.images

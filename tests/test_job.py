@@ -26,6 +26,8 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     token.chmod(0o600)
     ray = str(Path(sys.executable).parent / "ray")
     env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    # The nodes have what the wheel needs; Ray's pip would install all of it again beside the wheel.
+    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "PIP_NO_DEPS": "1"}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
     start = [ray, "start", "--head", f"--port={PORT}", "--dashboard-host=127.0.0.1", f"--dashboard-port={DASHBOARD}"]
     start += ["--num-cpus=4", f"--temp-dir={folder}", "--object-store-memory=500000000", "--block"]
@@ -58,7 +60,9 @@ def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Pa
     without = subprocess.run([ray, "job", "list", "--address", address], env=refused, capture_output=True, text=True)
     assert without.returncode != 0, "a client without the token was let in"
 
-    command = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "job", "--voc", str(root)]
+    script = tmp_path / "job.py"
+    script.write_text("import mcis.platform.cli as cli\n\nprint(cli.__file__)\ncli.main()\n")
+    command = [sys.executable, str(script), "run", "voc", "--name", "job", "--voc", str(root)]
     command += ["--recipe", "small", "--workspace", str(workspace)]
     for value in (
         f"data.classes={root / 'classes.txt'}",
@@ -94,3 +98,4 @@ def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Pa
     scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
     assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "mark", "segmentation"}
     assert "mIoU" in done.stdout
+    assert "py_modules_files" in done.stdout, "the job ran the code of an install on the node, not the wheel's"

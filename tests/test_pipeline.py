@@ -118,11 +118,13 @@ def test_a_changed_threshold_never_retrains_the_classifier(
     first: pipeline.RunResult, root: Path, workspace: Workspace
 ) -> None:
     other = pipeline.run(settings(root, "pseudo_masks.floor=0.2"), workspace, "other", until="pseudo_masks")
-    assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "report"]
+    assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
     assert other.context.inputs["train_classifier"] == first.context.inputs["train_classifier"]
     assert other.context.tracker.run_id != first.context.tracker.run_id
-    assert "evaluate" not in other.context.inputs
-    assert other.scores == []
+    kept = [s for s in first.scores if s["what"] in ("localization_maps", "mark")]
+    assert [s for s in other.scores if s["what"] != "pseudo_masks"] == kept
+    assert [s["what"] for s in other.scores].count("pseudo_masks") == 1
+    assert "predict" not in other.context.inputs
 
 
 def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
@@ -186,6 +188,7 @@ def test_too_many_unreadable_images_end_the_run_and_fewer_are_listed(
 def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult, workspace: Workspace) -> None:
     client, run_id = first.context.tracker.client, first.context.tracker.run_id
     run: Any = client.get_run(run_id)
+    assert run.info.run_name == "first"
     assert run.data.params["classifier.epochs"] == "2"
     assert run.data.tags["setting"] == "voc"
     assert run.data.tags["recipe"] == "small"
@@ -206,6 +209,7 @@ def test_without_related_images_single_round_maps_are_the_maps(
     folder = result.context.inputs["localize"]
     assert read_table(folder / "maps").equals(read_table(folder / "single"))
     assert read_table(folder / "single").equals(read_table(first.context.inputs["localize"] / "single"))
+    assert [s["what"] for s in result.scores] == ["localization_maps", "mark", "mark"]
 
 
 def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:

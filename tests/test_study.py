@@ -63,6 +63,7 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(ray_local: None
     assert len(list((workspace / "store").glob("localize-*"))) == 6
     written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
     assert sorted(written["related_images"]) == [str(r) for r in range(6)]
+    assert all(set(row) == {"localization maps", "pseudo masks"} for row in written["related_images"].values())
     assert (workspace / "runs" / "study" / "related_images.png").read_bytes()[:4] == b"\x89PNG"
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("mcis")

@@ -1,6 +1,7 @@
 """Stage 7: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
 
-The only stage that opens ground-truth masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks
+Scores what was reached: a run that ends at the pseudo masks has no predictions. The only stage that opens ground-truth
+masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks
 are scored by the label before ignore is applied, with the ignored share beside the score.
 """
 
@@ -62,7 +63,7 @@ def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
 class ScoreTrain:
     """Rows of tagged training images -> one row of counts: map histograms, confusions of pseudo masks and marks."""
 
-    def __init__(self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards):
+    def __init__(self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards | None):
         self.classes, self.bins, self.salient, self.seed = classes, bins, salient, seed
         self.single, self.maps, self.masks = single, maps, masks
 
@@ -77,9 +78,10 @@ class ScoreTrain:
                 assert isinstance(found, ImageMaps)
                 maps = resize_maps(scale_maps(torch.from_numpy(found.maps)), *truth.shape).numpy()
                 histograms[place] += map_histogram(truth, maps, found.classes, k, self.bins)
-            mask = self.masks.rows(row["image_id"])
-            assert mask is not None
-            confusions[0] += confusion(truth, decode_labels(mask["labels"][0].as_py()), k)
+            if self.masks:
+                mask = self.masks.rows(row["image_id"])
+                assert mask is not None
+                confusions[0] += confusion(truth, decode_labels(mask["labels"][0].as_py()), k)
             if row["saliency_uri"]:
                 salient = read_saliency(row["saliency_uri"], truth.shape) >= self.salient
                 tags = np.array(row["tags"], np.int64)
@@ -167,12 +169,12 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             )
         return rows
 
-    train = with_truth("train", tagged=True)
+    train, val = with_truth("train", tagged=True), with_truth("val", tagged=False)
     if len(train):
         bins = config.evaluate.thresholds
-        folders = [context.inputs["localize"] / "single", context.inputs["localize"] / "maps"]
-        masks = context.inputs["pseudo_masks"] / "masks"
-        arguments = (classes, bins, config.evaluate.salient, config.seed, *map(Shards, [*folders, masks]))
+        single, maps = (Shards(context.inputs["localize"] / table) for table in ("single", "maps"))
+        masks = Shards(context.inputs["pseudo_masks"] / "masks") if "pseudo_masks" in context.inputs else None
+        arguments = (classes, bins, config.evaluate.salient, config.seed, single, maps, masks)
         part = context.part / "train"
         busy += map_table(
             train, ScoreTrain, arguments, part, label="score train", shard_rows=config.compute.shard_rows
@@ -192,18 +194,18 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
                 "localization_maps", name, "train", matrices[best], len(train),
                 threshold=thresholds[best], background_cue="best threshold", related_images=related,
             )  # fmt: skip
-        cue = background_cue(config.pseudo_masks, train)
-        ignored = context.summary("pseudo_masks")["counts"]["ignored share"]
-        entry(
-            "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
-            background_cue=cue, related_images=config.localize.related, ignored_share=ignored,
-        )  # fmt: skip
+        if masks:
+            cue = background_cue(config.pseudo_masks, train)
+            ignored = context.summary("pseudo_masks")["counts"]["ignored share"]
+            entry(
+                "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
+                background_cue=cue, related_images=config.localize.related, ignored_share=ignored,
+            )  # fmt: skip
         if train["saliency_uri"].null_count == 0:
             salient = f"saliency >= {config.evaluate.salient}"
             entry("mark", "a random tag on salient pixels", "train", confusions[1], len(train), background_cue=salient)
             entry("mark", "the best tag on salient pixels", "train", confusions[2], len(train), background_cue=salient)
-    val = with_truth("val", tagged=False)
-    if len(val):
+    if len(val) and "predict" in context.inputs:
         part = context.part / "val"
         shards = Shards(context.inputs["predict"] / "predictions")
         busy += map_table(
