@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mcis.datasets.images import Squashed
 from mcis.datasets.index import tag_matrix
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import Share
@@ -72,7 +73,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     lap("index")
     train(
         train_classifier.ClassifierLearner(
-            config=config.classifier, seed=config.seed, tags=tags, uris=uris, pretrained=None
+            config=config.classifier, seed=config.seed, tags=tags, pictures=Squashed(uris, config.classifier.input_size), pretrained=None
         ),
         folder / "classifier",
     )

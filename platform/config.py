@@ -276,7 +276,14 @@ class ComputeConfig(Section):
     worker_cpus: Rate = 0.5
     """Logical CPUs a training worker reserves; the rest decodes."""
     threads: int | None = Field(default=None, gt=0)
-    """Torch threads a training worker uses; None = its share of the node's cores but one, which decodes."""
+    """Torch threads a training worker uses; None = its share of the node's cores."""
+    decode: Literal["auto", "threads", "tasks"] = "auto"
+    """Where training images are decoded: in threads of each worker, or in Ray Data tasks on any CPU of the cluster;
+    auto = threads on one node, tasks on several."""
+    decode_threads: int | None = Field(default=None, gt=0)
+    """Decoding threads of a training worker; None = its share of the node's cores."""
+    cache_gb: NonNegative = 8.0
+    """Bound of the workspace's cache of decoded images, GiB; what does not fit is decoded every epoch. 0 = no cache."""
     cpus: int | None = Field(default=None, gt=0)
     """Logical CPUs of a Ray started here; None = the machine's cores, at least 4."""
     object_store_gb: Rate = 1.0

@@ -5,6 +5,7 @@ computed, and the result is the same, since a shard's rows depend on its place i
 """
 
 import time
+import uuid
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -58,17 +59,20 @@ def map_table(
     *,
     label: str,
     shard_rows: int,
-    actors: int | None = None,
+    at_once: int | None = None,
     gpu: bool = False,
+    suffix: str = "parquet",
 ) -> MapResult:
-    """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.parquet`.
+    """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
     Finished shards are left as they are; shards of an earlier call that was cut by other `shard_rows` are removed.
 
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
-        actors: number of long-lived workers, for those that load a network; None = tasks on all CPUs, for light work.
-        gpu: whether each actor takes a GPU.
+            A process makes it once for all shards that it is given.
+        at_once: the most shards in work at a time; None = one on each CPU.
+        gpu: whether each worker takes a GPU; these are actors, as Ray ends a process after a task with a GPU.
+        suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
         UserError: what a worker raised as such.
@@ -78,8 +82,8 @@ def map_table(
 
     folder.mkdir(parents=True, exist_ok=True)
     starts = range(0, len(table), shard_rows)
-    names = {f"part-{start:08d}-{min(start + shard_rows, len(table)):08d}.parquet": start for start in starts}
-    there = {file.name for file in folder.glob("part-*.parquet")}
+    names = {f"part-{start:08d}-{min(start + shard_rows, len(table)):08d}.{suffix}": start for start in starts}
+    there = {file.name for file in folder.glob("part-*")}
     for name in there - names.keys():
         (folder / name).unlink()
     shards = []
@@ -93,24 +97,22 @@ def map_table(
         progress.update(finished)
         if shards:
             blocks = ray.data.from_arrow(shards)
-            if actors:
-                size = min(actors, len(shards))
+            if gpu:
                 mapped = blocks.map_batches(
                     _Shard,
                     fn_constructor_args=(make, arguments, folder),
                     batch_size=None,
                     batch_format="pyarrow",
-                    compute=ActorPoolStrategy(size=size),
-                    num_gpus=1 if gpu else None,
+                    compute=ActorPoolStrategy(size=min(at_once or 1, len(shards))),
+                    num_gpus=1,
                 )
             else:
-                shared = ray.put(arguments)
                 mapped = blocks.map_batches(
                     _run_task,  # type: ignore[arg-type]  # Ray's stubs know no fn_args
-                    fn_args=(make, shared, folder),
+                    fn_args=(uuid.uuid4().hex, ray.put((make, arguments, folder))),
                     batch_size=None,
                     batch_format="pyarrow",
-                    compute=TaskPoolStrategy(),
+                    compute=TaskPoolStrategy(at_once),
                 )
             accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
             for account in accounts:
@@ -123,7 +125,14 @@ def map_table(
     return MapResult(done, busy)
 
 
-def _run_task(rows: pa.Table, make: Callable[..., Worker], arguments: Any, folder: Path) -> pa.Table:
+_made: dict[str, _Shard] = {}
+"""The shard runner of the mapping that this process works for: a network is loaded once, not for every shard."""
+
+
+def _run_task(rows: pa.Table, mapping: str, parts: Any) -> pa.Table:
     import ray
 
-    return _Shard(make, ray.get(arguments) if isinstance(arguments, ray.ObjectRef) else arguments, folder)(rows)
+    if mapping not in _made:
+        _made.clear()
+        _made[mapping] = _Shard(*(ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts))
+    return _made[mapping](rows)

@@ -30,6 +30,7 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
     # Torch's threads wait for each other at the end of each operator. Where one has lost its core to a decoding task,
     # the others had better sleep than spin: on two cores with a competitor, spinning slowed a training fivefold.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how late a training's end is noticed
     import logging
 
     import ray

@@ -190,8 +190,8 @@ def _train(settings: dict[str, Any]) -> None:
     folder = Path(settings["folder"])
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    # One core is left to decoding and to Ray: a thread that waits for a core holds up all threads of its operator.
-    torch.set_num_threads(compute.threads or max(1, (os.cpu_count() or 1) // context.get_local_world_size() - 1))
+    cores = max(1, (os.cpu_count() or 1) // context.get_local_world_size())
+    torch.set_num_threads(compute.threads or cores)
     device = ray.train.torch.get_device()
     torch.manual_seed(learner.seed)
     plain = learner.model()
@@ -209,7 +209,13 @@ def _train(settings: dict[str, Any]) -> None:
     model.train()
     log = _StepLog(folder / STEPS, start) if rank == 0 else None
     share = Share(rank, world, start, learner.steps)
-    stream = batches(learner.decoder(share), batch=learner.batch, share=share)
+    stream = batches(
+        learner.decoder(share),
+        batch=learner.batch,
+        share=share,
+        place=settings["place"],
+        threads=compute.decode_threads or cores,
+    )
     began = last = time.monotonic()
     waited = waited_all = 0.0
     logged = start
@@ -300,6 +306,7 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
     Raises:
         UserError: the cluster is too small, or what a worker raised as such.
     """
+    import ray
     import ray.train
     import ray.train.torch
 
@@ -314,12 +321,14 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
 
     check_cpus(compute)
     gpu = uses_gpu(compute)
+    nodes = sum(bool(node["Alive"]) for node in ray.nodes())
+    place = ("threads" if nodes == 1 else "tasks") if compute.decode == "auto" else compute.decode
     resources = {"CPU": compute.worker_cpus} | ({"GPU": 1.0} if gpu else {})
 
     # The folder of a stage in work carries the stage's key, so a checkpoint found in it is this configuration's.
     trainer = ray.train.torch.TorchTrainer(
         _worker,
-        train_loop_config={"learner": learner, "compute": compute, "folder": str(folder)},
+        train_loop_config={"learner": learner, "compute": compute, "folder": str(folder), "place": place},
         scaling_config=ray.train.ScalingConfig(
             num_workers=compute.workers, use_gpu=gpu, resources_per_worker=resources
         ),

@@ -4,6 +4,7 @@ WORKSPACE/
   store/<stage>-<key>/       finished outputs of a stage, shared by all runs with the same key
   store/<stage>-<key>.part/  work in progress; a restart goes on from it
   runs/<name>/               run.json (stage -> key), scores.json, report.html, pictures/, config.json
+  cache/<what>-<key>/        decoded images, shared by all runs; may be removed whenever no run is at work
   data/                      data sets that were drawn or fetched
   mlflow.db, mlflow/         MLflow's store and artifacts, unless MLFLOW_TRACKING_URI says otherwise
   weights/                   pretrained weights that were fetched
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
@@ -87,9 +89,12 @@ def read_json(path: Path) -> Any:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes a Parquet table, aside and renamed."""
+    """Writes a table, aside and renamed: Parquet, or what can be memory-mapped where the name ends in .arrow."""
     with written_aside(path) as aside:
-        pq.write_table(table, aside, compression="zstd")
+        if path.suffix == ".arrow":
+            pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
+        else:
+            pq.write_table(table, aside, compression="zstd")
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -108,7 +113,7 @@ class Workspace:
     def __init__(self, root: Path):
         self.root = root.expanduser().resolve()
         with disk_errors(self.root):
-            for folder in (self.store, self.runs, self.data, self.weights):
+            for folder in (self.store, self.runs, self.cache, self.data, self.weights):
                 folder.mkdir(parents=True, exist_ok=True)
 
     @property
@@ -120,6 +125,11 @@ class Workspace:
     def runs(self) -> Path:
         """One folder a run."""
         return self.root / "runs"
+
+    @property
+    def cache(self) -> Path:
+        """Decoded images."""
+        return self.root / "cache"
 
     @property
     def data(self) -> Path:

@@ -21,7 +21,7 @@ from mcis.datasets.decode import squash
 from mcis.datasets.index import tag_matrix
 from mcis.datasets.maps import map_rows
 from mcis.datasets.pairs import related_images
-from mcis.datasets.stream import read_rgb
+from mcis.datasets.images import read_rgb
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.localization import embed, released_map, resize_maps, single_round
@@ -161,7 +161,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     rows = split_rows(context, "train", tagged=True)
     rows = with_related(rows, config, tag_matrix(rows, classes))
     gpu = uses_gpu(compute)
-    actors = compute.workers if gpu else max(1, local_cpus(compute) // 2)
+    at_once = compute.workers if gpu else max(1, local_cpus(compute) // 2)
     multi = config.localize.related > 0
     files = make_feature_files(config, weights, classes, rows, context.part)
     embedded = map_table(
@@ -171,7 +171,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         context.part / "single",
         label="embed",
         shard_rows=compute.shard_rows,
-        actors=actors,
+        at_once=at_once,
         gpu=gpu,
     )
     busy = embedded.busy
@@ -183,7 +183,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             context.part / "maps",
             label="localize",
             shard_rows=compute.shard_rows,
-            actors=actors,
+            at_once=at_once,
             gpu=gpu,
         ).busy
     else:

@@ -9,7 +9,7 @@ import torch
 
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.maps import PREDICTIONS_SCHEMA
-from mcis.datasets.stream import read_rgb
+from mcis.datasets.images import read_rgb
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.crf import dense_crf
 from mcis.models.segmenters import predict
@@ -54,7 +54,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         context.part / "predictions",
         label="predict",
         shard_rows=min(config.compute.shard_rows, 32),
-        actors=config.compute.workers if gpu else max(1, local_cpus(config.compute) // 2),
+        at_once=config.compute.workers if gpu else max(1, local_cpus(config.compute) // 2),
         gpu=gpu,
     )
     return {"busy": mapped.busy, "counts": {"images": len(rows)}}

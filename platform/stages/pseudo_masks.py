@@ -11,7 +11,7 @@ import torch
 from mcis.datasets.decode import decode_saliency, encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
-from mcis.datasets.stream import read_rgb
+from mcis.datasets.images import read_rgb
 from mcis.models.crf import CrfParameters
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mcis.datasets.decode import decode_labels
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
-from mcis.datasets.stream import read_rgb
+from mcis.datasets.images import read_rgb
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.datasets.draws import uniforms
+from mcis.datasets.images import Squashed
 from mcis.datasets.index import tag_matrix
 from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
@@ -18,6 +19,7 @@ from mcis.models.augment import Augmentation, augment
 from mcis.models.backbones import BACKBONES, Backbone, load_pretrained, normalise, to_unit
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.losses import pair_losses
+from mcis.platform.cache import decoded_cache
 from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
@@ -68,7 +70,7 @@ class ClassifierLearner:
     config: ClassifierConfig
     seed: int
     tags: NDArray[np.bool_]
-    uris: list[str]
+    pictures: Squashed
     pretrained: Path | None
     images: int = 2
 
@@ -101,7 +103,7 @@ class ClassifierLearner:
 
     def decoder(self, share: Share) -> PairDecoder:
         sampler = PairSampler(self.tags, seed=self.seed, itself=self.config.partner_may_be_itself)
-        return PairDecoder(self.uris, sampler, batch=self.batch, size=self.config.input_size, share=share)
+        return PairDecoder(self.pictures, sampler, batch=self.batch, share=share)
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         c, epoch = self.config, batch["epoch"]
@@ -152,12 +154,14 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     Raises:
         UserError: pretrained weights cannot be had, or the loss is not finite.
     """
-    rows = split_rows(context, "train")
+    rows = split_rows(context, "train", tagged=True)
+    size = config.classifier.input_size
+    cache = decoded_cache(rows, size, context, config.compute)
     learner = ClassifierLearner(
         config=config.classifier,
         seed=config.seed,
         tags=tag_matrix(rows, len(context.classes)),
-        uris=rows["uri"].to_pylist(),
+        pictures=Squashed(rows["uri"].to_pylist(), size, cache),
         pretrained=classifier_weights(config, context.workspace),
     )
     result = fit(learner, context.part, config.compute, context.tracker, label="classifier")

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from mcis.datasets.decode import decode_labels
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
+from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.pairs import epoch_rows
-from mcis.datasets.stream import Batch, Share, random_crop, read_rgb
+from mcis.datasets.stream import Batch, Share, random_crop
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import load_pretrained
 from mcis.models.losses import pixel_ce

@@ -1,0 +1,99 @@
+"""Images at one size: from the decoded cache, memory-mapped Arrow shards of uint8, or decoded from their files.
+
+The cache frees every epoch but the first from decoding. It holds the first images of an index, as many as its bound
+allows; a reader decodes the others, and those of a shard that has been removed meanwhile.
+"""
+
+import bisect
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mcis.datasets.decode import decode_rgb, squash
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import read_bytes
+
+
+def read_rgb(uri: str) -> NDArray[np.uint8]:
+    """The image of an index row, which was decoded once already when the index was made.
+
+    Raises:
+        UserError: the file is gone or is no image any more.
+    """
+    try:
+        return decode_rgb(read_bytes(uri), min_side=1)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{uri} cannot be read any more ({error})",
+            "the file as it was indexed",
+            "restore it, or repeat the command with --from index",
+        ) from None
+
+
+def image_bytes(size: int) -> int:
+    """Bytes of an image in the cache."""
+    return 3 * size * size
+
+
+class Squash:
+    """Index rows -> a shard of the cache: `pixels`, each row an image (S, S, 3) uint8, flat."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        pixels = np.stack([squash(read_rgb(uri), self.size) for uri in rows["uri"].to_pylist()])
+        return pa.table({"pixels": pa.FixedSizeListArray.from_arrays(pixels.ravel(), image_bytes(self.size))})
+
+
+class Squashed:
+    """Reads images of an index by position; travels by pickle, opens a shard when it is asked for.
+
+    Args:
+        uris: of the N images.
+        size: S, pixels.
+        cache: folder of shards `part-<first>-<behind the last>.arrow` made by `Squash`, or None.
+    """
+
+    def __init__(self, uris: list[str], size: int, cache: Path | None = None):
+        self.uris, self.size = uris, size
+        self.shards = sorted(cache.glob("part-*.arrow")) if cache else []
+        self.firsts = [int(path.stem.split("-")[1]) for path in self.shards]
+        self.opened: dict[int, NDArray[np.uint8] | None] = {}
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """The images at N positions, (N, S, S, 3) uint8.
+
+        Raises:
+            UserError: a file is gone or damaged since the index was made.
+        """
+        out = np.empty((len(positions), self.size, self.size, 3), np.uint8)
+        for place, position in enumerate(positions.tolist()):
+            cached = self._cached(position)
+            out[place] = squash(read_rgb(self.uris[position]), self.size) if cached is None else cached
+        return out
+
+    def _cached(self, position: int) -> NDArray[np.uint8] | None:
+        shard = bisect.bisect_right(self.firsts, position) - 1
+        if shard < 0:
+            return None
+        if shard not in self.opened:
+            self.opened[shard] = self._open(self.shards[shard])
+        images, place = self.opened[shard], position - self.firsts[shard]
+        return images[place] if images is not None and place < len(images) else None
+
+    def _open(self, path: Path) -> NDArray[np.uint8] | None:
+        try:
+            column = pa.ipc.open_file(pa.memory_map(str(path))).read_all()["pixels"].combine_chunks()
+        except FileNotFoundError:
+            return None
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(
+                f"{path} is damaged ({error})", "a shard of decoded images", "remove its folder and repeat the command"
+            ) from None
+        return column.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.size, self.size, 3)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "opened": {}}
