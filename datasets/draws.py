@@ -1,15 +1,18 @@
-"""Random numbers that depend on nothing but their names: (seed, epoch, image, purpose) -> a number.
+"""Random numbers that depend on nothing but their names: (seed, epoch, image, purpose) -> a number, or an order.
 
 Scheduling, worker count and restarts change nothing of what is drawn, because there is no generator with a state that
 somebody could have advanced. The mixing function is SplitMix64 (Steele et al., OOPSLA 2014), vectorised.
 """
 
+import math
+
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
+_HALF = np.uint64(32)
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -17,6 +20,14 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     x = (x ^ (x >> np.uint64(30))) * _MIX_1
     x = (x ^ (x >> np.uint64(27))) * _MIX_2
     return x ^ (x >> np.uint64(31))
+
+
+def _named(state: NDArray[np.uint64], *parts: ArrayLike) -> NDArray[np.uint64]:
+    """A number of 64 bits for each name: the seed's state, into which the parts are mixed one after another."""
+    state = _mix(state)
+    for part in parts:
+        state = _mix(state ^ np.asarray(part).astype(np.uint64))
+    return state
 
 
 def uniforms(
@@ -27,15 +38,51 @@ def uniforms(
     Args:
         purpose: a small number that tells apart what is drawn (see the constants of the callers).
     """
-    with np.errstate(over="ignore"):
-        state = _mix(np.full(len(image), seed, np.uint64))
-        for part in (epoch, image, purpose):
-            state = _mix(state ^ np.asarray(part).astype(np.uint64))
-        counters = np.arange(count, dtype=np.uint64)[None, :] * _GOLDEN
-        mixed = _mix(state[:, None] + counters)
-    return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    state = _named(np.full(len(image), seed, np.uint64), epoch, image, purpose)
+    counters = np.arange(count, dtype=np.uint64)[None, :] * _GOLDEN
+    return (_mix(state[:, None] + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
-def order(seed: int, epoch: int, count: int) -> NDArray[np.int64]:
-    """The order in which the images of an epoch come, a permutation of 0..count-1."""
-    return np.random.default_rng([seed, epoch]).permutation(count)
+def permuted(
+    seed: int, epoch: NDArray[np.int64] | int, count: int, positions: NDArray[np.int64], purpose: int = 0
+) -> NDArray[np.int64]:
+    """What stands at some positions of a random order of 0..count-1, (N,); the order itself is never laid out.
+
+    A Feistel network on a table of about sqrt(count) rows and columns: in turn the row is moved on by a random number
+    that depends on the column, and the column by one that depends on the row, which can be undone and so is a
+    permutation of the table's cells. A cell outside of 0..count-1 is sent on until it falls inside (cycle walking,
+    Black and Rogaway, CT-RSA 2002), which happens to at most one position in about sqrt(count).
+
+    Args:
+        epoch: each epoch has its own order; one for all positions or (N,).
+        count: below 2^62.
+        positions: (N,), in 0..count-1.
+        purpose: tells apart orders of the same epoch.
+    """
+    # One element rather than a scalar: numpy warns of scalars that overflow, which is what mixing is made of.
+    key = _named(np.full(1, seed, np.uint64), epoch, purpose)
+    out = _shuffled(key, count, positions.astype(np.uint64))
+    outside = np.flatnonzero(out >= count)
+    if len(outside):
+        key = np.broadcast_to(key, out.shape)
+        while len(outside):
+            out[outside] = _shuffled(key[outside], count, out[outside])
+            outside = outside[out[outside] >= count]
+    return out.astype(np.int64)
+
+
+def _shuffled(key: NDArray[np.uint64], count: int, cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """A permutation of the smallest almost square table with at least `count` cells: key (1,) or (N,), cells (N,)."""
+    height = math.isqrt(max(count, 1) - 1) + 1
+    sides = np.uint64(height), np.uint64(max(1, -(-count // height)))
+    here: NDArray[np.uint64] = cells // sides[1]
+    there: NDArray[np.uint64] = cells - here * sides[1]
+    # A small table has few numbers to move by and mixes slowly: with 10 rounds the orders of 5 are visibly uneven.
+    for turn in range(10 if count > 1000 else 24):
+        side = sides[turn % 2]
+        random = _mix(key + (there + np.uint64(turn << 32)))
+        here = here + ((random >> _HALF) * side >> _HALF)
+        # Below zero wraps to a huge number, so the smaller one is the remainder.
+        here = np.minimum(here, here - side)
+        here, there = there, here
+    return here * sides[1] + there

@@ -1,12 +1,14 @@
 """Draws follow from their names alone: against SplitMix64 in whole numbers, and evenly spread by any count of them."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import order, uniforms
+from mcis.datasets.draws import permuted, uniforms
 
 quick = settings(deadline=None, max_examples=60)
 small = st.integers(0, 2**40)
@@ -103,18 +105,87 @@ def test_no_draw_comes_twice() -> None:
     assert len(np.unique(uniforms(1, epochs, images, 1))) == 200_000
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 17])
-def test_order_is_a_permutation(count: int) -> None:
-    assert sorted(order(0, 3, count)) == list(range(count))
+def orders(seed: int, epochs: int, count: int, purpose: int = 0) -> NDArray[np.int64]:
+    """The whole orders of many epochs, (epochs, count), asked for at once."""
+    epoch, position = np.divmod(np.arange(epochs * count), count)
+    return permuted(seed, epoch, count, position, purpose).reshape(epochs, count)
 
 
-def test_order_follows_from_seed_and_epoch() -> None:
-    np.testing.assert_array_equal(order(4, 9, 100), order(4, 9, 100))
-    assert (order(4, 9, 100) != order(4, 10, 100)).any()
-    assert (order(4, 9, 100) != order(5, 9, 100)).any()
+# One number, powers of two, squares and their neighbours, primes, and both sides of where the rounds become fewer.
+COUNTS = [*range(1, 40), 63, 64, 65, 121, 127, 128, 997, 999, 1000, 1001, 1009, 1024, 4096, 10007, 10582, 65536]
 
 
-def test_every_image_comes_at_every_place_of_an_epoch() -> None:
-    orders = np.stack([order(0, epoch, 5) for epoch in range(4000)])
-    for place in range(5):
-        assert chi_square(np.bincount(orders[:, place], minlength=5), 800.0) < 25  # 4 degrees of freedom
+@pytest.mark.parametrize("count", COUNTS)
+def test_an_order_is_a_permutation(count: int) -> None:
+    epochs = max(1, min(20, 2000 // count))
+    assert (np.sort(orders(3, epochs, count), axis=1) == np.arange(count)).all()
+
+
+def test_an_order_of_nothing() -> None:
+    assert permuted(0, 0, 0, np.arange(0)).shape == (0,)
+
+
+@quick
+@given(st.integers(1, 3000), small, small, st.data())
+def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, epoch: int, data: st.DataObject) -> None:
+    positions = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=20)), np.int64)
+    whole = permuted(seed, epoch, count, np.arange(count))
+    np.testing.assert_array_equal(permuted(seed, epoch, count, positions), whole[positions])
+    np.testing.assert_array_equal(permuted(seed, np.full(len(positions), epoch), count, positions), whole[positions])
+
+
+def test_each_row_may_have_its_own_epoch() -> None:
+    epochs, positions = np.divmod(np.random.default_rng(0).permutation(300), 30)
+    expected = [permuted(5, int(e), 30, np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]
+    assert permuted(5, epochs, 30, positions).tolist() == expected
+
+
+def test_places_in_a_huge_order() -> None:
+    """Beyond 32 bits, where nobody lays an order out: in range, none twice, spread evenly and not by neighbours."""
+    count = 10**11 + 3
+    found = permuted(1, 2, count, np.arange(20_000))
+    assert found.min() >= 0
+    assert found.max() < count
+    assert len(np.unique(found)) == 20_000
+    # 39 degrees of freedom: 90 is beyond one chance in 100,000.
+    assert chi_square(np.histogram(found, 40, (0, count))[0], 500.0) < 90
+    assert chi_square(np.histogram(np.diff(found) % count, 40, (0, count))[0], 19_999 / 40) < 90
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_all_orders_have_the_same_chance(count: int) -> None:
+    """Every permutation of a few, over epochs of two seeds: within five deviations of the statistic's own mean."""
+    epochs, possible = 60_000, math.factorial(count)
+    for seed in (0, 1):
+        code = (orders(seed, epochs, count) * count ** np.arange(count)).sum(axis=1)
+        seen, counts = np.unique(code, return_counts=True)
+        assert len(seen) == possible
+        assert chi_square(counts, epochs / possible) < (possible - 1) + 5 * (2 * (possible - 1)) ** 0.5
+
+
+@pytest.mark.parametrize("count", [7, 9, 10, 16, 17, 30, 1001])
+def test_what_stands_at_two_places_is_independent(count: int) -> None:
+    """The pairs of values at two places, by the third of the order each lies in; and each place alone."""
+    epochs = 20_000
+    places = [(0, 1), (0, count // 2), (1, count - 1)]
+    edges = np.array([0, count // 3, 2 * count // 3, count])
+    sizes = np.diff(edges)
+    chances = (np.outer(sizes, sizes) - np.diag(sizes)) / (count * (count - 1))
+    for a, b in places:
+        first, second = (permuted(0, np.arange(epochs), count, np.full(epochs, p)) for p in (a, b))
+        thirds = [np.searchsorted(edges[1:], v, side="right") for v in (first, second)]
+        table = np.bincount(thirds[0] * 3 + thirds[1], minlength=9).reshape(3, 3)
+        assert chi_square(table, epochs * chances) < 40  # 8 degrees of freedom: beyond one chance in 100,000
+        if count <= 30:
+            assert chi_square(np.bincount(first, minlength=count), epochs / count) < 80  # up to 29 degrees
+
+
+@pytest.mark.parametrize("changed", ["seed", "epoch", "purpose"])
+def test_every_name_of_an_order_matters(changed: str) -> None:
+    names = {"seed": 4, "epoch": 9, "purpose": 1}
+
+    def order(values: dict[str, int]) -> NDArray[np.int64]:
+        return permuted(values["seed"], values["epoch"], 1000, np.arange(1000), values["purpose"])
+
+    for other in (order({**names, changed: names[changed] + 1}), order({**names, "seed": 9, "epoch": 4})):
+        assert (other == order(names)).sum() < 12  # one is expected to stay where it was

@@ -1,0 +1,151 @@
+"""Tags of N images in compressed rows, and the images of each class: what pairs are drawn from, 9 bytes a tag."""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_IMAGES_A_CHUNK = 2**20
+
+Numbers = NDArray[np.unsignedinteger[Any]]
+"""Positions: of 32 bits while that is enough."""
+
+
+def number_type(most: int) -> np.dtype[np.unsignedinteger[Any]]:
+    """The narrower of the two types that holds 0..most."""
+    return np.dtype(np.uint32 if most < 2**32 else np.uint64)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Tags:
+    """T tags of N images among K classes: those of image i are values[start[i]:start[i + 1]], none twice.
+
+    Raises:
+        ValueError: the parts do not fit each other.
+    """
+
+    values: NDArray[np.uint16]
+    """(T,) class indices from 0."""
+    start: Numbers
+    """(N + 1,)"""
+    classes: int
+    """K"""
+
+    def __post_init__(self) -> None:
+        if self.start[0] != 0 or self.start[-1] != len(self.values):
+            raise ValueError(f"{len(self.values)} tags, but the images' run from {self.start[0]} to {self.start[-1]}")
+        if len(self.values) and (most := int(self.values.max())) >= self.classes:
+            raise ValueError(f"a tag is class {most}, of {self.classes} classes from 0")
+
+    @classmethod
+    def of_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
+        """From the column `tags` of an index, list<uint16>."""
+        total = sum(len(chunk.flatten()) for chunk in column.chunks)
+        values = np.empty(total, np.uint16)
+        start = np.zeros(len(column) + 1, number_type(total))
+        images = done = 0
+        for chunk in column.chunks:
+            offsets = chunk.offsets.to_numpy()
+            start[images + 1 : images + len(offsets)] = offsets[1:] - offsets[0] + done
+            images += len(chunk)
+            values[done : start[images]] = chunk.flatten().to_numpy()
+            done = int(start[images])
+        return cls(values=values, start=start, classes=classes)
+
+    @classmethod
+    def of_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":
+        """From (N, K) bool."""
+        images, values = np.nonzero(matrix)
+        start = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(number_type(len(images)))
+        return cls(values=values.astype(np.uint16), start=start, classes=matrix.shape[1])
+
+    def __len__(self) -> int:
+        """N."""
+        return len(self.start) - 1
+
+    @functools.cached_property
+    def tagged(self) -> int:
+        """Images with at least one tag."""
+        return int(np.count_nonzero(self.start[1:] > self.start[:-1]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.values.nbytes + self.start.nbytes
+
+    def matrix(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """The tags of some images, (B,) -> (B, K)."""
+        first = self.start[positions].astype(np.int64)
+        counts = self.start[positions + 1].astype(np.int64) - first
+        rows = np.repeat(np.arange(len(positions)), counts)
+        within = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+        out = np.zeros((len(positions), self.classes), bool)
+        out[rows, self.values[first[rows] + within]] = True
+        return out
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Members:
+    """The images of each class: those of class k are images[start[k]:start[k + 1]], of the domain source from split[k].
+
+    Positions ascend within a class and domain.
+    """
+
+    images: Numbers
+    """(T,)"""
+    start: NDArray[np.int64]
+    """(K + 1,)"""
+    split: NDArray[np.int64]
+    """(K,)"""
+
+    @classmethod
+    def of(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "Members":
+        """Sorts the images by class, a part at a time: beside its result it needs some 100 MB.
+
+        Args:
+            source: (N,), image is of the domain source; None = none is.
+        """
+        counts = np.zeros(2 * tags.classes, np.int64)
+        for _, groups in _chunks(tags, source):
+            counts += np.bincount(groups, minlength=len(counts))
+        ends = np.cumsum(counts)
+        free = ends - counts
+        images = np.empty(len(tags.values), number_type(len(tags)))
+        for here, groups in _chunks(tags, source):
+            order = np.argsort(groups, kind="stable")
+            counts = np.bincount(groups, minlength=len(counts))
+            shift = free - (np.cumsum(counts) - counts)
+            images[shift[groups[order]] + np.arange(len(order))] = here[order]
+            free += counts
+        return cls(images=images, start=np.concatenate([[0], ends[1::2]]), split=ends[::2])
+
+    def part(
+        self, classes: NDArray[np.int64], of_source: NDArray[np.bool_] | bool | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where in `images` the members of each class begin and end, (B,): all, or those of one domain."""
+        start, end = self.start[classes], self.start[classes + 1]
+        if of_source is None:
+            return start, end
+        split = self.split[classes]
+        return np.where(of_source, split, start), np.where(of_source, end, split)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return self.images.nbytes + self.start.nbytes + self.split.nbytes
+
+
+def _chunks(tags: Tags, source: NDArray[np.bool_] | None) -> Iterator[tuple[Numbers, NDArray[Any]]]:
+    """Of each tag its image and its group (two a class: target, source), some images' tags at a time."""
+    group_type = np.min_scalar_type(2 * tags.classes)  # up to 16 bits they are sorted by radix
+    for first in range(0, len(tags), _IMAGES_A_CHUNK):
+        start = tags.start[first : first + _IMAGES_A_CHUNK + 1]
+        images = np.repeat(np.arange(first, first + len(start) - 1, dtype=number_type(len(tags))), np.diff(start))
+        groups = tags.values[start[0] : start[-1]].astype(group_type) * group_type.type(2)
+        if source is not None:
+            groups += source[images]
+        yield images, groups

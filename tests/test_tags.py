@@ -1,0 +1,117 @@
+"""Tags in compressed rows and the members of classes: against loops over lists, from an index and from a matrix."""
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import mcis.datasets.tags
+from mcis.datasets.tags import Members, Tags, number_type
+
+quick = settings(deadline=None, max_examples=60)
+CLASSES = 5
+tag_lists = st.lists(st.lists(st.integers(0, CLASSES - 1), max_size=CLASSES, unique=True).map(sorted), max_size=12)
+
+
+def column(lists: list[list[int]], cuts: list[int] | None = None) -> pa.ChunkedArray:
+    """A column of an index, in chunks that are slices of a longer array."""
+    whole = pa.array([[4], *lists, [0, 1]], pa.list_(pa.uint16())).slice(1, len(lists))
+    edges = sorted({0, len(lists), *(c for c in cuts or [] if c < len(lists))})
+    chunks = [whole.slice(a, b - a) for a, b in pairwise(edges)]
+    return pa.chunked_array(chunks, pa.list_(pa.uint16()))
+
+
+def matrix_of(lists: list[list[int]]) -> NDArray[np.bool_]:
+    return np.array([[k in row for k in range(CLASSES)] for row in lists], bool).reshape(len(lists), CLASSES)
+
+
+@quick
+@given(tag_lists, st.lists(st.integers(0, 12), max_size=3))
+def test_tags_of_an_index_and_of_a_matrix_are_the_lists(lists: list[list[int]], cuts: list[int]) -> None:
+    for tags in (Tags.of_index(column(lists, cuts), CLASSES), Tags.of_matrix(matrix_of(lists))):
+        assert [tags.values[a:b].tolist() for a, b in pairwise(tags.start)] == lists
+        assert (tags.values.dtype, tags.start.dtype) == (np.uint16, np.uint32)
+        assert (len(tags), tags.classes) == (len(lists), CLASSES)
+        assert tags.tagged == sum(map(bool, lists))
+
+
+@quick
+@given(tag_lists, st.data())
+def test_the_matrix_of_some_images(lists: list[list[int]], data: st.DataObject) -> None:
+    places = st.lists(st.integers(0, len(lists) - 1), max_size=8) if lists else st.just([])
+    positions = np.array(data.draw(places), np.int64)
+    found = Tags.of_index(column(lists), CLASSES).matrix(positions)
+    assert found.dtype == bool
+    np.testing.assert_array_equal(found, matrix_of(lists)[positions])
+
+
+@quick
+@given(tag_lists, st.data())
+def test_members_are_the_images_of_each_class(lists: list[list[int]], data: st.DataObject) -> None:
+    flags = data.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
+    tags = Tags.of_index(column(lists), CLASSES)
+    for source in (None, np.array(flags, bool)):
+        members = Members.of(tags, source)
+        assert members.images.dtype == np.uint32
+        for k in range(CLASSES):
+            by_domain = [
+                [i for i, row in enumerate(lists) if k in row and bool(source is not None and source[i]) == domain]
+                for domain in (False, True)
+            ]
+            for of_source, expected in (
+                (False, by_domain[0]),
+                (True, by_domain[1]),
+                (None, by_domain[0] + by_domain[1]),
+            ):
+                low, high = members.part(np.array([k]), of_source)
+                assert members.images[low[0] : high[0]].tolist() == expected
+        rows = np.arange(CLASSES)
+        wanted = rows % 2 == 1
+        for bound, one, other in zip(
+            members.part(rows, wanted), members.part(rows, True), members.part(rows, False), strict=True
+        ):
+            np.testing.assert_array_equal(bound, np.where(wanted, one, other))
+
+
+def test_members_are_the_same_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    tags = Tags.of_matrix(rng.random((1000, 300)) < 0.01)
+    source = rng.random(1000) < 0.3
+    whole = Members.of(tags, source)
+    monkeypatch.setattr(mcis.datasets.tags, "_IMAGES_A_CHUNK", 7)
+    parts = Members.of(tags, source)
+    for name in ("images", "start", "split"):
+        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
+
+
+def test_the_largest_class_index() -> None:
+    """65,536 classes fill 16 bits, and two domains of each do not."""
+    tags = Tags.of_index(pa.chunked_array([pa.array([[65535], [0, 65535], [0]], pa.list_(pa.uint16()))]), 65536)
+    members = Members.of(tags, np.array([True, False, False]))
+    low, high = (bound[0] for bound in members.part(np.array([65535])))
+    assert members.images[low:high].tolist() == [1, 0]
+
+
+def test_positions_have_64_bits_where_32_are_too_few() -> None:
+    assert number_type(2**32 - 1) == np.uint32
+    assert number_type(2**32) == np.uint64
+
+
+def test_tags_survive_the_way_to_a_worker() -> None:
+    tags = Tags.of_matrix(np.eye(4, dtype=bool))
+    assert tags.tagged == 4
+    again = pickle.loads(pickle.dumps(tags))
+    np.testing.assert_array_equal(again.matrix(np.arange(4)), np.eye(4, dtype=bool))
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    values, start = np.array([0, 3], np.uint16), np.array([0, 2], np.uint32)
+    with pytest.raises(ValueError, match="class 3, of 3 classes"):
+        Tags(values=values, start=start, classes=3)
+    with pytest.raises(ValueError, match="2 tags, but the images' run from 0 to 1"):
+        Tags(values=values, start=start - np.array([0, 1], np.uint32), classes=4)
