@@ -1,0 +1,202 @@
+"""What the sources share: text lists, the files of a folder, and columns -> a table of a listing."""
+
+import collections
+import difflib
+import os
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import LISTING_SCHEMA, shown
+
+
+def read_lines(path: Path, expected: str, remedy: str) -> list[tuple[int, str]]:
+    """The lines of a text file that are not blank, each with its number from 1, without spaces around it.
+
+    Raises:
+        UserError: the file is missing, unreadable, no UTF-8 or holds no line.
+    """
+    try:
+        text = path.expanduser().read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"no file {path}", expected, remedy) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}", expected, remedy) from None
+    lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if not lines:
+        raise UserError(f"{path} is empty", expected, remedy)
+    return lines
+
+
+def source_folder(path: Path, expected: str, remedy: str) -> Path:
+    """The absolute path, without links, of a folder that a user named.
+
+    Raises:
+        UserError: it is no folder, or its name is no UTF-8.
+    """
+    folder = path.expanduser().resolve()
+    if not folder.is_dir():
+        raise UserError(f"no folder {path}", expected, remedy)
+    if not is_text(str(folder)):
+        raise UserError(f"the name of folder {os.fsencode(folder)!r} is no UTF-8", expected, "rename it")
+    return folder
+
+
+def is_text(name: str) -> bool:
+    """Whether a file's name is UTF-8, as every column of a table has to be."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def inside(path: str) -> str | None:
+    """The normal form of a list's relative path, None where it is absolute, climbs out by `..` or is no path at all."""
+    path = posixpath.normpath(path)
+    return None if path == ".." or path.startswith(("/", "../")) or "\0" in path else path
+
+
+class Folder(NamedTuple):
+    """What lies directly in a folder.
+
+    Attributes:
+        files, folders: names, ascending. Files may be hidden (`.name`).
+        left: what was left out, and how often.
+    """
+
+    files: list[str]
+    folders: list[str]
+    left: collections.Counter[str]
+
+
+def scan(folder: Path, root: Path) -> Folder:
+    """Reads a folder once and opens nothing in it.
+
+    A link counts as what it leads to. Left out is what leads out of `root` (an absolute path without links in it), what
+    has a name that is no UTF-8, and what is neither file nor folder.
+
+    Raises:
+        UserError: the folder cannot be read.
+    """
+    found = Folder([], [], collections.Counter())
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if not is_text(entry.name):
+                    found.left["name(s) that are no UTF-8"] += 1
+                elif entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(root):
+                    found.left[f"link(s) that lead out of {root}"] += 1
+                elif entry.is_file():
+                    found.files.append(entry.name)
+                elif entry.is_dir():
+                    found.folders.append(entry.name)
+                else:
+                    found.left["pipe(s) or broken link(s)"] += 1
+    except OSError as error:
+        raise UserError(
+            f"folder {folder} cannot be read: {error.strerror}", "a folder of images", "mend its permissions"
+        ) from None
+    found.files.sort()
+    found.folders.sort()
+    return found
+
+
+class Files:
+    """The relative paths of the files below a folder: `path in files`.
+
+    Each sub-folder is read once, when first asked for, so that a third of a million files are not looked at one by
+    one. What `scan` leaves out is not among them.
+    """
+
+    def __init__(self, root: Path):
+        self.root = root.resolve()
+        self._names: dict[str, frozenset[str]] = {}
+
+    def __contains__(self, path: str) -> bool:
+        folder, _, name = path.rpartition("/")
+        if folder not in self._names:
+            place = Path(os.path.realpath(self.root / folder))
+            known = place.is_relative_to(self.root) and os.path.isdir(place)
+            self._names[folder] = frozenset(scan(place, self.root).files if known else ())
+        return name in self._names[folder]
+
+
+class Maps:
+    """PNGs that go with the images, below a folder of their own: `<relative path of the image without suffix>.png`.
+
+    Args:
+        folder: None = there are none.
+        what: they are, for messages.
+
+    Raises:
+        UserError: the folder is missing.
+    """
+
+    def __init__(self, folder: Path | None, what: str):
+        remedy = f"name the folder of the {what}s, or none"
+        self.root = source_folder(folder, f"a folder of {what}s, <path of the image>.png", remedy) if folder else None
+        self.what = what
+        self.files = Files(self.root) if self.root else None
+
+    def of(self, stem: str) -> str | None:
+        """The absolute path of an image's map, or None where there is none."""
+        name = f"{stem}.png"
+        return f"{self.root}/{name}" if self.files is not None and name in self.files else None
+
+    def notes(self, found: Sequence[str | None], images: str) -> Iterator[str]:
+        """How many of some images are without a map, where that is some and a folder was named."""
+        absent = found.count(None)
+        if self.root and absent:
+            yield f"no {self.what} for {absent} of {len(found)} {images}"
+
+
+def whole(masks: Sequence[str | None], split: str) -> tuple[list[str | None], list[str]]:
+    """The ground-truth masks of a split, or none of them where one is missing, and a note of it.
+
+    A score is of every image of its split; training images and those of the test split may be without masks unnoted.
+    """
+    absent = masks.count(None)
+    if not absent:
+        return list(masks), []
+    notes = [f"no ground-truth mask for {absent} of {len(masks)} images of split {split}: it is not scored"]
+    return [None] * len(masks), notes if split == "val" or absent < len(masks) else []
+
+
+def left_out(what: str, left: collections.Counter[str]) -> list[str]:
+    """A note for each reason for which something was left out."""
+    return [f"{what}: left out {count} {reason}" for reason, count in sorted(left.items()) if count]
+
+
+def nearest(names: Iterable[str], known: Sequence[str]) -> str:
+    """A hint what misspelt names may mean, `did you mean cat? `, or nothing."""
+    near = {match: None for name in names for match in difflib.get_close_matches(name, known, 1)}
+    return f"did you mean {shown(list(near))}? " if near else ""
+
+
+def listing_table(
+    *,
+    image_id: list[str],
+    uri: list[str],
+    domain: str,
+    split: str | list[str],
+    tags: list[list[int]],
+    mask_uri: Sequence[str | None] | None = None,
+    saliency_uri: Sequence[str | None] | None = None,
+) -> pa.Table:
+    """Columns -> LISTING_SCHEMA. A single `split` holds for every row, an absent column is null."""
+    rows = len(image_id)
+    columns = {
+        "image_id": image_id,
+        "uri": uri,
+        "domain": [domain] * rows,
+        "split": [split] * rows if isinstance(split, str) else split,
+        "tags": tags,
+        "mask_uri": mask_uri if mask_uri is not None else [None] * rows,
+        "saliency_uri": saliency_uri if saliency_uri is not None else [None] * rows,
+    }
+    return pa.table(columns, schema=LISTING_SCHEMA)
