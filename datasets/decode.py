@@ -5,6 +5,8 @@ RejectedImage, no pixel is decoded before the header's size is checked, and only
 knows others that run programs, such as EPS).
 """
 
+import struct
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +22,16 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 
 MAX_PIXELS = 100_000_000
 """Largest width x height that is decoded: 300 MB as RGB."""
+
+_MAX_REASON = 400
+"""Longest reason of a rejection, characters."""
+
+_MAX_MAT = 2**24
+"""Most bytes of a MATLAB file, as it is and unfolded: 16 MiB, of which SBD's largest take a few hundredths."""
+_MAT_START = b"MATLAB 5.0"
+_MATRIX, _COMPRESSED = 14, 15
+_NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+"""Data type of a MATLAB element, by its number (MAT-File Level 5 File Format, table 1-1) -> numpy's name."""
 
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -41,18 +53,24 @@ class RejectedImage(ValueError):
     """Bytes that give no usable picture.
 
     Attributes:
-        reason: one line for a person, "<kind>: <detail>".
+        reason: one line of at most 400 characters for a person, "<kind>: <detail>".
         kind: what to count by, one of "empty", "not an image", "too large", "too small", "truncated", "unsupported",
             "corrupt".
     """
 
     def __init__(self, reason: str):
-        super().__init__(reason)
-        self.reason = reason
+        self.reason = one_line(reason)
+        super().__init__(self.reason)
 
     @property
     def kind(self) -> str:
         return self.reason.partition(":")[0]
+
+
+def one_line(text: str) -> str:
+    """A text of unknown origin as one short line without control characters: decoders quote what they were given."""
+    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    return line if len(line) <= _MAX_REASON else line[: _MAX_REASON - 3] + "..."
 
 
 def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -71,9 +89,20 @@ def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS)
         RejectedImage: for any content that gives no such array; nothing else is raised for bytes.
     """
     with _opened(data, FORMATS, min_side, max_pixels) as image:
-        image.load()
-        upright = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
-        return _rgb(image if upright is None else image.transpose(upright))
+        return _rgb(_upright(image))
+
+
+def decode_squashed(data: bytes, size: int) -> np.ndarray:
+    """`squash(decode_rgb(data, min_side=1), size)` with fewer copies, (size, size, 3) uint8.
+
+    Raises:
+        RejectedImage: as `decode_rgb` does.
+    """
+    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+        image = _upright(image)
+        if image.mode == "RGB" and not image.has_transparency_data:
+            return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
+        return squash(_rgb(image), size)
 
 
 def decode_labels(data: bytes) -> np.ndarray:
@@ -91,6 +120,43 @@ def decode_labels(data: bytes) -> np.ndarray:
             found = f"unsupported: a mask of mode {image.mode} with {bits} bits a channel"
             raise RejectedImage(f"{found}; labels are read from palette or 8-bit grey PNG")
         return np.array(image)
+
+
+def decode_mat_labels(data: bytes) -> np.ndarray:
+    """Bytes of SBD's cls/<id>.mat -> (H, W) uint8 labels: GTcls.Segmentation, in VOC's numbering.
+
+    Reads what it needs of "MAT-File Level 5 File Format" and steps over the rest, because scipy.io.loadmat ends the
+    whole process, by a segmentation fault, on files with some wrong bits.
+
+    Raises:
+        RejectedImage: no MATLAB 5 file, damaged, without that variable, or with values that are no labels.
+    """
+    with _rejecting():
+        if not data.startswith(_MAT_START):
+            raise RejectedImage(f"not an image: starts with {data[:24]!r}; expected a MATLAB 5.0 file")
+        order, room = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
+        for kind, content in _elements(memoryview(data)[128:], order):
+            if kind == _COMPRESSED:
+                content = memoryview(zlib.decompressobj().decompress(content, room + 1))
+            room -= len(content)
+            if room < 0:
+                raise RejectedImage(f"too large: a MATLAB file of more than {_MAX_MAT} bytes")
+            if kind == _COMPRESSED:
+                kind, content = next(_elements(content, order))
+            if kind == _MATRIX:
+                _, _, (_, name), *parts = _elements(content, order)
+                if name == b"GTcls":
+                    return _segmentation(parts, order)
+        raise RejectedImage("unsupported: a MATLAB file without a variable GTcls")
+
+
+def decode_mask(data: bytes) -> np.ndarray:
+    """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG.
+
+    Raises:
+        RejectedImage: as `decode_mat_labels` and `decode_labels` do.
+    """
+    return decode_mat_labels(data) if data.startswith(_MAT_START) else decode_labels(data)
 
 
 def decode_saliency(data: bytes) -> np.ndarray:
@@ -147,13 +213,23 @@ def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 @contextmanager
 def _opened(data: bytes, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture with its header read and nothing else; whatever a decoder raises inside becomes a RejectedImage.
-
-    Hostile bytes reach struct, zlib, memory and more, so every Exception counts.
-    """
+    """The picture with its header read and nothing else; whatever a decoder raises inside becomes a RejectedImage."""
     stream = BytesIO(data)  # outside: anything but bytes is the caller's mistake and raises TypeError
-    try:
+    with _rejecting():
         yield _header(stream, formats, min_side, max_pixels)
+
+
+@contextmanager
+def _rejecting() -> Iterator[None]:
+    """Whatever a decoder raises inside becomes a RejectedImage.
+
+    Hostile bytes reach struct, zlib, memory and more, so every Exception counts. What Pillow merely warns of is no
+    reason to reject, not even under `-W error`. The filter is set anew each time, as a caller may have changed them,
+    and stays: images are decoded in threads, and filters that one thread restores would be another's.
+    """
+    warnings.filterwarnings("ignore", module=r"PIL\.")
+    try:
+        yield
     except RejectedImage:
         raise
     except Image.DecompressionBombError as error:
@@ -180,6 +256,13 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
     return image
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """The decoded picture, turned as its EXIF orientation says."""
+    image.load()
+    turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    return image if turn is None else image.transpose(turn)
+
+
 def _rgb(image: Image.Image) -> np.ndarray:
     """A decoded picture of any mode -> (H, W, 3) uint8."""
     if image.mode == "I" or image.mode.startswith("I;16"):
@@ -202,3 +285,40 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
     grey = ((values + 128) // 257).astype(np.uint8)
     transparent = image.info.get("transparency")
     return grey if transparent is None else np.where(values == transparent, np.uint8(255), grey)
+
+
+def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
+    """The data elements that follow each other in a MATLAB file or matrix: type and content."""
+    place = 0
+    while place < len(data):
+        kind, size = struct.unpack_from(f"{order}II", data, place)
+        if kind >> 16:  # the small format: size, type and up to 4 bytes of content in 8
+            kind, size, start, place = kind & 0xFFFF, kind >> 16, place + 4, place + 8
+        else:
+            start = place + 8
+            place = start + size + (0 if kind == _COMPRESSED else -size % 8)
+        if start + size > len(data):
+            raise RejectedImage("truncated: a MATLAB file ends within an element")
+        yield kind, data[start : start + size]
+
+
+def _segmentation(parts: list[tuple[int, memoryview]], order: str) -> np.ndarray:
+    """What follows the name of a struct of 1x1 -> its field Segmentation, (H, W) uint8."""
+    (_, length), (_, names), *values = parts
+    (step,) = struct.unpack_from(f"{order}i", length)
+    fields = [bytes(names[at : at + step]).partition(b"\0")[0] for at in range(0, len(names), step)]
+    if b"Segmentation" not in fields:
+        raise RejectedImage("unsupported: a MATLAB file without GTcls.Segmentation")
+    _, matrix = values[fields.index(b"Segmentation")]
+    (_, flags), (_, sizes), _, (kind, numbers), *imaginary = _elements(matrix, order)
+    shape = np.frombuffer(sizes, f"{order}i4")
+    if not 6 <= flags[0 if order == "<" else 3] <= 15 or kind not in _NUMBERS or imaginary:
+        raise RejectedImage("unsupported: GTcls.Segmentation is no matrix of plain numbers")
+    if len(shape) != 2 or shape.min() < 1:
+        raise RejectedImage(f"unsupported: GTcls.Segmentation has the shape {shape.tolist()}")
+    found = np.frombuffer(numbers, f"{order}{_NUMBERS[kind]}").reshape(tuple(shape), order="F")
+    with np.errstate(invalid="ignore"):
+        labels = np.ascontiguousarray(found, np.uint8)
+    if (labels != found).any():
+        raise RejectedImage("unsupported: GTcls.Segmentation holds values other than 0..255")
+    return labels

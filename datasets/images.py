@@ -11,19 +11,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_rgb, squash
+from mcis.datasets.decode import decode_rgb, decode_squashed
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
 
 
-def read_rgb(uri: str) -> NDArray[np.uint8]:
-    """The image of an index row, which was decoded once already when the index was made.
+def read_rgb(uri: str, size: int | None = None) -> NDArray[np.uint8]:
+    """The image of an index row, which was decoded once already when the index was made, whole or squashed.
 
     Raises:
         UserError: the file is gone or is no image any more.
     """
     try:
-        return decode_rgb(read_bytes(uri), min_side=1)
+        data = read_bytes(uri)
+        return decode_rgb(data, min_side=1) if size is None else decode_squashed(data, size)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",
@@ -44,7 +45,7 @@ class Squash:
         self.size = size
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        pixels = np.stack([squash(read_rgb(uri), self.size) for uri in rows["uri"].to_pylist()])
+        pixels = np.stack([read_rgb(uri, self.size) for uri in rows["uri"].to_pylist()])
         return pa.table({"pixels": pa.FixedSizeListArray.from_arrays(pixels.ravel(), image_bytes(self.size))})
 
 
@@ -60,7 +61,7 @@ class Squashed:
     def __init__(self, uris: list[str], size: int, cache: Path | None = None):
         self.uris, self.size = uris, size
         self.shards = sorted(cache.glob("part-*.arrow")) if cache else []
-        self.firsts = [int(path.stem.split("-")[1]) for path in self.shards]
+        self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
         self.opened: dict[int, NDArray[np.uint8] | None] = {}
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -72,21 +73,21 @@ class Squashed:
         out = np.empty((len(positions), self.size, self.size, 3), np.uint8)
         for place, position in enumerate(positions.tolist()):
             cached = self._cached(position)
-            out[place] = squash(read_rgb(self.uris[position]), self.size) if cached is None else cached
+            out[place] = read_rgb(self.uris[position], self.size) if cached is None else cached
         return out
 
     def _cached(self, position: int) -> NDArray[np.uint8] | None:
-        shard = bisect.bisect_right(self.firsts, position) - 1
-        if shard < 0:
+        shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1
+        if shard < 0 or position >= self.spans[shard][1]:
             return None
         if shard not in self.opened:
             self.opened[shard] = self._open(self.shards[shard])
-        images, place = self.opened[shard], position - self.firsts[shard]
-        return images[place] if images is not None and place < len(images) else None
+        images = self.opened[shard]
+        return None if images is None else images[position - self.spans[shard][0]]
 
     def _open(self, path: Path) -> NDArray[np.uint8] | None:
         try:
-            column = pa.ipc.open_file(pa.memory_map(str(path))).read_all()["pixels"].combine_chunks()
+            column = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)["pixels"]
         except FileNotFoundError:
             return None
         except (OSError, pa.ArrowInvalid) as error:

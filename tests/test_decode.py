@@ -2,11 +2,13 @@
 
 import pickle
 import struct
+import warnings
 import zlib
 from io import BytesIO
 
 import numpy as np
 import pytest
+import scipy.io
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
@@ -17,8 +19,11 @@ from mcis.datasets.decode import (
     FORMATS,
     RejectedImage,
     decode_labels,
+    decode_mask,
+    decode_mat_labels,
     decode_rgb,
     decode_saliency,
+    decode_squashed,
     encode_labels,
     resize_labels,
     squash,
@@ -226,7 +231,7 @@ def test_a_cut_file_is_rejected(form: str, options: dict, share: float):
     assert rejection(decode_rgb, data[: int(len(data) * share)]).kind == "truncated"
 
 
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.filterwarnings("error")
 def test_sizes_are_limited_by_the_header_before_decoding():
     # The header alone is there: had anything been decoded, the reason would be that the file is cut.
     rejected = rejection(decode_rgb, png(10_000, 10_001, 8, 2, b""))
@@ -278,7 +283,7 @@ def test_what_is_not_bytes_is_the_callers_mistake():
 SEEDS = [encoded(RAMP, form) for form in FORMATS] + [encoded(RAMP[..., 0]), encode_labels(RAMP[..., 0])]
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.filterwarnings("error")
 @settings(max_examples=300, deadline=None)
 @given(
     data=st.one_of(
@@ -421,7 +426,113 @@ def test_a_saliency_map_with_colour_or_alpha_is_rejected(data: bytes, kind: str)
     assert rejection(decode_saliency, data).kind == kind
 
 
+# --- SBD's masks
+
+
+def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> bytes:
+    """As SBD's files: sparse boundaries in a cell, the segmentation, the categories in it."""
+    boundaries = np.empty((20, 1), object)
+    for k in range(20):
+        boundaries[k, 0] = scipy.sparse.csc_matrix(np.eye(3, dtype=bool))
+    content: dict[str, object] = {"Boundaries": boundaries, "CategoriesPresent": np.array([[1.0], [7.0]])}
+    if labels is not None:
+        content = {"Boundaries": boundaries, "Segmentation": labels, "CategoriesPresent": np.array([[1.0]])}
+    stream = BytesIO()
+    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "behind": "text"}, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i4", "f4", "f8", ">i2"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matlab_labels_are_scipys(kind: str, compressed: bool):
+    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(kind)
+    data = mat(labels, do_compression=compressed)
+    found = decode_mat_labels(data)
+    assert found.dtype == np.uint8
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, scipy.io.loadmat(BytesIO(data))["GTcls"]["Segmentation"].item())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3), (2, 2), (5, 1)])
+def test_the_smallest_matlab_labels(size: tuple[int, int]):
+    labels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size)
+    np.testing.assert_array_equal(decode_mat_labels(mat(labels)), labels)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "detail"),
+    [
+        (mat(None), "unsupported", "without GTcls.Segmentation"),
+        (mat(RAMP[..., 0], name="GTinst"), "unsupported", "without a variable GTcls"),
+        (mat(RAMP), "unsupported", "shape [40, 48, 3]"),
+        (mat(RAMP[..., 0] * 0.5), "unsupported", "other than 0..255"),
+        (mat(RAMP[..., 0] * np.nan), "unsupported", "other than 0..255"),
+        (mat(RAMP[..., 0].astype(int) + 250), "unsupported", "other than 0..255"),
+        (mat(RAMP[..., 0] * 1j), "unsupported", "plain numbers"),
+        (mat(np.array("text")), "unsupported", "plain numbers"),
+        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "plain numbers"),
+        (mat(RAMP[..., 0])[:2000], "truncated", ""),
+        (encode_labels(RAMP[..., 0]), "not an image", "expected a MATLAB 5.0 file"),
+        (b"", "not an image", ""),
+    ],
+    ids=without_bytes,
+)
+@pytest.mark.filterwarnings("error")
+def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
+    rejected = rejection(decode_mat_labels, data)
+    assert (rejected.kind, detail in rejected.reason) == (kind, True), rejected.reason
+
+
+def test_a_mask_is_read_by_its_content():
+    labels = RAMP[..., 0]
+    np.testing.assert_array_equal(decode_mask(encode_labels(labels)), labels)
+    np.testing.assert_array_equal(decode_mask(mat(labels)), labels)
+    assert rejection(decode_mask, b"<html>").kind == "not an image"
+
+
+# --- warnings
+
+
+def odd() -> bytes:
+    """A picture that Pillow warns of: a palette with transparency a colour, in bytes."""
+    image = Image.fromarray(np.zeros((H, W), np.uint8))
+    image.putpalette([10, 20, 30])
+    return encoded(image, transparency=b"\xff\x00")
+
+
+@pytest.mark.parametrize("data", [odd(), png(10_000, 9_500, 8, 2, b"")], ids=without_bytes)
+def test_pillows_warnings_change_nothing(data: bytes, recwarn: pytest.WarningsRecorder):
+    def outcome() -> object:
+        try:
+            return decode_rgb(data).tobytes()
+        except RejectedImage as rejected:
+            return rejected.reason
+
+    quiet = outcome()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert outcome() == quiet
+    assert not recwarn.list
+
+
 # --- sizes
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
+    if mode == "I;16":
+        picture = Image.fromarray(np.random.default_rng(0).integers(0, 65536, (50, 70), np.uint16))
+    else:
+        picture = picture.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = BytesIO()
+    picture.save(stream, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
+    data = stream.getvalue()
+    np.testing.assert_array_equal(decode_squashed(data, 33), squash(decode_rgb(data), 33))
+    with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
+        decode_squashed(data[: len(data) // 2], 33)
 
 
 def test_squash_forgets_the_aspect_ratio_and_averages():

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import scipy.io
 
 from mcis.datasets.classes import VOC_CLASSES
+from mcis.datasets.decode import decode_mask, encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.datasets.synthetic import draw
-from mcis.datasets.voc import list_voc
+from mcis.datasets.voc import compare_tags, list_voc, tags_of_mask
 
 TRAIN = {"t0": [0], "t1": [1, 2], "t2": [2, 0], "t3": []}
 VAL = {"v0": [1], "v1": []}
@@ -38,7 +42,7 @@ def write_lists(root: Path, name: str, tags: dict[str, list[int]]) -> None:
     (lists / f"{name}_cls.txt").write_text("".join(f"{i} {' '.join(map(str, t))}\n" for i, t in tags.items()))
 
 
-def listed(root: Path, **options: str) -> Listing:
+def listed(root: Path, **options: Any) -> Listing:
     return list_voc(root, classes=root / "classes.txt", **options)
 
 
@@ -196,3 +200,190 @@ def test_a_list_that_is_no_text_is_named(devkit: Path, name: str) -> None:
     (devkit / "ImageSets/Segmentation" / name).write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(UserError, match=rf"{name} cannot be read"):
         listed(devkit)
+
+
+# --- the test split, the masks of the devkit and of SBD
+
+
+def devkits_own(root: Path, tmp_path: Path) -> Path:
+    """Leaves what the two archives hold: masks of t0, v0 and v1 in the devkit, of t1..t3 and v1 in SBD."""
+    for path in (root / "SegmentationClassAug").iterdir():
+        path.unlink()
+    (root / "SegmentationClassAug").rmdir()
+    (root / LISTS / "train_aug.txt").unlink()
+    (root / LISTS / "train.txt").write_text("t0\n")
+    sbd = tmp_path / "sbd/benchmark_RELEASE/dataset"
+    (root / "SegmentationClass").mkdir()
+    (sbd / "cls").mkdir(parents=True)
+    for image_id, label in {"t0": 1, "v0": 2, "v1": 0}.items():
+        labels = np.array([[0, label, 255]], np.uint8)
+        (root / "SegmentationClass" / f"{image_id}.png").write_bytes(encode_labels(labels))
+    for image_id, row in {"t1": [2, 3], "t2": [1, 3], "t3": [0, 0], "v1": [3, 3]}.items():
+        scipy.io.savemat(sbd / "cls" / f"{image_id}.mat", {"GTcls": {"Segmentation": np.array([row], np.uint8)}})
+    (sbd / "train.txt").write_text("t3\nv1\n")
+    (sbd / "val.txt").write_text("t1\nt2\n")
+    return tmp_path / "sbd"
+
+
+def test_images_of_the_test_list_have_neither_tags_nor_masks(devkit: Path) -> None:
+    (devkit / LISTS / "test.txt").write_text("x0\n")
+    (devkit / "JPEGImages/x0.jpg").touch()
+    found = listed(devkit, test_list="test").table.to_pylist()
+    assert (found[-1]["image_id"], found[-1]["split"], found[-1]["tags"], found[-1]["mask_uri"]) == (
+        "x0",
+        "test",
+        [],
+        None,
+    )
+    assert found[:-1] == listed(devkit).table.to_pylist()
+    append(devkit, "test.txt", "v0")
+    with pytest.raises(UserError, match=r"image v0 is listed in .*/test\.txt and in val\.txt"):
+        listed(devkit, test_list="test")
+    with pytest.raises(UserError, match=r"no list .*/other\.txt") as caught:
+        listed(devkit, test_list="other")
+    assert "data.test_list" in caught.value.remedy
+
+
+@pytest.mark.parametrize("inner", ["", "benchmark_RELEASE", "benchmark_RELEASE/dataset"])
+def test_sbd_gives_the_list_and_the_masks_that_the_devkit_lacks(devkit: Path, tmp_path: Path, inner: str) -> None:
+    sbd = devkits_own(devkit, tmp_path)
+    found = listed(devkit, sbd=sbd / inner)
+    rows = {r["image_id"]: r for r in found.table.to_pylist()}
+    assert list(rows) == ["t0", "t1", "t2", "t3", "v0", "v1"], "v1, which SBD trains on, stays in val"
+    own, cls = devkit / "SegmentationClass", sbd / "benchmark_RELEASE/dataset/cls"
+    assert {i: r["mask_uri"] for i, r in rows.items()} == {
+        **{i: str(own / f"{i}.png") for i in ("t0", "v0", "v1")},
+        **{i: str(cls / f"{i}.mat") for i in ("t1", "t2", "t3")},
+    }
+    assert decode_mask(Path(rows["t1"]["mask_uri"]).read_bytes()).tolist() == [[2, 3]]
+    assert any("4 images" in note for note in found.notes)
+
+
+def test_a_list_of_val_in_use_is_held_out_too(devkit: Path, tmp_path: Path) -> None:
+    sbd = devkits_own(devkit, tmp_path)
+    write_lists(devkit, "mine", {"t3": []})
+    assert listed(devkit, sbd=sbd, val_list="mine").table["image_id"].to_pylist() == ["t0", "t1", "t2", "t3"]
+
+
+def test_without_train_aug_and_sbd_the_error_says_where_to_get_it(devkit: Path, tmp_path: Path) -> None:
+    devkits_own(devkit, tmp_path)
+    with pytest.raises(UserError, match=r"no list .*/train_aug\.txt") as caught:
+        listed(devkit)
+    assert "benchmark.tgz" in caught.value.remedy
+    assert "data.sbd" in caught.value.remedy
+    with pytest.raises(UserError, match="no folder benchmark_RELEASE/dataset/cls in"):
+        listed(devkit, sbd=devkit)
+
+
+def test_a_split_without_all_its_masks_has_none_and_a_note(devkit: Path, tmp_path: Path) -> None:
+    devkits_own(devkit, tmp_path)
+    write_lists(devkit, "train_aug", TRAIN)
+    found = listed(devkit)
+    assert [uri is None for uri in found.table["mask_uri"].to_pylist()] == [True] * 4 + [False] * 2
+    (note,) = found.notes
+    assert "3 of 4 images of train_aug.txt" in note
+
+
+def test_a_mask_that_its_folder_lacks_stays_named_for_the_evaluation(devkit: Path) -> None:
+    (devkit / "SegmentationClassAug/v0.png").unlink()
+    assert listed(devkit).table["mask_uri"].null_count == 0
+
+
+# --- where tags come from
+
+
+def annotate(root: Path, tags: dict[str, list[int]], classes: tuple[str, ...] = ("cat", "dog", "cow")) -> None:
+    (root / "Annotations").mkdir(exist_ok=True)
+    for image_id, indices in tags.items():
+        objects = "".join(
+            f"<object><name>{classes[k]}</name><difficult>1</difficult><part><name>head</name></part></object>" * 2
+            for k in indices
+        )
+        (root / "Annotations" / f"{image_id}.xml").write_text(f"<annotation><name>x</name>{objects}</annotation>")
+
+
+def test_annotations_give_the_tags_where_lists_are_absent(devkit: Path) -> None:
+    annotate(devkit, TRAIN | VAL)
+    expected = listed(devkit).table.to_pylist()
+    assert listed(devkit, tags_from="xml").table.to_pylist() == expected
+    (devkit / LISTS / "train_aug_cls.txt").unlink()
+    found = listed(devkit)
+    assert found.table.to_pylist() == expected
+    assert found.notes == ("tags of train_aug.txt are those of the objects in Annotations",)
+    with pytest.raises(UserError, match=r"no list .*/train_aug_cls\.txt"):
+        listed(devkit, tags_from="lists")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_an_annotation_with_entities_is_refused(devkit: Path, encoding: str) -> None:
+    annotate(devkit, TRAIN | VAL)
+    entities = "".join(f'<!ENTITY e{i + 1} "{f"&e{i};" * 10}">' for i in range(12))
+    declared = f"<!DOCTYPE annotation [<!ENTITY e0 'dog'>{entities}]>"
+    bomb = f"{declared}<annotation><object><name>&e12;</name></object></annotation>"
+    head = f'<?xml version="1.0" encoding="{encoding}"?>'
+    (devkit / "Annotations/t2.xml").write_bytes((head + bomb).encode(encoding))
+    with pytest.raises(UserError, match=r"t2\.xml: it has a document type"):
+        listed(devkit, tags_from="xml")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "no element found"),
+        (b"<annotation><object>", "no element found"),
+        (b"<html></html>", "its root is 'html'"),
+        (b'<?xml version="1.0" encoding="none"?><annotation/>', "unknown encoding"),
+        (b"<annotation><object><name>unicorn</name></object></annotation>", "an object of class 'unicorn'"),
+        (b"<annotation><object/></annotation>", "an object of class ''"),
+        (b"<annotation>" + b" " * 2**20 + b"</annotation>", "more than 1048576 bytes"),
+    ],
+)
+def test_an_annotation_that_is_none_is_named(devkit: Path, content: bytes, found: str) -> None:
+    annotate(devkit, TRAIN | VAL)
+    (devkit / "Annotations/t2.xml").write_bytes(content)
+    with pytest.raises(UserError, match=rf"Annotations/t2\.xml: {found}"):
+        listed(devkit, tags_from="xml")
+
+
+def test_absent_annotations_are_counted(devkit: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*/Annotations"):
+        listed(devkit, tags_from="xml")
+    annotate(devkit, {"t0": [0], "t1": [0]})
+    with pytest.raises(UserError, match=r"for 2 of 4 images of train_aug\.txt: t2, t3\n"):
+        listed(devkit, tags_from="xml")
+
+
+def test_masks_give_the_tags_only_where_asked_for(devkit: Path, tmp_path: Path) -> None:
+    sbd = devkits_own(devkit, tmp_path)
+    found = listed(devkit, sbd=sbd, tags_from="masks")
+    assert found.table["tags"].to_pylist() == [[0], [1, 2], [0, 2], [], [1], []]
+    assert sum("the truth of every image was opened" in note for note in found.notes) == 2
+    (devkit / "SegmentationClass/v0.png").unlink()
+    with pytest.raises(UserError, match=r"no ground-truth mask for 1 of 2 images of val\.txt: v0"):
+        listed(devkit, sbd=sbd, tags_from="masks")
+
+
+def test_an_unknown_source_of_tags_lists_the_choices(devkit: Path) -> None:
+    with pytest.raises(UserError, match="tags_from 'mask'") as caught:
+        listed(devkit, tags_from="mask")
+    assert "auto, lists, xml, masks" in caught.value.expected
+
+
+def test_tags_that_disagree_with_masks_are_found(devkit: Path, tmp_path: Path) -> None:
+    table = listed(devkit, sbd=devkits_own(devkit, tmp_path)).table
+    assert compare_tags(table, 3) == []
+    append(devkit, "val_cls.txt", "v9 0")
+    (devkit / "SegmentationClass/v0.png").write_bytes(encode_labels(np.array([[1, 3, 255, 0]], np.uint8)))
+    assert compare_tags(table, 3) == [("v0", [1], [0, 2])]
+    with pytest.raises(UserError, match=r"v0\.png: label 3; expected 0\.\.2 and 255"):
+        compare_tags(table.slice(4), 2)
+    (devkit / "SegmentationClass/v0.png").unlink()
+    with pytest.raises(UserError, match=r"the mask .*v0\.png: .*No such file"):
+        compare_tags(table, 3)
+
+
+def test_tags_of_a_mask_are_its_labels_less_one() -> None:
+    assert tags_of_mask(np.array([[0, 255], [20, 1]], np.uint8), 20) == [0, 19]
+    assert tags_of_mask(np.zeros((2, 2), np.uint8), 20) == []
+    with pytest.raises(ValueError, match="label 21"):
+        tags_of_mask(np.full((2, 2), 21, np.uint8), 20)
