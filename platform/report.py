@@ -74,7 +74,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
     if data.panels:
         drawn["gallery"] = gallery(data.panels, data.classes)
     plots = _plots(data)
-    content = {f"{name}.png": _encode(picture, "PNG") for name, picture in drawn.items()}
+    content = {f"{name}.png": encode(picture, "PNG") for name, picture in drawn.items()}
     content |= {f"{name}.png": plot.light for name, plot in plots.items()}
     for name, png in content.items():
         with written_aside(pictures / name) as aside:
@@ -82,8 +82,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
     for path in pictures.glob("*.png"):
         if path.name not in content and _PICTURE_NAME.fullmatch(path.name):
             path.unlink()  # an earlier report's: this run has no such picture, or fewer panels
-    template = Path(__file__).with_name("report.html.j2").read_text(encoding="utf-8")
-    page = _environment().from_string(template).render(_view(data, plots))
+    page = environment().get_template("report.html.j2").render(_view(data, plots))
     # A file name that is no UTF-8 reaches Python with lone surrogates: shown as \udcff, not a crash.
     with written_aside(folder / "report.html") as aside:
         aside.write_bytes(page.encode("utf-8", "backslashreplace"))
@@ -115,17 +114,21 @@ def _training_name(who: str) -> str:
     return f"training-{re.sub(r'[^a-z0-9]', '_', who.lower())}"
 
 
-def _environment() -> jinja2.Environment:
-    """Escapes every value, raises for names that the view lacks, replaces control characters, which HTML forbids."""
+def environment() -> jinja2.Environment:
+    """Of all pages: escapes every value, raises for names that the view lacks, replaces control characters.
+
+    HTML forbids those.
+    """
     controls = {c: "\N{REPLACEMENT CHARACTER}" for c in [*range(9), 11, 12, *range(14, 32), *range(127, 160)]}
     environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=lambda value: "–" if value is None else value.translate(controls) if type(value) is str else value,
     )
-    environment.filters |= {"count": _count, "decimal": "{:.1f}".format, "duration": _duration, "exact": float}
+    environment.filters |= {"count": count, "decimal": "{:.1f}".format, "duration": _duration, "exact": float}
     environment.globals["zip"] = zip
     return environment
 
@@ -159,7 +162,7 @@ def _view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
         "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
         "sources": Counter(source for _, _, source in data.config).most_common(),
         "plots": {
-            name: plot._asdict() | {"light": _data_uri(plot.light, "PNG"), "dark": _data_uri(plot.dark, "PNG")}
+            name: plot._asdict() | {"light": data_uri(plot.light, "PNG"), "dark": data_uri(plot.dark, "PNG")}
             for name, plot in plots.items()
         },
         **THEMES,
@@ -285,7 +288,7 @@ def _cell_view(panel: Panel, column: str, cell: Image.Image, classes: Sequence[s
     # Masks are flat colours, which PNG packs small and exact; pictures with grain are ten times smaller as JPEG.
     kind = "PNG" if column in panel.masks else "JPEG"
     alt, note = describe(panel, column, classes)
-    uri = _data_uri(_encode(cell, kind), kind)
+    uri = data_uri(encode(cell, kind), kind)
     return {"uri": uri, "width": cell.width, "height": cell.height, "alt": alt, "note": note}
 
 
@@ -297,7 +300,7 @@ def _training_view(who: str, records: Sequence[Mapping[str, Any]]) -> dict[str, 
     speeds = [record["images_per_second"] for record in records if "images_per_second" in record]
     waits = [record["waiting"] for record in records if "waiting" in record]
     first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
-    facts = [("steps", _count(records[-1]["step"])), ("epochs", f"{records[-1]['epoch']:.4g}")]
+    facts = [("steps", count(records[-1]["step"])), ("epochs", f"{records[-1]['epoch']:.4g}")]
     facts.append(("loss", f"{first} → {last}"))
     if speeds:
         facts.append(("images a second", f"{median(speeds):,.0f}"))
@@ -338,7 +341,7 @@ def _known(value: float | None) -> bool:
     return value is not None and isfinite(value)
 
 
-def _count(value: float) -> str:
+def count(value: float) -> str:
     """With thin spaces between thousands: 10 582."""
     return f"{value:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
@@ -364,22 +367,24 @@ def _words(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _encode(picture: Image.Image, kind: str) -> bytes:
+def encode(picture: Image.Image, kind: str) -> bytes:
+    """A picture as a file: kind is "JPEG" or "PNG"."""
     buffer = BytesIO()
     picture.save(buffer, kind, **({"quality": 88} if kind == "JPEG" else {"optimize": True}))
     return buffer.getvalue()
 
 
-def _data_uri(content: bytes, kind: str) -> str:
+def data_uri(content: bytes, kind: str) -> str:
+    """A picture's file as the address of itself."""
     return f"data:image/{kind.lower()};base64,{base64.b64encode(content).decode()}"
 
 
 _MEANING: dict[str, Callable[[Any], str]] = {
     "split": str,
-    "images": _count,
+    "images": count,
     "threshold": "{:g}".format,
     "background_cue": str,
-    "related_images": _count,
+    "related_images": count,
     "scales": lambda scales: ", ".join(f"{scale:g}" for scale in scales),
     "mirror": lambda on: "yes" if on else "no",
     "crf": lambda on: "yes" if on else "no",
