@@ -20,9 +20,9 @@ import pyarrow.compute as pc
 import torch
 
 from mcis.datasets.images import Squashed
-from mcis.datasets.index import tag_matrix
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import Share
+from mcis.datasets.tags import Tags
 from mcis.platform.config import Config
 from mcis.platform.demo import demo_settings
 from mcis.platform.stages import evaluate, index, localize, predict, pseudo_masks, train_classifier, train_segmenter
@@ -68,12 +68,17 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     classes = len(found.classes)
     rows = index.Verify(config.data.min_side)(found.table)
     train_rows, val_rows = (rows.filter(pc.equal(rows["split"], s)) for s in ("train", "val"))
-    tags = tag_matrix(train_rows, classes)
+    tags = Tags.of_index(train_rows["tags"], classes)
     uris = train_rows["uri"].to_pylist()
     lap("index")
     train(
         train_classifier.ClassifierLearner(
-            config=config.classifier, seed=config.seed, tags=tags, pictures=Squashed(uris, config.classifier.input_size), pretrained=None
+            config=config.classifier,
+            seed=config.seed,
+            tags=tags,
+            source=None,
+            pictures=Squashed(uris, config.classifier.input_size),
+            pretrained=None,
         ),
         folder / "classifier",
     )
@@ -85,7 +90,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     relate = localize.Relate(config, folder / "classifier", classes, folder, False)
     write_table(folder / "maps" / "part-000000.parquet", relate(related))
     lap("localize")
-    make = pseudo_masks.MakeMasks(config.pseudo_masks, "saliency", Shards(folder / "maps"))
+    make = pseudo_masks.MakeMasks(config.pseudo_masks, Shards(folder / "maps"))
     write_table(folder / "masks" / "part-000000.parquet", make(train_rows))
     lap("pseudo_masks")
     learner = train_segmenter.SegmenterLearner(

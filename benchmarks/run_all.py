@@ -1,4 +1,4 @@
-"""Runs every benchmark in turn and writes their last lines as the table in README.md, between its two marks."""
+"""Runs every benchmark in turn and writes their ratios as the table in README.md, between its two marks."""
 
 import re
 import subprocess
@@ -8,11 +8,14 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-NOT_BENCHMARKS = ("machine.py", "run_all.py")
+NOT_BENCHMARKS = ("machine.py", "photos.py", "run_all.py")
 
 
-def run(script: Path) -> tuple[str, str, str, str]:
-    """(what, ratio, target, machine) of one script; its output goes to the terminal as it comes.
+def run(script: Path) -> tuple[list[tuple[str, str, str]], str]:
+    """(what, ratio, target) of each figure of one script, and the machine; its output goes to the terminal as it comes.
+
+    A figure is a line `ratio R target T: what`, the script's last one or the last few; of an only one, what it is may
+    be left to the first line of the script.
 
     Raises:
         SystemExit: the script failed or did not end in `ratio R target T`.
@@ -23,19 +26,20 @@ def run(script: Path) -> tuple[str, str, str, str]:
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line.strip())
-    found = re.fullmatch(r"ratio (\S+) target (\S+)", lines[-1] if lines else "")
-    if process.returncode or not found:
+    pattern = re.compile(r"ratio (\S+) target (\S+?)(?:: (.+))?")
+    found = [match for line in lines if (match := pattern.fullmatch(line))]
+    if process.returncode or not found or not pattern.fullmatch(lines[-1]):
         sys.exit(f"{script.name} failed or did not end in `ratio R target T`")
     what = (script.read_text().split('"""')[1]).splitlines()[0].rstrip(".")
     machine = next((line.removeprefix("machine: ") for line in lines if line.startswith("machine: ")), "")
-    return what, found[1], found[2], machine
+    return [(match[3] or what, match[1], match[2]) for match in found], machine
 
 
 def main() -> None:
     """Runs all and rewrites the table."""
-    rows = [run(script) for script in sorted(HERE.glob("*.py")) if script.name not in NOT_BENCHMARKS]
-    table = ["| what | ratio | target |", "| --- | --- | --- |", *(f"| {w} | {r} | {t} |" for w, r, t, _ in rows)]
-    table += ["", f"Measured on {rows[0][3]}."]
+    done = [run(script) for script in sorted(HERE.glob("*.py")) if script.name not in NOT_BENCHMARKS]
+    rows = [f"| {what} | {ratio} | {target} |" for figures, _ in done for what, ratio, target in figures]
+    table = ["| what | ratio | target |", "| --- | --- | --- |", *rows, "", f"Measured on {done[0][1]}."]
     text = README.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         sys.exit(f"README.md lacks the marks {BEGIN} and {END} between which the table stands")

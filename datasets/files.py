@@ -51,23 +51,25 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     Raises:
         OSError: a remote file system cannot be asked.
     """
-    return [_remote_stamp(uri) if is_remote(uri) else _local_stamp(uri) for uri in uris]
+    out: list[Stamp | None] = [None if is_remote(uri) else _local_stamp(uri) for uri in uris]
+    remote: dict[int, tuple[pafs.FileSystem, dict[int, str]]] = {}
+    for place, uri in enumerate(uris):
+        if is_remote(uri):
+            system, path = _place(uri)
+            remote.setdefault(id(system), (system, {}))[1][place] = path
+    for system, paths in remote.values():
+        for place, info in zip(paths, system.get_file_info(list(paths.values())), strict=True):
+            if info.type == pafs.FileType.File:
+                out[place] = Stamp(info.size or 0, info.mtime_ns or 0)
+    return out
 
 
 def _local_stamp(uri: str) -> Stamp | None:
     try:
         state = Path(uri).stat()
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no path, as it holds a null byte
         return None
     return Stamp(state.st_size, state.st_mtime_ns)
-
-
-def _remote_stamp(uri: str) -> Stamp | None:
-    system, path = _place(uri)
-    info = system.get_file_info(path)
-    if info.type != pafs.FileType.File:
-        return None
-    return Stamp(info.size or 0, info.mtime_ns or 0)
 
 
 def _place(uri: str) -> tuple[pafs.FileSystem, str]:
@@ -81,6 +83,6 @@ def _place(uri: str) -> tuple[pafs.FileSystem, str]:
 def _system(root: str) -> tuple[pafs.FileSystem, str]:
     try:
         system, path = pafs.FileSystem.from_uri(root)
-    except (ValueError, NotImplementedError, pafs.pa.ArrowInvalid) as error:
+    except (ValueError, NotImplementedError) as error:
         raise OSError(f"{root}: no such file system ({error})") from None
     return system, path

@@ -5,20 +5,24 @@ INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every l
 
 import hashlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import RejectedImage, decode_rgb
+from mcis.datasets.decode import RejectedImage, decode_rgb, one_line
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import read_bytes
 
 INDEX_SCHEMA = pa.schema(
     [
         pa.field("image_id", pa.string(), nullable=False, metadata={"about": "name, unique in the index"}),
         pa.field("uri", pa.string(), nullable=False, metadata={"about": "absolute path of the image file, or URI"}),
-        pa.field("domain", pa.string(), nullable=False, metadata={"about": "target, source (single-label images) or web"}),
+        pa.field(
+            "domain", pa.string(), nullable=False, metadata={"about": "target, source (single-label images) or web"}
+        ),
         pa.field("split", pa.string(), nullable=False, metadata={"about": "train, val or test"}),
         pa.field("tags", pa.list_(pa.uint16()), nullable=False, metadata={"about": "class indices from 0, ascending"}),
         pa.field("height", pa.int32(), nullable=False, metadata={"about": "pixels, orientation applied"}),
@@ -32,6 +36,7 @@ REJECTS_SCHEMA = pa.schema(
     [
         pa.field("image_id", pa.string(), nullable=False),
         pa.field("uri", pa.string(), nullable=False),
+        pa.field("domain", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
         pa.field("reason", pa.string(), nullable=False),
     ]
@@ -53,6 +58,29 @@ class Listing(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def merge(first: Listing, *others: Listing) -> Listing:
+    """Listings of several sources, one behind the other, with all their notes.
+
+    Raises:
+        UserError: they name different classes, or an image twice.
+    """
+    for other in others:
+        if other.classes != first.classes:
+            raise UserError(
+                f"sources of different classes: {shown(first.classes)}; {shown(other.classes)}",
+                "the same class names in the same order",
+                "name one class file for all sources",
+            )
+    table = pa.concat_tables([first.table, *(other.table for other in others)])
+    counts = pc.value_counts(table["image_id"])
+    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
+    if twice:
+        raise UserError(
+            f"{len(twice)} image(s) are in two sources: {shown(twice)}", "each image once", "name each source once"
+        )
+    return Listing(table, first.classes, tuple(note for each in (first, *others) for note in each.notes))
+
+
 def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
     """Opens, decodes and hashes every image of a part of a listing.
 
@@ -63,13 +91,13 @@ def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
     for uri in listing["uri"].to_pylist():
         height, width, digest, reason = 0, 0, "", None
         try:
-            data = Path(uri).read_bytes()
+            data = read_bytes(uri)
             digest = hashlib.sha256(data).hexdigest()
             height, width = decode_rgb(data, min_side=min_side).shape[:2]
         except RejectedImage as error:
             reason = error.reason
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
+        except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
+            reason = one_line(f"cannot be read: {getattr(error, 'strerror', None) or error}")
         heights.append(height)
         widths.append(width)
         hashes.append(digest)
@@ -88,6 +116,18 @@ def tag_matrix(index: pa.Table, classes: int) -> NDArray[np.bool_]:
     rows = np.repeat(np.arange(len(index)), np.diff(tags.offsets.to_numpy()))
     out[rows, tags.flatten().to_numpy()] = True
     return out
+
+
+def duplicates(index: pa.Table) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Content that lies in more than one split: what is trained on would be scored on.
+
+    Returns:
+        For each such content its hash and the (split, image id) of all its images, in the order of the index.
+    """
+    places: dict[str, list[tuple[str, str]]] = {}
+    for row in index.select(["content_hash", "split", "image_id"]).to_pylist():
+        places.setdefault(row["content_hash"], []).append((row["split"], row["image_id"]))
+    return [(digest, found) for digest, found in places.items() if digest and len({split for split, _ in found}) > 1]
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.images import Squashed
 from mcis.datasets.decode import resize_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.images import Squashed
 from mcis.datasets.pairs import PairSampler
 
 Batch = dict[str, NDArray[Any]]
@@ -88,7 +88,7 @@ def random_crop(
 class PairDecoder:
     """Step numbers -> the decoded pairs of those steps.
 
-    `images_m`, `images_n` (N, S, S, 3) uint8; `m`, `n` positions in the index and `epoch`, (N,).
+    `images_m`, `images_n` (N, S, S, 3) uint8; `m`, `n` positions in the index, `epoch` and `kind` (see PairRows), (N,).
     """
 
     def __init__(self, images: Squashed, sampler: PairSampler, *, batch: int, share: Share):
@@ -102,13 +102,14 @@ class PairDecoder:
     def __call__(self, steps: Batch) -> Batch:
         rows = [self.sampler.rows(t * self.batch, (t + 1) * self.batch) for t in steps["id"] + self.share.start]
         mine = slice(self.share.rank, None, self.share.world)
-        m, n, epoch = (np.concatenate([r[k][mine] for r in rows]) for k in range(3))
+        m, n, epoch, kind = (np.concatenate([r[k][mine] for r in rows]) for k in range(4))
         return {
             "images_m": self.images(m),
             "images_n": self.images(n),
             "m": m,
             "n": n,
             "epoch": epoch,
+            "kind": kind,
         }
 
 

@@ -36,16 +36,16 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
             return folder
         _make_room(workspace.cache, bound - count * image_bytes(size))
         part = folder.with_suffix(".part")
-        map_table(
-            rows, Squash, (size,), part, label="decode", shard_rows=compute.shard_rows, suffix="arrow"
-        )
+        map_table(rows, Squash, (size,), part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
         part.rename(folder)
     return folder
 
 
 def _make_room(cache: Path, allowed: int) -> None:
     """Removes whole caches, the one not used for longest first, until the rest takes no more than `allowed` bytes."""
-    folders = sorted((p for p in cache.iterdir() if p.is_dir() and p.suffix != ".part"), key=lambda p: p.stat().st_mtime)
+    folders = sorted(
+        (p for p in cache.iterdir() if p.is_dir() and p.suffix != ".part"), key=lambda p: p.stat().st_mtime
+    )
     sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in folders]
     while folders and sum(sizes) > allowed:
         shutil.rmtree(folders.pop(0), ignore_errors=True)

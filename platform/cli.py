@@ -1,4 +1,4 @@
-"""The command line: `mcis demo`, `run`, `study`, `config show`, `doctor`, `ui`; Ray and torch are imported late."""
+"""The command line: `mcis demo`, `run`, `index`, `study`, `config show`, `doctor`, `ui`; Ray and torch come late."""
 
 import contextlib
 import os
@@ -19,12 +19,23 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 study_app = typer.Typer(help="The paper's ablations as sweeps.", no_args_is_help=True)
+index_app = typer.Typer(
+    help="Index image sources: verify every image, list what was rejected and why, look at what there is.",
+    no_args_is_help=True,
+)
 app.add_typer(config_app, name="config")
 app.add_typer(study_app, name="study")
+app.add_typer(index_app, name="index")
 
-Setting = Annotated[str, typer.Argument(help="Which image sources are used: voc.")]
+Setting = Annotated[
+    str, typer.Argument(help="Image sources: voc, voc+single, voc+web, lid, tags, or others of them joined by +.")
+]
 Name = Annotated[str, typer.Option(help="Name of the run; the same name goes on where it stopped.")]
 Voc = Annotated[Path | None, typer.Option(help="Folder VOC2012 of a PASCAL VOC 2012 devkit.")]
+Single = Annotated[Path | None, typer.Option(help="Folder of single-label images: ImageNet CLS-LOC or Caltech-256.")]
+Web = Annotated[Path | None, typer.Option(help="Folder of crawled images, <class>/<file>.")]
+Lid = Annotated[Path | None, typer.Option(help="Folder of the LID challenge, or of any data set with list files.")]
+Tags = Annotated[str | None, typer.Option(help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet.")]
 Recipe = Annotated[
     str, typer.Option(help="Preset: paper, released (both need ImageNet weights and a GPU) or small (CPU).")
 ]
@@ -65,12 +76,29 @@ def _end(error: BaseException) -> None:
     raise typer.Exit(1)
 
 
-def _options(voc: Path | None) -> dict[str, Any]:
-    return {} if voc is None else {"data.voc": str(voc.expanduser().resolve())}
+def _options(**given: Path | str | None) -> dict[str, Any]:
+    """Dotted keys of the options that were given; local paths become absolute, as workers have folders of their own."""
+    options = {}
+    for name, value in given.items():
+        if value is not None:
+            text = str(value)
+            options[f"data.{name}"] = text if "://" in text else str(Path(text).expanduser().resolve())
+    return {_KEYS.get(key, key): value for key, value in options.items()}
+
+
+_KEYS = {
+    "data.single": "data.single.root",
+    "data.web": "data.web.root",
+    "data.lid": "data.lid.root",
+    "data.tags": "data.tags.table",
+    "data.class_file": "data.single.classes",
+    "data.subset": "data.single.subset",
+}
 
 
 @app.command(
     epilog="Examples: `mcis run voc --voc VOCdevkit/VOC2012 --name first --recipe small` · "
+    "`mcis run voc+web --voc DIR --web DIR --name web` · `mcis run tags --tags photos.csv --name mine` · "
     "`mcis run voc --voc DIR --name first --until pseudo_masks` · "
     "`mcis run voc --voc DIR --name r5 --set localize.related=5 --set seed=1`"
 )
@@ -78,6 +106,10 @@ def run(
     setting: Setting,
     name: Name,
     voc: Voc = None,
+    single: Single = None,
+    web: Web = None,
+    lid: Lid = None,
+    tags: Tags = None,
     recipe: Recipe = "paper",
     workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
     assignments: Assignments = None,
@@ -92,7 +124,8 @@ def run(
     with _plain_errors(verbose):
         from mcis.platform.settings import resolve
 
-        resolved = resolve(setting, recipe, _options(voc), assignments or [])
+        options = _options(voc=voc, single=single, web=web, lid=lid, tags=tags)
+        resolved = resolve(setting, recipe, options, assignments or [])
         _journey(resolved, workspace, name, until=until, start=start, verbose=verbose)
 
 
@@ -127,6 +160,10 @@ def _journey(resolved: Any, workspace: Path, name: str, *, verbose: bool, **opti
 def config_show(
     setting: Setting,
     voc: Voc = None,
+    single: Single = None,
+    web: Web = None,
+    lid: Lid = None,
+    tags: Tags = None,
     recipe: Recipe = "paper",
     assignments: Assignments = None,
 ) -> None:
@@ -135,7 +172,8 @@ def config_show(
         from mcis.platform.settings import resolve
         from mcis.platform.terminal import show_config
 
-        show_config(resolve(setting, recipe, _options(voc), assignments or []))
+        options = _options(voc=voc, single=single, web=web, lid=lid, tags=tags)
+        show_config(resolve(setting, recipe, options, assignments or []))
 
 
 @study_app.command(
@@ -143,8 +181,12 @@ def config_show(
 )
 def study_references(
     name: Name,
-    setting: Annotated[str, typer.Argument(help="Which image sources are used.")] = "voc",
+    setting: Setting = "voc",
     voc: Voc = None,
+    single: Single = None,
+    web: Web = None,
+    lid: Lid = None,
+    tags: Tags = None,
     recipe: Recipe = "paper",
     workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
     assignments: Assignments = None,
@@ -159,8 +201,160 @@ def study_references(
         from mcis.platform.settings import resolve
         from mcis.tuning.studies import references
 
-        resolved = resolve(setting, recipe, _options(voc), assignments or [])
+        options = _options(voc=voc, single=single, web=web, lid=lid, tags=tags)
+        resolved = resolve(setting, recipe, options, assignments or [])
         references(resolved, workspace, name, until=until, parallel=parallel, verbose=verbose)
+
+
+Index = Annotated[str, typer.Option("--name", help="Name of the run that the index belongs to.")]
+Classes = Annotated[Path | None, typer.Option("--classes", help="File with one class name a line.")]
+MinSide = Annotated[int, typer.Option(min=1, help="Images with a shorter side are rejected, pixels.")]
+
+
+def _index(
+    setting: str, name: str, workspace: Path, assignments: list[str] | None, verbose: bool, **options: Any
+) -> None:
+    """Builds an index as the first stage of a run and shows it; a run of the same configuration finds it there."""
+    with _plain_errors(verbose):
+        from mcis.platform import pipeline
+        from mcis.platform.runtime import ray_session
+        from mcis.platform.settings import resolve
+        from mcis.platform.workspace import Workspace
+
+        resolved = resolve(setting, "paper", _options(**options), assignments or [])
+        place = Workspace(workspace)
+        with ray_session(resolved.config.compute, verbose=verbose):
+            pipeline.run(resolved, place, name, until="index")
+        _show_index(place, name)
+
+
+def _show_index(place: Any, name: str) -> None:
+    from mcis.platform.stages.index import open_index
+    from mcis.platform.terminal import show_index
+
+    found = open_index(place, name)
+    show_index(found.index, found.rejects, found.classes, found.notes)
+
+
+@index_app.command(
+    "voc", epilog="Example: `mcis index voc --download data` · `mcis index voc --voc data/VOCdevkit/VOC2012`"
+)
+def index_voc(
+    voc: Voc = None,
+    sbd: Annotated[Path | None, typer.Option(help="Folder benchmark_RELEASE of SBD, the augmentation.")] = None,
+    download: Annotated[Path | None, typer.Option(help="Fetch VOC 2012 and SBD into this folder first.")] = None,
+    classes: Classes = None,
+    name: Index = "index-voc",
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    verbose: Verbose = False,
+) -> None:
+    """PASCAL VOC 2012 with the SBD augmentation: 10,582 train_aug, 1,449 val, 1,456 test."""
+    with _plain_errors(verbose):
+        if download:
+            from mcis.datasets.download import fetch_voc
+            from mcis.platform.progress import transfer_bars
+
+            with transfer_bars() as on_progress:
+                voc, sbd = fetch_voc(download, on_progress=on_progress)
+    _index("voc", name, workspace, assignments, verbose, voc=voc, sbd=sbd, classes=classes)
+
+
+@index_app.command("single", epilog="Example: `mcis index single --single ILSVRC/Data/CLS-LOC/train`")
+def index_single(
+    single: Single = None,
+    class_file: Annotated[
+        Path | None, typer.Option("--classes", help="File of <wnid or folder> -> class name.")
+    ] = None,
+    subset: Annotated[
+        Path | None, typer.Option("--list", help="File with one relative path a line: use these.")
+    ] = None,
+    name: Index = "index-single",
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    verbose: Verbose = False,
+) -> None:
+    """Single-label images: ImageNet CLS-LOC (by synset) or Caltech-256, mapped to VOC's classes."""
+    _index("single", name, workspace, assignments, verbose, single=single, class_file=class_file, subset=subset)
+
+
+@index_app.command("web", epilog="Example: `mcis index web --web bing`")
+def index_web(
+    web: Web = None,
+    classes: Classes = None,
+    name: Index = "index-web",
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    verbose: Verbose = False,
+) -> None:
+    """Crawled images, <class>/<file>; the folder is the tag."""
+    _index("web", name, workspace, assignments, verbose, web=web, classes=classes)
+
+
+@index_app.command("lid", epilog="Example: `mcis index lid --lid LID --set data.lid.masks=val_masks`")
+def index_lid(
+    lid: Lid = None,
+    name: Index = "index-lid",
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    verbose: Verbose = False,
+) -> None:
+    """List files with class indices: the LID challenge (200 classes)."""
+    _index("lid", name, workspace, assignments, verbose, lid=lid)
+
+
+@index_app.command("tags", epilog="Example: `mcis index tags --tags photos.csv`")
+def index_tags(
+    tags: Tags = None,
+    classes: Classes = None,
+    name: Index = "index-tags",
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    verbose: Verbose = False,
+) -> None:
+    """Your own images and tags, from a CSV, JSONL or Parquet table; paths or URIs such as s3://."""
+    _index("tags", name, workspace, assignments, verbose, tags=tags, classes=classes)
+
+
+@index_app.command("show")
+def index_show(
+    name: Index,
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+    check_masks: Annotated[bool, typer.Option(help="Compare the tags with the ground-truth masks too.")] = False,
+) -> None:
+    """Counts of an index: per split, domain and class, rejects by reason, content that is in more than one split."""
+    with _plain_errors():
+        from mcis.platform.workspace import Workspace
+
+        place = Workspace(workspace)
+        _show_index(place, name)
+        if check_masks:
+            from mcis.platform.stages.index import open_index
+            from mcis.platform.terminal import show_disagreements
+
+            found = open_index(place, name)
+            show_disagreements(found.index, found.classes)
+
+
+@index_app.command("browse", epilog="Example: `mcis index browse --name index-voc`, then open the page that it names.")
+def index_browse(
+    name: Index,
+    out: Annotated[Path | None, typer.Option(help="Name of the page; by default in the run's folder.")] = None,
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+) -> None:
+    """One HTML page of an index: counts, co-occurrence, pair mix, thumbnails with tags, rejects with reasons."""
+    with _plain_errors():
+        from mcis.platform.browse import browse_page
+        from mcis.platform.stages.index import open_index
+        from mcis.platform.workspace import Workspace, written_aside
+
+        place = Workspace(workspace)
+        found = open_index(place, name)
+        page = browse_page(found.index, found.rejects, found.classes, notes=found.notes, title=f"Index of {name}")
+        target = out or place.run(name) / "index.html"
+        with written_aside(target) as aside:
+            aside.write_text(page, encoding="utf-8")
+        typer.echo(f"page: {target}")
 
 
 @app.command()

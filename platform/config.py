@@ -21,23 +21,98 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
+class SingleConfig(Section):
+    """Single-label images (source `single`): ImageNet CLS-LOC or Caltech-256."""
+
+    root: Path | None = None
+    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it."""
+    classes: Path | None = None
+    """File of <wnid or folder> -> class name; None = the table that comes with the project."""
+    subset: Path | None = None
+    """File with one relative path a line: the images that are used; None = all."""
+    saliency: Path | None = None
+    """Folder of saliency maps with the images' relative paths; an image may be without."""
+
+
+class WebConfig(Section):
+    """Crawled images (source `web`)."""
+
+    root: Path | None = None
+    """Folder of <class>/<file>."""
+    saliency: Path | None = None
+    """Folder of saliency maps <class>/<stem>.png; an image may be without."""
+
+
+class LidConfig(Section):
+    """The LID challenge (source `lid`), and any data set of list files."""
+
+    root: Path | None = None
+    """Folder that the lists' paths are relative to."""
+    train_list: Path = Path("train.txt")
+    """Lines `<path> <class index> <class index> ...`, inside root or absolute."""
+    val_list: Path = Path("val.txt")
+    """Likewise; indices may be absent."""
+    test_list: Path | None = None
+    """Likewise; None = no test split."""
+    classes: Path = Path("classes.txt")
+    """File with one class name a line, inside root or absolute."""
+    masks: Path | None = None
+    """Folder of ground-truth masks <path of the image>.png, inside root or absolute."""
+    first_index: int = Field(default=0, ge=0, le=1)
+    """Number of the first class in the lists."""
+
+
+class TagsConfig(Section):
+    """Your own images and tags (source `tags`), a table."""
+
+    table: str | None = None
+    """Path or URI of a .csv, .jsonl or .parquet table."""
+    image: str = "image"
+    """Column of image paths (relative to the table's folder, or absolute) or URIs such as s3://."""
+    tags: str = "tags"
+    """Column of class names: lists, or text with ; between the names."""
+    mask: str = "mask"
+    """Column of ground-truth masks for scoring, or absent."""
+    saliency: str = "saliency"
+    """Column of saliency maps, or absent."""
+    split: str = "split"
+    """Column with train, val or test; absent = all train."""
+    id: str = "id"
+    """Column of unique image ids; absent = made from the paths."""
+
+
 class DataConfig(Section):
     """Where the images and tags are."""
 
     voc: Path | None = None
     """Folder of a VOC 2012 devkit: JPEGImages, ImageSets/Segmentation/<list>.txt and <list>_cls.txt."""
+    sbd: Path | None = None
+    """Folder of SBD (benchmark_RELEASE) for masks and the list train_aug, where the devkit is without them."""
     classes: Path | None = None
-    """File with one class name a line; None = PASCAL VOC's 20."""
+    """File with one class name a line; None = PASCAL VOC's 20, or the names found in data.tags.table."""
     train_list: str = "train_aug"
     """Name of the list of training images (RECIPE: 10,582 images)."""
     val_list: str = "val"
     """Name of the list of images that are predicted and scored."""
+    test_list: str | None = None
+    """Name of a list of images without masks, or None."""
+    tags_from: Literal["auto", "lists", "xml", "masks"] = "auto"
+    """Where VOC's tags come from: <list>_cls.txt, the XML annotations, or, once, the masks; auto = lists, else XML."""
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"
     """Folder of ground-truth masks <id>.png, inside the devkit or absolute; read by `evaluate` alone, or absent."""
-    max_rejected: int = Field(default=0, ge=0)
-    """How many unreadable images a run goes on without. More end it before any training."""
+    single: SingleConfig = SingleConfig()
+    """Source `single`."""
+    web: WebConfig = WebConfig()
+    """Source `web`."""
+    lid: LidConfig = LidConfig()
+    """Source `lid`."""
+    tags: TagsConfig = TagsConfig()
+    """Source `tags`."""
+    max_rejected: int | None = Field(default=None, ge=0)
+    """How many unreadable images a run goes on without; more end it before any training. None = none of VOC's, which
+    are curated, and any number of other sources'."""
     min_side: Positive = 32
     """Images with a shorter side are rejected, pixels."""
 
@@ -111,6 +186,12 @@ class ClassifierConfig(Section):
     """Transformations tau: every step also runs (m, tau m), basic and common-class terms (RECIPE)."""
     partner_may_be_itself: bool = False
     """Whether an image may be drawn as its own partner (RECIPE: yes). Without, only where its class has no other."""
+    pair_mix: tuple[NonNegative, NonNegative, NonNegative] | None = None
+    """Weights of target-target, source-source and target-source pairs; None = as the images' turns bring them."""
+    epoch_pairs: int | None = Field(default=None, gt=0)
+    """Pairs an epoch; None = as many as images with a tag."""
+    class_balance: Share = 0.0
+    """Share of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
     batch: Positive = 5
     """Pairs a step, over all workers (section 4.1)."""
     epochs: Positive = 15
@@ -244,6 +325,8 @@ class PredictConfig(Section):
     """Factors of the image's size, probabilities averaged."""
     mirror: bool = True
     """Average with the mirror image."""
+    split: Literal["auto", "train", "val", "test"] = "auto"
+    """Images that are predicted; auto = val, or train where there is no val."""
     crop: int | None = Field(default=401, gt=0)
     """Side of sliding windows with two thirds' stride, pixels; None = the image whole."""
     crf: CrfConfig = CrfConfig()
@@ -281,7 +364,7 @@ class ComputeConfig(Section):
     """Where training images are decoded: in threads of each worker, or in Ray Data tasks on any CPU of the cluster;
     auto = threads on one node, tasks on several."""
     decode_threads: int | None = Field(default=None, gt=0)
-    """Decoding threads of a training worker; None = its share of the node's cores."""
+    """Decoding threads of a training worker; None = its share of the node's cores, half of it without a GPU."""
     cache_gb: NonNegative = 8.0
     """Bound of the workspace's cache of decoded images, GiB; what does not fit is decoded every epoch. 0 = no cache."""
     cpus: int | None = Field(default=None, gt=0)
@@ -299,8 +382,8 @@ class ComputeConfig(Section):
 class Config(Section):
     """A run from tags to masks."""
 
-    setting: Literal["voc"] = "voc"
-    """Which image sources are used."""
+    setting: str = "voc"
+    """Which image sources are used, joined by +."""
     recipe: Literal["paper", "released", "small"] = "paper"
     """Which preset the values come from."""
     seed: int = Field(default=0, ge=0, lt=2**31)

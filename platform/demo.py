@@ -10,9 +10,9 @@ from mcis.platform.workspace import Workspace, disk_errors
 
 # The embedded images are few and small: more passes, smaller crops, fewer updates than recipe `small` has by itself.
 _SIZES = {
-    "classifier.epochs": 24,
+    "classifier.epochs": 30,
     "segmenter.crop": 96,
-    "segmenter.steps": 500,
+    "segmenter.steps": 750,
 }
 
 

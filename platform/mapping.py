@@ -112,7 +112,7 @@ def map_table(
                     fn_args=(uuid.uuid4().hex, ray.put((make, arguments, folder))),
                     batch_size=None,
                     batch_format="pyarrow",
-                    compute=TaskPoolStrategy(at_once),
+                    compute=TaskPoolStrategy(min(at_once, len(shards)) if at_once else None),
                 )
             accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
             for account in accounts:

@@ -35,14 +35,14 @@ class Stage(NamedTuple):
 
 
 JOURNEY = (
-    Stage("index", (), ("data",)),
+    Stage("index", (), ("data", "setting"), version=2),
     Stage("train_classifier", ("index",), ("seed", "weights", "classifier")),
     Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize")),
     Stage("pseudo_masks", ("index", "localize"), ("pseudo_masks",)),
     Stage(
         "train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "weights", "classifier", "segmenter")
     ),
-    Stage("predict", ("index", "train_segmenter"), ("segmenter", "predict")),
+    Stage("predict", ("index", "train_segmenter"), ("segmenter", "predict"), version=2),
     Stage("evaluate", ("index", "localize", "pseudo_masks", "predict"), ("seed", "recipe", "weights", "evaluate")),
     Stage("report", (), ()),
 )
@@ -164,7 +164,9 @@ def _walk(
 def _key(stage: Stage, config: Config, context: RunContext, module: Any, identities: dict[str, str]) -> str:
     sections = {name: _section(config, name) for name in stage.sections}
     outer = module.inputs(config, context) if hasattr(module, "inputs") else None
-    return fingerprint(stage.name, stage.version, sections, outer, {n: identities[n] for n in stage.needs if n in identities})
+    return fingerprint(
+        stage.name, stage.version, sections, outer, {n: identities[n] for n in stage.needs if n in identities}
+    )
 
 
 def _section(config: Config, name: str) -> Any:

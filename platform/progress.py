@@ -59,6 +59,21 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
         yield Bar(label, total, unit, progress)
 
 
+@contextlib.contextmanager
+def transfer_bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A function of what is transferred, bytes done and bytes in all, that moves one bar after the other."""
+    with contextlib.ExitStack() as stack:
+        shown: dict[str, Bar] = {}
+
+        def on_progress(what: str, done: int, total: int) -> None:
+            if what not in shown:
+                stack.close()
+                shown[what] = stack.enter_context(bar(what, max(1, total // 2**20), "MiB"))
+            shown[what].update(done // 2**20)
+
+        yield on_progress
+
+
 def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The whole lines of a JSON lines file from a byte offset on, and the offset behind them."""
     if not path.exists():

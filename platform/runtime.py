@@ -120,6 +120,8 @@ def user_error_in(error: BaseException) -> UserError | None:
         if type(current) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
             return current
         failures = getattr(current, "worker_failures", None) or {}
-        waiting += [getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")]
+        waiting += [
+            getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
+        ]
         waiting += failures.values()
     return None

@@ -108,7 +108,31 @@ def small() -> Values:
 
 
 RECIPES = {"paper": paper, "released": released, "small": small}
-SETTINGS: Mapping[str, Values] = {"voc": {}}
+SETTINGS: Mapping[str, Values] = {"voc": {}, "voc+single": {}, "voc+web": {}, "lid": {}, "tags": {}}
+SOURCES = ("voc", "lid", "tags", "single", "web")
+
+
+def sources_of(setting: str) -> tuple[str, ...]:
+    """The image sources of a setting: its parts between +, the one that names the classes first.
+
+    Raises:
+        UserError: an unknown source, one twice, or two that each have classes of their own.
+    """
+    parts = tuple(setting.split("+"))
+    unknown = [part for part in parts if part not in SOURCES]
+    if unknown:
+        near = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        raise UserError(
+            f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
+        )
+    if len(set(parts)) < len(parts) or len({"voc", "lid", "tags"} & set(parts)) > 1:
+        raise UserError(
+            f"setting {setting!r}",
+            "each source once, and one of voc, lid, tags at most, since each has classes of its own",
+            "run them one by one, or write one table for the source tags",
+        )
+    return tuple(sorted(parts, key=SOURCES.index))
 
 
 class Resolved(NamedTuple):
@@ -168,14 +192,14 @@ def resolve(setting: str, recipe: str, options: Values | None = None, assignment
     Raises:
         UserError: every unknown key, wrong type and contradiction, in one message.
     """
-    for what, name, known in (("setting", setting, SETTINGS), ("recipe", recipe, RECIPES)):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else "choose one of them"
-            raise UserError(f"unknown {what} {name!r}", f"one of {', '.join(known)}", hint)
+    setting = "+".join(sources_of(setting))
+    if recipe not in RECIPES:
+        near = difflib.get_close_matches(recipe, RECIPES, 1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
     layers: list[tuple[str, Values]] = [
         (f"recipe {recipe}", RECIPES[recipe]()),
-        (f"setting {setting}", dict(SETTINGS[setting])),
+        (f"setting {setting}", dict(SETTINGS.get(setting, {}))),
         ("command line", {"setting": setting, "recipe": recipe, **(options or {})}),
         ("--set", parse_assignments(assignments)),
     ]

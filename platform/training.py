@@ -214,7 +214,7 @@ def _train(settings: dict[str, Any]) -> None:
         batch=learner.batch,
         share=share,
         place=settings["place"],
-        threads=compute.decode_threads or cores,
+        threads=compute.decode_threads or (cores if device.type == "cuda" else max(1, cores // 2)),
     )
     began = last = time.monotonic()
     waited = waited_all = 0.0
@@ -337,7 +337,7 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
             storage_path=str(folder),
             failure_config=ray.train.FailureConfig(max_failures=compute.max_failures),
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
-            callbacks=[StopAtUserErrors()],
+            callbacks=[StopAtUserErrors()],  # type: ignore[list-item]  # no Callback to the stubs
         ),
     )
     each = learner.batch * learner.images

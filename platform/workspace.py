@@ -4,7 +4,7 @@ WORKSPACE/
   store/<stage>-<key>/       finished outputs of a stage, shared by all runs with the same key
   store/<stage>-<key>.part/  work in progress; a restart goes on from it
   runs/<name>/               run.json (stage -> key), scores.json, report.html, pictures/, config.json
-  cache/<what>-<key>/        decoded images, shared by all runs; may be removed whenever no run is at work
+  cache/                     verdicts on image files and decoded images, shared by all runs; may be removed between runs
   data/                      data sets that were drawn or fetched
   mlflow.db, mlflow/         MLflow's store and artifacts, unless MLFLOW_TRACKING_URI says otherwise
   weights/                   pretrained weights that were fetched
@@ -132,6 +132,11 @@ class Workspace:
         return self.root / "cache"
 
     @property
+    def verdicts(self) -> Path:
+        """Table of what verifying each image file came to."""
+        return self.cache / "verdicts.parquet"
+
+    @property
     def data(self) -> Path:
         """Data sets drawn or fetched."""
         return self.root / "data"
@@ -141,8 +146,8 @@ class Workspace:
         """Pretrained weights fetched."""
         return self.root / "weights"
 
-    def run(self, name: str) -> Path:
-        """The folder of a run.
+    def run(self, name: str, *, new: bool = True) -> Path:
+        """The folder of a run, made unless it is not to be `new`.
 
         Raises:
             UserError: a name that is not a plain file name.
@@ -151,8 +156,9 @@ class Workspace:
         if not plain:
             raise UserError(f"run name {name!r}", "letters, digits, '.', '_', '-', '+'", "choose such a --name")
         folder = self.runs / name
-        with disk_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        if new:
+            with disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def finished(self, stage: str, key: str) -> Path:

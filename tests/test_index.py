@@ -10,7 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mcis.datasets.index import INDEX_SCHEMA, LISTING_SCHEMA, REJECTS_SCHEMA, shown, tag_matrix, verify
+from mcis.datasets.index import (
+    INDEX_SCHEMA,
+    LISTING_SCHEMA,
+    REJECTS_SCHEMA,
+    duplicates,
+    shown,
+    tag_matrix,
+    verify,
+)
 
 
 def jpeg(height: int, width: int, **options: object) -> bytes:
@@ -52,7 +60,8 @@ def test_schemas_are_the_contract() -> None:
     assert all(f.metadata[b"about"] for f in INDEX_SCHEMA), "every column says what it holds"
     assert LISTING_SCHEMA.names == [n for n in INDEX_SCHEMA.names if n not in ("height", "width", "content_hash")]
     assert {f.name: (f.type, f.nullable) for f in REJECTS_SCHEMA} == {
-        "image_id": (text, False), "uri": (text, False), "split": (text, False), "reason": (text, False)
+        "image_id": (text, False), "uri": (text, False), "domain": (text, False), "split": (text, False),
+        "reason": (text, False),
     }  # fmt: skip
 
 
@@ -141,3 +150,16 @@ def test_shown_says_how_many_more() -> None:
     assert shown(["a", "b"]) == "a, b"
     assert shown(list("abcde")) == "a, b, c, d, e"
     assert shown(list("abcdefg")) == "a, b, c, d, e and 2 more"
+
+
+def test_duplicates_are_contents_of_several_splits() -> None:
+    rows = [
+        ("a", "train", "1"), ("b", "train", "2"), ("c", "val", "1"), ("d", "train", "1"), ("e", "val", "3"),
+        ("f", "val", "3"), ("g", "test", "2"), ("h", "train", ""), ("i", "val", ""),
+    ]  # fmt: skip
+    table = pa.table({n: [r[i] for r in rows] for i, n in enumerate(("image_id", "split", "content_hash"))})
+    assert duplicates(table) == [
+        ("1", [("train", "a"), ("val", "c"), ("train", "d")]),
+        ("2", [("train", "b"), ("test", "g")]),
+    ]
+    assert duplicates(table.filter(pa.compute.equal(table["split"], "val"))) == []

@@ -39,9 +39,11 @@ def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
     return make
 
 
-def mapped(folder: Path, diary: Path, actors: int | None, shard_rows: int = 5) -> MapResult:
+def mapped(folder: Path, diary: Path, at_once: int | None, shard_rows: int = 5) -> MapResult:
     diary.mkdir(exist_ok=True)
-    return map_table(TABLE, squares(diary), (2,), folder / "out", label="squares", shard_rows=shard_rows, actors=actors)
+    return map_table(
+        TABLE, squares(diary), (2,), folder / "out", label="squares", shard_rows=shard_rows, at_once=at_once
+    )
 
 
 def worked(diary: Path) -> list[int]:
@@ -60,29 +62,29 @@ def check(folder: Path) -> None:
     assert found["list"].to_pylist() == TABLE["list"].to_pylist()
 
 
-@pytest.mark.parametrize("actors", [None, 2], ids=["tasks", "actors"])
+@pytest.mark.parametrize("at_once", [None, 2], ids=["all CPUs", "two at once"])
 def test_every_shard_is_written_and_only_missing_ones_again(
-    tmp_path: Path, ray_local: None, actors: int | None
+    tmp_path: Path, ray_local: None, at_once: int | None
 ) -> None:
-    first = mapped(tmp_path, tmp_path / "first", actors)
+    first = mapped(tmp_path, tmp_path / "first", at_once)
     assert first.rows == 23
     assert first.busy > 0
     assert worked(tmp_path / "first") == list(range(23))
     assert shards(tmp_path) == CUT
     check(tmp_path)
-    if actors:
-        assert len(list((tmp_path / "first").glob("made by *"))) <= actors
+    if at_once:
+        assert len(list((tmp_path / "first").glob("made by *"))) <= at_once
 
     # A kill: two shards are not there, a third is half written aside.
     for name in (CUT[1], CUT[4]):
         (tmp_path / "out" / name).unlink()
     stamps = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in shards(tmp_path)}
-    assert mapped(tmp_path, tmp_path / "second", actors).rows == 8
+    assert mapped(tmp_path, tmp_path / "second", at_once).rows == 8
     assert worked(tmp_path / "second") == [5, 6, 7, 8, 9, 20, 21, 22]
     check(tmp_path)
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in stamps} == stamps
 
-    assert mapped(tmp_path, tmp_path / "third", actors) == MapResult(0, 0.0)
+    assert mapped(tmp_path, tmp_path / "third", at_once) == MapResult(0, 0.0)
     assert worked(tmp_path / "third") == []
 
 
@@ -118,13 +120,13 @@ def failing(when: str, repaired: Path) -> Callable[[], Callable[[pa.Table], pa.T
     return make
 
 
-@pytest.mark.parametrize(("when", "actors"), [("at work", None), ("made", 2)])
+@pytest.mark.parametrize(("when", "at_once"), [("at work", None), ("made", 2)])
 def test_a_workers_user_error_arrives_as_it_was_raised(
-    tmp_path: Path, ray_local: None, when: str, actors: int | None
+    tmp_path: Path, ray_local: None, when: str, at_once: int | None
 ) -> None:
     def run() -> MapResult:
         make = failing(when, tmp_path / "repaired")
-        return map_table(TABLE, make, (), tmp_path / "out", label="failing", shard_rows=5, actors=actors)
+        return map_table(TABLE, make, (), tmp_path / "out", label="failing", shard_rows=5, at_once=at_once)
 
     with pytest.raises(UserError) as caught:
         run()

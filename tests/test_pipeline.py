@@ -151,7 +151,7 @@ def test_truth_is_read_by_evaluate_alone(first: pipeline.RunResult, tmp_path: Pa
     shutil.move(root / "SegmentationClassAug", tmp_path / "truth")
     without = pipeline.run(settings(root), workspace, "run")
     assert without.scores == []
-    assert "there is no folder of ground-truth masks" in " ".join(without.context.summary("evaluate")["notes"])
+    assert "there are no ground-truth masks" in " ".join(without.context.summary("evaluate")["notes"])
     for stage, table in (("pseudo_masks", "masks"), ("predict", "predictions")):
         ours, theirs = (read_table(r.context.inputs[stage] / table) for r in (without, first))
         assert ours.equals(theirs)

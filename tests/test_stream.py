@@ -1,5 +1,6 @@
 """Streams of batches: crops against loops over pixels, shares that add up, and Ray Data against a plain loop."""
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from PIL import Image
 
 from mcis.datasets.decode import decode_rgb, squash
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import tag_matrix
+from mcis.datasets.images import Squashed
 from mcis.datasets.pairs import PairSampler
-from mcis.datasets.stream import Batch, PairDecoder, Share, batches, random_crop, read_rgb
+from mcis.datasets.stream import Batch, PairDecoder, Place, Share, batches, by_tasks, random_crop
 from mcis.datasets.synthetic import draw
+from mcis.datasets.tags import Tags
 from mcis.datasets.voc import list_voc
 
 quick = settings(deadline=None, max_examples=60)
-COLUMNS = ("images_m", "images_n", "m", "n", "epoch")
+COLUMNS = ("images_m", "images_n", "m", "n", "epoch", "kind")
 PADDING = [124, 116, 104]
 SIZE = 24
 
@@ -158,22 +159,6 @@ def test_a_crop_of_another_images_labels_raises() -> None:
         crop(rgb, labels.T, 4, [0, 0, 0, 0])
 
 
-# --- files
-
-
-def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
-    Image.new("RGB", (3, 2), (1, 2, 3)).save(path)
-    assert read_rgb(str(path)).tolist() == [[[1, 2, 3]] * 3] * 2  # smaller than the index accepts by default
-    path.write_bytes(b"no image")
-    with pytest.raises(UserError, match=r"a\.png.*not an image"):
-        read_rgb(str(path))
-    path.unlink()
-    with pytest.raises(UserError, match=r"a\.png") as caught:
-        read_rgb(str(path))
-    assert "--from index" in caught.value.remedy
-
-
 # --- shares of a batch
 
 
@@ -194,12 +179,12 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 
 def decoder(listing: pa.Table, share: Share, batch: int = 5) -> PairDecoder:
-    sampler = PairSampler(tag_matrix(listing, 4), seed=1)
-    return PairDecoder(listing["uri"].to_pylist(), sampler, batch=batch, size=SIZE, share=share)
+    sampler = PairSampler(Tags.of_index(listing["tags"], 4), seed=1)
+    return PairDecoder(Squashed(listing["uri"].to_pylist(), SIZE), sampler, batch=batch, share=share)
 
 
 def decoded(listing: pa.Table, share: Share, batch: int = 5) -> list[Batch]:
-    """The batches of a share without Ray: one call of the decoder a step."""
+    """The batches of a share one by one: a call of the decoder a step."""
     decode = decoder(listing, share, batch)
     return [decode({"id": np.array([step])}) for step in range(share.stop - share.start)]
 
@@ -209,12 +194,12 @@ def same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert set(one) == set(COLUMNS)
         for name in COLUMNS:
-            assert one[name].dtype == (np.uint8 if name.startswith("images") else np.int64)
+            assert one[name].dtype == (np.uint8 if name.startswith("images") or name == "kind" else np.int64)
             np.testing.assert_array_equal(one[name], other[name])
 
 
 def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Table) -> None:
-    rows = PairSampler(tag_matrix(drawn, 4), seed=1).rows(15, 25)
+    rows = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1).rows(15, 25)
     (batch,) = [decoder(drawn, Share(0, 1, 3, 5))({"id": np.arange(2)})]
     for name in ("m", "n", "epoch"):
         np.testing.assert_array_equal(batch[name], getattr(rows, name))
@@ -237,32 +222,63 @@ def test_the_workers_rows_make_up_the_batch(drawn: pa.Table, world: int) -> None
             np.testing.assert_array_equal(together, batch[name])
 
 
-# --- Ray Data
+# --- the two places
+
+both = pytest.mark.parametrize("place", ["threads", "tasks"])
 
 
+@both
 @pytest.mark.parametrize("world", [1, 2])
-def test_ray_streams_what_a_loop_decodes(drawn: pa.Table, world: int, ray_local: None) -> None:
+def test_both_places_stream_what_a_loop_decodes(drawn: pa.Table, world: int, place: Place, ray_local: None) -> None:
     for rank in range(world):
         share = Share(rank, world, 0, 30)
-        same(list(batches(decoder(drawn, share), batch=5, share=share)), decoded(drawn, share))
+        found = batches(decoder(drawn, share), batch=5, share=share, place=place, threads=3)
+        same(list(found), decoded(drawn, share))
 
 
-def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, ray_local: None) -> None:
+@both
+def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, place: Place, ray_local: None) -> None:
     late = Share(1, 2, 7, 12)
-    same(list(batches(decoder(drawn, late), batch=5, share=late)), decoded(drawn, Share(1, 2, 0, 12))[7:])
+    found = batches(decoder(drawn, late), batch=5, share=late, place=place)
+    same(list(found), decoded(drawn, Share(1, 2, 0, 12))[7:])
+
+
+def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader() -> None:
+    asked: list[int] = []
+
+    class Decode:
+        row_bytes = 8
+
+        def __call__(self, steps: Batch) -> Batch:
+            asked.extend(steps["id"].tolist())
+            return dict(steps)
+
+    before = threading.active_count()
+    stream = batches(Decode(), batch=1, share=Share(0, 1, 0, 1000), place="threads", threads=2)
+    assert [int(next(stream)["id"][0]) for _ in range(5)] == [0, 1, 2, 3, 4]
+    time.sleep(0.2)
+    assert 5 <= len(asked) <= 5 + 2 * 4
+    stream.close()  # type: ignore[attr-defined]
+    for _ in range(100):
+        if threading.active_count() == before:
+            break
+        time.sleep(0.05)
+    assert threading.active_count() == before
+    assert len(asked) <= 5 + 2 * 4
 
 
 @pytest.mark.parametrize("steps", [1, 4, 11])
 def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) -> None:
     share = Share(0, 1, 3, 14)
     decode = decoder(drawn, share)
-    found = list(batches(decode, batch=5, share=share, window_bytes=steps * 5 * decode.row_bytes))
+    found = list(by_tasks(decode, batch=5, share=share, window_bytes=steps * 5 * decode.row_bytes))
     same(found, decoded(drawn, share))
 
 
-def test_a_stream_of_no_step_is_empty(drawn: pa.Table) -> None:
+@both
+def test_a_stream_of_no_step_is_empty(drawn: pa.Table, place: Place) -> None:
     share = Share(0, 1, 4, 4)
-    assert list(batches(decoder(drawn, share), batch=5, share=share)) == []
+    assert list(batches(decoder(drawn, share), batch=5, share=share, place=place)) == []
 
 
 def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> None:
@@ -273,19 +289,22 @@ def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> Non
             time.sleep(1.5 if 0 in steps["id"] else 0)
             return {"step": np.repeat(steps["id"], 32), "block": np.full(32 * len(steps["id"]), steps["id"][0])}
 
-    found = list(batches(Decode(), batch=32, share=Share(0, 1, 0, 12)))
+    found = list(batches(Decode(), batch=32, share=Share(0, 1, 0, 12), place="tasks"))
     assert [set(batch["step"].tolist()) for batch in found] == [{step} for step in range(12)]
     assert [len(batch["step"]) for batch in found] == [32] * 12
     assert len({block for batch in found for block in batch["block"].tolist()}) > 2, "one block proves nothing"
 
 
-def test_a_file_that_vanishes_ends_the_stream_with_the_users_error(drawn: pa.Table, ray_local: None) -> None:
+@both
+def test_a_file_that_vanishes_ends_the_stream_with_the_users_error(
+    drawn: pa.Table, place: Place, ray_local: None
+) -> None:
     uris = drawn["uri"].to_pylist()
     uris[5] += ".gone"
     share = Share(0, 1, 0, 10)
     decode = decoder(drawn, share)
-    decode.uris = uris
+    decode.images = Squashed(uris, SIZE)
     with pytest.raises(UserError, match=r"\.gone cannot be read any more") as caught:
-        list(batches(decode, batch=5, share=share))
+        list(batches(decode, batch=5, share=share, place=place))
     assert type(caught.value) is UserError
     assert "Traceback" not in str(caught.value)

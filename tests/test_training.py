@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import tag_matrix
+from mcis.datasets.images import Squashed
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.synthetic import draw
+from mcis.datasets.tags import Tags
 from mcis.datasets.voc import list_voc
 from mcis.models.backbones import Backbone
 from mcis.platform.config import ClassifierConfig, ComputeConfig, Optimiser
@@ -221,7 +222,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         optimiser=Optimiser(learning_rate=0.1, schedule="step", step_epochs=(3,), bias_rate=2, new_layer_rate=1.5),
     )
     learner = ClassifierLearner(
-        config=config, seed=3, tags=tag_matrix(rows, 4), uris=rows["uri"].to_pylist(), pretrained=None
+        config=config,
+        seed=3,
+        tags=Tags.of_index(rows["tags"], 4),
+        source=None,
+        pictures=Squashed(rows["uri"].to_pylist(), config.input_size),
+        pretrained=None,
     )
     assert learner.steps == 20
     return Surroundings(learner=learner, workspace=Workspace(root / "workspace"))
@@ -236,7 +242,7 @@ def plain_loop(learner: ClassifierLearner) -> tuple[dict[str, Tensor], list[dict
     decode = learner.decoder(Share(0, 1, 0, learner.steps))
     terms = []
     for step in range(learner.steps):
-        epoch = step * learner.batch // len(learner.uris)
+        epoch = step * learner.batch // len(learner.pictures.uris)
         for group in optimiser.param_groups:
             group["lr"] = 0.1 * group["factor"] * (0.1 if epoch >= 3 else 1)
         losses = learner.losses(network, decode({"id": np.array([step])}), step, torch.device("cpu"))
@@ -260,7 +266,15 @@ def test_the_plain_loop_does_train(here: Surroundings) -> None:
     assert contrastive[15:].mean() < 0.8 * contrastive[5:10].max()
     assert (contrastive[:5] == 0).all(), "it begins with epoch 1"
     assert (contrastive[5:] > 0).all()
-    assert contrastive[7] < 0.6 * contrastive[6], "one side of step 7's pairs has no unshared label, in the whole batch"
+
+
+def test_a_side_without_an_unshared_label_in_the_whole_batch_has_no_contrastive_term(here: Surroundings) -> None:
+    tags_m, tags_n = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 0]]), torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 0]])
+    weights = here.learner._contrastive_weights
+    assert weights(tags_m, tags_n, step=7).tolist() == [1, 0]
+    assert weights(tags_n, tags_m, step=7).tolist() == [0, 1]
+    assert weights(tags_n, tags_n, step=7).tolist() == [0, 0]
+    assert weights(tags_m, tags_n, step=4).tolist() == [0, 0], "it begins with epoch 1"
 
 
 @pytest.mark.parametrize("batch", [5, pytest.param(4, marks=pytest.mark.slow)])
@@ -330,7 +344,9 @@ def test_a_training_that_was_killed_ends_in_the_same_bits(here: Surroundings, tm
 def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
-    learner = replace(here.learner, uris=[*here.learner.uris[:-1], str(tmp_path / "gone.jpg")])
+    pictures = here.learner.pictures
+    uris = [*pictures.uris[:-1], str(tmp_path / "gone.jpg")]
+    learner = replace(here.learner, pictures=Squashed(uris, pictures.size))
     with pytest.raises(Exception, match=r"gone\.jpg cannot be read any more") as caught:
         fit(learner, tmp_path, ComputeConfig(max_failures=0), here.tracker("vanished"), label="classifier")
     known = user_error_in(caught.value)

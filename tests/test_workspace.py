@@ -228,7 +228,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_a_workspace_is_made_where_it_is_absent(workspace: Workspace) -> None:
-    assert names(workspace.root) == ["data", "runs", "store", "weights"]
+    assert names(workspace.root) == ["cache", "data", "runs", "store", "weights"]
     write_json(workspace.run("mine") / "config.json", 1)
     Workspace(workspace.root)
     assert read_json(workspace.run("mine") / "config.json") == 1, "a second one changes nothing"

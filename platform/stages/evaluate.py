@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import RejectedImage, decode_labels
+from mcis.datasets.decode import RejectedImage, decode_labels, decode_mask
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import read_bytes, stamps
 from mcis.datasets.index import shown
 from mcis.datasets.maps import ImageMaps, Shards
 from mcis.models.localization import resize_maps, scale_maps
@@ -39,10 +41,10 @@ def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
     """
     uri, shape = row["mask_uri"], (row["height"], row["width"])
     try:
-        truth = decode_labels(Path(uri).read_bytes())
-    except FileNotFoundError:
+        truth = decode_mask(read_bytes(uri))
+    except OSError as error:
         raise UserError(
-            f"no ground-truth mask {uri}", "a mask for each scored image", "add it, or move the folder away"
+            f"no ground-truth mask {uri} ({error})", "a mask for each scored image", "add it, or name no masks"
         ) from None
     except RejectedImage as error:
         raise UserError(f"the mask {uri} cannot be read: {error.reason}", "a palette PNG", "replace the file") from None
@@ -63,7 +65,9 @@ def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
 class ScoreTrain:
     """Rows of tagged training images -> one row of counts: map histograms, confusions of pseudo masks and marks."""
 
-    def __init__(self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards | None):
+    def __init__(
+        self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards | None
+    ):
         self.classes, self.bins, self.salient, self.seed = classes, bins, salient, seed
         self.single, self.maps, self.masks = single, maps, masks
 
@@ -117,7 +121,8 @@ def _summed(folder: Path, column: str, *shape: int) -> NDArray[np.int64]:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The stamps of all ground-truth masks."""
-    return [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in ("train", "val")]
+    splits = ["train", *([context.summary("predict")["split"]] if "predict" in context.inputs else [])]
+    return [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in dict.fromkeys(splits)]
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
@@ -157,19 +162,24 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     def with_truth(split: str, tagged: bool) -> pa.Table:
         rows = split_rows(context, split, tagged=tagged)
         rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
-        if rows["mask_uri"].null_count == len(rows) or not Path(rows["mask_uri"][0].as_py()).parent.is_dir():
-            notes.append(f"nothing of split {split} is scored: there is no folder of ground-truth masks")
+        named = rows.filter(pc.is_valid(rows["mask_uri"]))
+        there = stamps(named["mask_uri"].to_pylist())
+        if not any(there):
+            notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")
             return rows.slice(0, 0)
-        missing = [u for u in rows["mask_uri"].to_pylist() if not Path(u).is_file()]
+        if len(named) < len(rows):
+            notes.append(f"{len(rows) - len(named)} image(s) of split {split} have no ground-truth mask: not scored")
+        rows = named
+        missing = [u for u, stamp in zip(rows["mask_uri"].to_pylist(), there, strict=True) if not stamp]
         if missing:
             raise UserError(
                 f"{len(missing)} of {len(rows)} ground-truth masks of split {split} are missing: {shown(missing)}",
-                "a mask for each image of the split",
-                "add them, or move the folder of masks away to go on without scores",
+                "every mask that the index names",
+                "add them, or move all masks away to go on without scores",
             )
         return rows
 
-    train, val = with_truth("train", tagged=True), with_truth("val", tagged=False)
+    train = with_truth("train", tagged=True)
     if len(train):
         bins = config.evaluate.thresholds
         single, maps = (Shards(context.inputs["localize"] / table) for table in ("single", "maps"))
@@ -205,7 +215,9 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             salient = f"saliency >= {config.evaluate.salient}"
             entry("mark", "a random tag on salient pixels", "train", confusions[1], len(train), background_cue=salient)
             entry("mark", "the best tag on salient pixels", "train", confusions[2], len(train), background_cue=salient)
-    if len(val) and "predict" in context.inputs:
+    split = context.summary("predict")["split"] if "predict" in context.inputs else None
+    val = with_truth(split, tagged=False) if split else train.slice(0, 0)
+    if split and len(val):
         part = context.part / "val"
         shards = Shards(context.inputs["predict"] / "predictions")
         busy += map_table(
@@ -213,9 +225,13 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         ).busy
         confusions = _summed(part, "confusions", 2, classes + 1, classes + 1)
         inference = {"scales": list(config.predict.scales), "mirror": config.predict.mirror}
-        entry("segmentation", "plain", "val", confusions[0], len(val), crf=False, **inference)
+        entry("segmentation", "plain", split, confusions[0], len(val), crf=False, **inference)
         if config.predict.crf.iterations:
-            entry("segmentation", "with CRF", "val", confusions[1], len(val), crf=True, **inference)
+            entry("segmentation", "with CRF", split, confusions[1], len(val), crf=True, **inference)
     write_json(context.part / "scores.json", scores)
     write_json(context.part / "curves.json", curves)
-    return {"busy": busy, "notes": notes, "counts": {"scored": {"train": len(train), "val": len(val)}}}
+    return {
+        "busy": busy,
+        "notes": notes,
+        "counts": {"scored": {"train": len(train), **({split: len(val)} if split else {})}},
+    }

@@ -17,11 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.decode import squash
-from mcis.datasets.index import tag_matrix
+from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import map_rows
 from mcis.datasets.pairs import related_images
-from mcis.datasets.images import read_rgb
+from mcis.datasets.tags import Members, Tags
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.localization import embed, released_map, resize_maps, single_round
@@ -51,7 +50,7 @@ class Embed:
 
     def _batch(self, rows: pa.Table) -> pa.Table:
         size = self.config.classifier.input_size
-        pixels = np.stack([squash(read_rgb(uri), size) for uri in rows["uri"].to_pylist()])
+        pixels = np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()])
         images = normalise(to_unit(torch.from_numpy(pixels).to(self.device)))
         localize = self.config.localize
         features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
@@ -117,22 +116,21 @@ class Relate:
         return map_rows(ids, tags, torch.stack(maps).cpu().numpy())
 
 
-def with_related(rows: pa.Table, config: Config, tags: NDArray[np.bool_]) -> pa.Table:
+def with_related(rows: pa.Table, config: Config, tags: Tags) -> pa.Table:
     """Adds to image rows: position, first_map (place of the image's first map among all) and related (T lists of R)."""
-    row_tags = rows["tags"].to_pylist()
-    counts = np.array([len(t) for t in row_tags])
-    related = [
-        [
-            related_images(
-                tags, i, tag, config.localize.related, seed=config.seed, may_repeat=config.localize.related_may_repeat
-            ).tolist()
-            for tag in image_tags
-        ]
-        for i, image_tags in enumerate(row_tags)
-    ]
-    rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
-    rows = rows.append_column("first_map", pa.array(np.cumsum(counts) - counts, pa.int64()))
-    return rows.append_column("related", pa.array(related, pa.list_(pa.list_(pa.int64()))))
+    start, positions, count = tags.start.astype(np.int64), np.arange(len(rows)), config.localize.related
+    related = related_images(
+        Members.of(tags),
+        np.repeat(positions, np.diff(start)),
+        tags.values.astype(np.int64),
+        count,
+        seed=config.seed,
+        may_repeat=config.localize.related_may_repeat,
+    )
+    of_tags = pa.LargeListArray.from_arrays(np.arange(len(related) + 1) * count, related.reshape(-1))
+    rows = rows.append_column("position", pa.array(positions, pa.int64()))
+    rows = rows.append_column("first_map", pa.array(start[:-1], pa.int64()))
+    return rows.append_column("related", pa.LargeListArray.from_arrays(start, of_tags))
 
 
 def make_feature_files(config: Config, weights: Path, classes: int, rows: pa.Table, folder: Path) -> list[Path]:
@@ -159,7 +157,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     """Writes the localization maps of all tagged training images; after a kill only missing shards are computed."""
     compute, classes, weights = config.compute, len(context.classes), context.inputs["train_classifier"]
     rows = split_rows(context, "train", tagged=True)
-    rows = with_related(rows, config, tag_matrix(rows, classes))
+    rows = with_related(rows, config, Tags.of_index(rows["tags"], classes))
     gpu = uses_gpu(compute)
     at_once = compute.workers if gpu else max(1, local_cpus(compute) // 2)
     multi = config.localize.related > 0

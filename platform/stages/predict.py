@@ -1,4 +1,4 @@
-"""Stage 6: segmentation network + val images -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+"""Stage 6: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
 from pathlib import Path
 from typing import Any
@@ -8,8 +8,9 @@ import pyarrow as pa
 import torch
 
 from mcis.datasets.decode import encode_labels
-from mcis.datasets.maps import PREDICTIONS_SCHEMA
+from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
+from mcis.datasets.maps import PREDICTIONS_SCHEMA
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.crf import dense_crf
 from mcis.models.segmenters import predict
@@ -43,10 +44,29 @@ class Predict:
         return pa.Table.from_pylist(out, schema=PREDICTIONS_SCHEMA)
 
 
+def predicted_split(config: Config, context: RunContext) -> str:
+    """The split whose images are predicted.
+
+    Raises:
+        UserError: a split without an image is asked for.
+    """
+    there = context.summary("index")["counts"]["images"]
+    if config.predict.split == "auto":
+        return "val" if there.get("val") else "train"
+    if not there.get(config.predict.split):
+        raise UserError(
+            f"predict.split is {config.predict.split}, which has no image",
+            f"one of {', '.join(there)}",
+            "set predict.split to one of them, or name a list for that split",
+        )
+    return config.predict.split
+
+
 def run(config: Config, context: RunContext) -> dict[str, Any]:
-    """Predicts every val image, over the configured scales and mirror images."""
+    """Predicts every image of a split, over the configured scales and mirror images."""
     gpu = uses_gpu(config.compute)
-    rows = split_rows(context, "val")
+    split = predicted_split(config, context)
+    rows = split_rows(context, split)
     mapped = map_table(
         rows,
         Predict,
@@ -57,4 +77,4 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         at_once=config.compute.workers if gpu else max(1, local_cpus(config.compute) // 2),
         gpu=gpu,
     )
-    return {"busy": mapped.busy, "counts": {"images": len(rows)}}
+    return {"busy": mapped.busy, "split": split, "counts": {"images": len(rows)}}

@@ -1,6 +1,5 @@
 """Stage 4: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,9 @@ import torch
 
 from mcis.datasets.decode import decode_saliency, encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.maps import MASKS_SCHEMA, Shards
+from mcis.datasets.files import read_bytes
 from mcis.datasets.images import read_rgb
+from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.models.crf import CrfParameters
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
@@ -28,21 +28,26 @@ def crf_parameters(config: CrfConfig) -> CrfParameters:
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """The cue that is used: `saliency` or `crf`.
+    """The cue that is used: `saliency`, `crf`, or which share of the images has which.
 
     Raises:
         UserError: saliency is asked for and there are no maps.
     """
-    there = rows["saliency_uri"].null_count == 0
-    if config.background == "saliency" and not there:
+    without = rows["saliency_uri"].null_count
+    if config.background == "saliency" and without:
         raise UserError(
-            f"pseudo_masks.background is saliency, but {rows['saliency_uri'].null_count} training images have no map",
+            f"pseudo_masks.background is saliency, but {without} of {len(rows)} training images have no map",
             "a saliency map for each training image",
-            "add the folder of maps (data.saliency), or set pseudo_masks.background=crf",
+            "add the maps, or set pseudo_masks.background=auto, which takes crf for images without, or crf for all",
         )
-    if config.background == "auto":
-        return "saliency" if there else "crf"
-    return config.background
+    if config.background == "crf" or without == len(rows):
+        return "crf"
+    return "saliency" if not without else f"saliency, crf for {without} of {len(rows)}"
+
+
+def uses_saliency(config: PseudoMasksConfig, row: dict[str, Any]) -> bool:
+    """Whether an image's background cue is its saliency map."""
+    return config.background != "crf" and row["saliency_uri"] is not None
 
 
 def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
@@ -52,7 +57,7 @@ def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
         UserError: it cannot be read or has another size.
     """
     try:
-        saliency = decode_saliency(Path(uri).read_bytes())
+        saliency = decode_saliency(read_bytes(uri))
     except (OSError, ValueError) as error:
         raise UserError(f"the saliency map {uri} cannot be read ({error})", "a grey PNG", "replace the file") from None
     if saliency.shape != shape:
@@ -67,8 +72,8 @@ def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
 class MakeMasks:
     """Image rows -> pseudo masks."""
 
-    def __init__(self, config: PseudoMasksConfig, cue: str, maps: Shards):
-        self.config, self.cue, self.maps = config, cue, maps
+    def __init__(self, config: PseudoMasksConfig, maps: Shards):
+        self.config, self.maps = config, maps
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         out = []
@@ -89,7 +94,7 @@ class MakeMasks:
         found = self.maps.maps(row["image_id"])
         assert found is not None, f"localize wrote no map for the tagged image {row['image_id']}"
         maps = resize_maps(scale_maps(torch.from_numpy(found.maps), clip=c.clip), height, width).numpy()
-        if self.cue == "saliency":
+        if uses_saliency(c, row):
             return from_saliency(
                 maps,
                 found.classes,
@@ -112,11 +117,11 @@ class MakeMasks:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of the saliency maps, where they are the cue."""
+    """The stamps of the saliency maps, where they are a cue."""
     rows = split_rows(context, "train", tagged=True)
     if background_cue(config.pseudo_masks, rows) == "crf":
         return None
-    return file_stamps(rows["saliency_uri"].to_pylist())
+    return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"].to_pylist())
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
@@ -130,7 +135,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     mapped = map_table(
         rows,
         MakeMasks,
-        (config.pseudo_masks, cue, Shards(context.inputs["localize"] / "maps")),
+        (config.pseudo_masks, Shards(context.inputs["localize"] / "maps")),
         context.part / "masks",
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
@@ -139,8 +144,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     whole = int(pc.sum(pc.greater_equal(ignored, 1.0)).as_py() or 0)
     notes = []
     if config.pseudo_masks.background == "auto":
-        why = "its folder exists" if cue == "saliency" else "there is no folder of saliency maps"
-        notes.append(f"background cue: {cue}, because {why}")
+        why = {"saliency": "there are saliency maps", "crf": "there are no saliency maps"}
+        notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
     if whole:
         notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
     return {

@@ -2,7 +2,6 @@
 
 import collections
 import datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.decode import decode_labels
+from mcis.datasets.files import stamps
+from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
-from mcis.datasets.images import read_rgb
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
@@ -50,7 +50,9 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
     out = []
-    for split, count in (("train", config.report.panels - half), ("val", half)):
+    second = context.summary("predict")["split"] if "predict" in inputs else "val"
+    counts = {"train": config.report.panels - half, second: half} if second != "train" else {"train": 2 * half}
+    for split, count in counts.items():
         rows = split_rows(context, split, tagged=split == "train")
         rows = _spread(rows, count)
         predicted = _predictions(config, context, rows, split)
@@ -62,7 +64,7 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
                 resized = resize_maps(scale_maps(torch.from_numpy(found.maps)), row["height"], row["width"]).numpy()
                 shown_maps = [(classes[k], m) for k, m in zip(found.classes, resized, strict=True)]
             mask = masks.rows(image_id) if masks else None
-            has_truth = "evaluate" in inputs and row["mask_uri"] and Path(row["mask_uri"]).is_file()
+            has_truth = "evaluate" in inputs and row["mask_uri"] and stamps([row["mask_uri"]])[0]
             out.append(
                 Panel(
                     image_id=image_id,
@@ -82,7 +84,7 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
     """The predicted labels of the images shown, as refined as they are; empty before the segmenter is trained."""
     if "predict" not in context.inputs:
         return {}
-    if split == "val":
+    if split == context.summary("predict")["split"]:
         shards = Shards(context.inputs["predict"] / "predictions")
         found = [row for i in rows["image_id"].to_pylist() for row in (shards.rows(i) or rows.slice(0, 0)).to_pylist()]
     else:

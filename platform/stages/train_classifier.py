@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.datasets.draws import uniforms
+from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squashed
-from mcis.datasets.index import tag_matrix
-from mcis.datasets.pairs import PairSampler
+from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
+from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation, augment
 from mcis.models.backbones import BACKBONES, Backbone, load_pretrained, normalise, to_unit
 from mcis.models.classifier import CoAttentionClassifier
@@ -69,7 +70,8 @@ class ClassifierLearner:
 
     config: ClassifierConfig
     seed: int
-    tags: NDArray[np.bool_]
+    tags: Tags
+    source: NDArray[np.bool_] | None
     pictures: Squashed
     pretrained: Path | None
     images: int = 2
@@ -84,7 +86,7 @@ class ClassifierLearner:
 
     @property
     def epoch_steps(self) -> float:
-        return int(self.tags.any(axis=1).sum()) / self.batch
+        return (self.config.epoch_pairs or self.tags.tagged) / self.batch
 
     @property
     def schedule_steps(self) -> int:
@@ -96,14 +98,30 @@ class ClassifierLearner:
         return self.schedule_steps if keep is None else math.ceil((keep + 1) * self.epoch_steps)
 
     def model(self) -> nn.Module:
-        model = build_classifier(self.config, self.tags.shape[1])
+        model = build_classifier(self.config, self.tags.classes)
         if self.pretrained:
             load_pretrained(model.backbone, self.pretrained)
         return model
 
     def decoder(self, share: Share) -> PairDecoder:
-        sampler = PairSampler(self.tags, seed=self.seed, itself=self.config.partner_may_be_itself)
-        return PairDecoder(self.pictures, sampler, batch=self.batch, share=share)
+        return PairDecoder(self.pictures, self.sampler(), batch=self.batch, share=share)
+
+    def sampler(self) -> PairSampler:
+        """Draws the pairs.
+
+        Raises:
+            ValueError: the images allow no such pairs.
+        """
+        c = self.config
+        return PairSampler(
+            self.tags,
+            seed=self.seed,
+            itself=c.partner_may_be_itself,
+            source=self.source,
+            mix=c.pair_mix,
+            epoch_pairs=c.epoch_pairs,
+            balance=c.class_balance,
+        )
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         c, epoch = self.config, batch["epoch"]
@@ -114,7 +132,7 @@ class ClassifierLearner:
             )
             for name, side, purpose in (("images_m", "m", _AUGMENT_M), ("images_n", "n", _AUGMENT_N))
         )
-        tags_m, tags_n = (torch.from_numpy(self.tags[batch[s]]).to(device, torch.float32) for s in ("m", "n"))
+        tags_m, tags_n = (torch.from_numpy(self.tags.matrix(batch[s])).to(device, torch.float32) for s in ("m", "n"))
         scores, selves = model(images_m, images_n, c.self_pairs)
         terms = {
             name: values.sum() / self.batch
@@ -160,9 +178,26 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     learner = ClassifierLearner(
         config=config.classifier,
         seed=config.seed,
-        tags=tag_matrix(rows, len(context.classes)),
+        tags=Tags.of_index(rows["tags"], len(context.classes)),
+        source=np.array(rows["domain"].to_pylist()) == "source",
         pictures=Squashed(rows["uri"].to_pylist(), size, cache),
         pretrained=classifier_weights(config, context.workspace),
     )
+    try:
+        sampler = learner.sampler()
+    except ValueError as error:
+        raise UserError(
+            f"pairs cannot be drawn: {error}",
+            "images and classifier.pair_mix, epoch_pairs and class_balance that go together",
+            "change these values, or the setting's sources",
+        ) from None
     result = fit(learner, context.part, config.compute, context.tracker, label="classifier")
-    return {"busy": result.seconds, "waiting": result.waiting, "counts": {"steps": learner.steps}}
+    counts: dict[str, Any] = {"steps": learner.steps}
+    notes = []
+    if learner.source is not None and learner.source.any():
+        kinds = sampler.kind_counts(0)
+        counts["pairs of the first epoch"] = dict(zip(KINDS, kinds.drawn.tolist(), strict=True))
+        moved = int(np.abs(kinds.wanted - kinds.drawn).sum()) // 2
+        if moved:
+            notes.append(f"{moved} pair(s) of the first epoch are of another kind than wanted: a class lacks a domain")
+    return {"busy": result.seconds, "waiting": result.waiting, "counts": counts, "notes": notes}

@@ -1,0 +1,85 @@
+"""Images a second that the index verifies, and how much faster it is when nothing has changed.
+
+The limit, measured in turn: reading, decoding and hashing the same files in as many processes as there are cores. The
+index is the stage itself, in a Ray that is up, from the listing to the written tables; each first run has its own
+workspace.
+"""
+
+import argparse
+import hashlib
+import multiprocessing
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import machine
+import photos
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mcis.datasets.decode import decode_rgb
+from mcis.platform import pipeline
+from mcis.platform.runtime import ray_session
+from mcis.platform.settings import resolve
+from mcis.platform.workspace import Workspace
+
+
+def bare(paths: list[str]) -> float:
+    """Seconds of reading, decoding and hashing all files."""
+    with multiprocessing.get_context("fork").Pool(machine.cores()) as pool:
+        pool.map(len, paths[:2])
+        began = time.perf_counter()
+        for _ in pool.imap_unordered(_verify, [paths[i : i + 64] for i in range(0, len(paths), 64)]):
+            pass
+        return time.perf_counter() - began
+
+
+def _verify(paths: list[str]) -> list[str]:
+    out = []
+    for path in paths:
+        data = Path(path).read_bytes()
+        decode_rgb(data)
+        out.append(hashlib.sha256(data).hexdigest())
+    return out
+
+
+def indexed(table: Path, workspace: Path) -> float:
+    """Seconds of the stage index, its listing included, as the run's account has it."""
+    resolved = resolve("tags", "paper", {"data.tags.table": str(table)})
+    result = pipeline.run(resolved, Workspace(workspace), "index", until="index")
+    return result.context.seconds["index"]
+
+
+def main() -> None:
+    """Measures the sides in turn and prints the ratios of their medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=5000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    print(machine.describe())
+    found: dict[str, list[float]] = {"bare": [], "first": [], "again": []}
+    with tempfile.TemporaryDirectory() as folder:
+        paths = photos.make(Path(folder) / "images", arguments.images)
+        table = Path(folder) / "tags.parquet"
+        pq.write_table(pa.table({"image": paths, "tags": [[f"class {i % 20}"] for i in range(len(paths))]}), table)
+        resolved = resolve("tags", "paper", {"data.tags.table": str(table)})
+        with ray_session(resolved.config.compute):
+            indexed(table, Path(folder) / "warm-up")  # Ray starts its processes at the first task
+            for number in range(arguments.rounds):
+                workspace = Path(folder) / f"workspace{number}"
+                found["bare"].append(bare(paths))
+                found["first"].append(indexed(table, workspace))
+                found["again"].append(indexed(table, workspace))
+    middle = {side: statistics.median(seconds) for side, seconds in found.items()}
+    print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT}")
+    for side, seconds in middle.items():
+        print(f"{side:10}{seconds:8.2f} s {arguments.images / seconds:10.0f} images/s")
+    print(f"ratio {middle['first'] / middle['again']:.1f} target 20: an unchanged index, times faster than the first")
+    print(
+        f"ratio {middle['bare'] / middle['first']:.2f} target 0.7: images/s of the index, of bare reading and decoding"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""Pair images a second that a training worker is given.
+
+Sides, in turn in each round: bare decoding and resizing in as many processes as there are cores, the limit; a torch
+DataLoader with as many processes, the same images and the same transforms; the stream that decodes, and the stream from
+the decoded cache, both in a Ray Train worker that does nothing with what it gets. The cache was made beforehand.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import photos
+import pyarrow as pa
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from mcis.datasets.decode import decode_squashed
+from mcis.datasets.images import Squash, Squashed
+from mcis.datasets.pairs import PairSampler
+from mcis.datasets.stream import PairDecoder, Share, batches
+from mcis.datasets.tags import Tags
+from mcis.platform.config import ComputeConfig
+from mcis.platform.runtime import ray_session
+from mcis.platform.workspace import write_table
+
+SIZE, BATCH, CLASSES = 256, 8, 20
+
+
+def tags_of(images: int) -> Tags:
+    """Made-up tags, 1.5 an image."""
+    rng = np.random.default_rng(0)
+    matrix = np.zeros((images, CLASSES), bool)
+    matrix[np.arange(images), rng.integers(0, CLASSES, images)] = True
+    second = rng.random(images) < 0.5
+    matrix[second, rng.integers(0, CLASSES, second.sum())] = True
+    return Tags.of_matrix(matrix)
+
+
+def load(path: str) -> np.ndarray:
+    """What both sides do with a file."""
+    return decode_squashed(Path(path).read_bytes(), SIZE)
+
+
+class Pairs(Dataset[Any]):
+    """The sampler's pairs as a torch data set."""
+
+    def __init__(self, paths: list[str], sampler: PairSampler, pairs: int):
+        rows = sampler.rows(0, pairs)
+        self.paths, self.m, self.n = paths, rows.m.tolist(), rows.n.tolist()
+
+    def __len__(self) -> int:
+        return len(self.m)
+
+    def __getitem__(self, pair: int) -> tuple[torch.Tensor, torch.Tensor]:
+        m, n = load(self.paths[self.m[pair]]), load(self.paths[self.n[pair]])
+        return torch.from_numpy(m), torch.from_numpy(n)
+
+
+def bare(paths: list[str], pairs: Pairs, processes: int) -> float:
+    """Images a second of decoding and resizing alone."""
+    wanted = [paths[i] for pair in zip(pairs.m, pairs.n, strict=True) for i in pair]
+    with multiprocessing.get_context("fork").Pool(processes) as pool:
+        pool.map(len, wanted[:processes])
+        began = time.perf_counter()
+        for _ in pool.imap_unordered(_bare, [wanted[i : i + 64] for i in range(0, len(wanted), 64)]):
+            pass
+        return len(wanted) / (time.perf_counter() - began)
+
+
+def _bare(paths: list[str]) -> int:
+    return sum(len(load(path)) for path in paths)
+
+
+def loader(pairs: Pairs, processes: int) -> float:
+    """Images a second of the DataLoader, from its first batch on."""
+    ready = iter(DataLoader(pairs, batch_size=BATCH, num_workers=processes, multiprocessing_context="fork"))
+    next(ready)
+    began, images = time.perf_counter(), 0
+    for m, n in ready:
+        images += len(m) + len(n)
+    return images / (time.perf_counter() - began)
+
+
+def delivered(images: Squashed, sampler: PairSampler, pairs: int, threads: int) -> float:
+    """Images a second that a Ray Train worker gets from the stream, from its first batch on."""
+    import ray.train
+    import ray.train.torch
+
+    share = Share(0, 1, 0, pairs // BATCH)
+    with tempfile.TemporaryDirectory() as folder:
+
+        def work(_: dict[str, Any]) -> None:
+            decode = PairDecoder(images, sampler, batch=BATCH, share=share)
+            stream = batches(decode, batch=BATCH, share=share, place="threads", threads=threads)
+            next(stream)
+            began, count = time.perf_counter(), 0
+            for batch in stream:
+                count += len(batch["images_m"]) + len(batch["images_n"])
+            rate = count / (time.perf_counter() - began)
+            (Path(folder) / "rate.json").write_text(json.dumps(rate))
+
+        ray.train.torch.TorchTrainer(
+            work,
+            train_loop_config={},
+            scaling_config=ray.train.ScalingConfig(num_workers=1, resources_per_worker={"CPU": 0.5}),
+            run_config=ray.train.RunConfig(name="stream", storage_path=folder),
+        ).fit()
+        rate: float = json.loads((Path(folder) / "rate.json").read_text())
+        return rate
+
+
+def main() -> None:
+    """Measures all four sides and prints the ratios of their medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=1500)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print(machine.describe())
+    cores = machine.cores()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = photos.make(Path(folder) / "images", arguments.images)
+        sampler = PairSampler(tags_of(arguments.images), seed=0)
+        pairs = Pairs(paths, sampler, arguments.images)
+        cache = Path(folder) / "cache"
+        for first in range(0, len(paths), 64):
+            part = paths[first : first + 64]
+            write_table(
+                cache / f"part-{first:08d}-{first + len(part):08d}.arrow", Squash(SIZE)(pa.table({"uri": part}))
+            )
+        found: dict[str, list[float]] = {"bare": [], "loader": [], "decoding": [], "cache": []}
+        with ray_session(ComputeConfig()):
+            for _ in range(arguments.rounds):
+                found["bare"].append(bare(paths, pairs, cores))
+                found["loader"].append(loader(pairs, cores))
+                found["decoding"].append(delivered(Squashed(paths, SIZE), sampler, arguments.images, cores))
+                found["cache"].append(delivered(Squashed(paths, SIZE, cache), sampler, 8 * arguments.images, cores))
+    middle = {side: statistics.median(rates) for side, rates in found.items()}
+    print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT} to {SIZE}x{SIZE}, batches of {BATCH} pairs")
+    for side, rate in middle.items():
+        spread = f"{min(found[side]):.0f}..{max(found[side]):.0f}"
+        print(f"{side:10}{rate:10.0f} images/s ({spread}), {rate / middle['bare']:.2f} of bare decoding")
+    print(f"ratio {middle['cache'] / middle['loader']:.2f} target 4: pair images/s from the cache, of a DataLoader")
+    print(f"ratio {middle['decoding'] / middle['loader']:.2f} target 1: pair images/s, decoding, of a DataLoader")
+
+
+if __name__ == "__main__":
+    main()
