@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from mcis.datasets.images import Squashed
+from mcis.datasets.images import Squares
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import Share
 from mcis.datasets.tags import Tags
@@ -77,7 +77,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
             seed=config.seed,
             tags=tags,
             source=None,
-            pictures=Squashed(uris, config.classifier.input_size),
+            pictures=Squares(uris, config.classifier.input_size),
             pretrained=None,
         ),
         folder / "classifier",

@@ -21,8 +21,8 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from mcis.datasets.decode import decode_squashed
-from mcis.datasets.images import Squash, Squashed
+from mcis.datasets.decode import decode_square
+from mcis.datasets.images import MakeSquares, Squares
 from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import PairDecoder, Share, batches
 from mcis.datasets.tags import Tags
@@ -45,7 +45,7 @@ def tags_of(images: int) -> Tags:
 
 def load(path: str) -> np.ndarray:
     """What both sides do with a file."""
-    return decode_squashed(Path(path).read_bytes(), SIZE)
+    return decode_square(Path(path).read_bytes(), SIZE)
 
 
 class Pairs(Dataset[Any]):
@@ -88,7 +88,7 @@ def loader(pairs: Pairs, processes: int) -> float:
     return images / (time.perf_counter() - began)
 
 
-def delivered(images: Squashed, sampler: PairSampler, pairs: int, threads: int) -> float:
+def delivered(images: Squares, sampler: PairSampler, pairs: int, threads: int) -> float:
     """Images a second that a Ray Train worker gets from the stream, from its first batch on."""
     import ray.train
     import ray.train.torch
@@ -132,15 +132,16 @@ def main() -> None:
         for first in range(0, len(paths), 64):
             part = paths[first : first + 64]
             write_table(
-                cache / f"part-{first:08d}-{first + len(part):08d}.arrow", Squash(SIZE)(pa.table({"uri": part}))
+                cache / f"part-{first:08d}-{first + len(part):08d}.arrow", MakeSquares(SIZE)(pa.table({"uri": part}))
             )
         found: dict[str, list[float]] = {"bare": [], "loader": [], "decoding": [], "cache": []}
+        squares, cached = Squares(paths, SIZE), Squares(paths, SIZE, cache=cache)
         with ray_session(ComputeConfig()):
             for _ in range(arguments.rounds):
                 found["bare"].append(bare(paths, pairs, cores))
                 found["loader"].append(loader(pairs, cores))
-                found["decoding"].append(delivered(Squashed(paths, SIZE), sampler, arguments.images, cores))
-                found["cache"].append(delivered(Squashed(paths, SIZE, cache), sampler, 8 * arguments.images, cores))
+                found["decoding"].append(delivered(squares, sampler, arguments.images, cores))
+                found["cache"].append(delivered(cached, sampler, 8 * arguments.images, cores))
     middle = {side: statistics.median(rates) for side, rates in found.items()}
     print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT} to {SIZE}x{SIZE}, batches of {BATCH} pairs")
     for side, rate in middle.items():

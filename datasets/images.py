@@ -11,20 +11,20 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_rgb, decode_squashed
+from mcis.datasets.decode import decode_rgb, decode_square
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
 
 
-def read_rgb(uri: str, size: int | None = None) -> NDArray[np.uint8]:
-    """The image of an index row, which was decoded once already when the index was made, whole or squashed.
+def read_rgb(uri: str, size: int | None = None, *, middle: bool = False) -> NDArray[np.uint8]:
+    """The image of an index row, which was decoded once already when the index was made, whole or `decode_square`.
 
     Raises:
         UserError: the file is gone or is no image any more.
     """
     try:
         data = read_bytes(uri)
-        return decode_rgb(data, min_side=1) if size is None else decode_squashed(data, size)
+        return decode_rgb(data, min_side=1) if size is None else decode_square(data, size, middle=middle)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",
@@ -38,28 +38,29 @@ def image_bytes(size: int) -> int:
     return 3 * size * size
 
 
-class Squash:
+class MakeSquares:
     """Index rows -> a shard of the cache: `pixels`, each row an image (S, S, 3) uint8, flat."""
 
-    def __init__(self, size: int):
-        self.size = size
+    def __init__(self, size: int, middle: bool = False):
+        self.size, self.middle = size, middle
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        pixels = np.stack([read_rgb(uri, self.size) for uri in rows["uri"].to_pylist()])
+        pixels = np.stack([read_rgb(uri, self.size, middle=self.middle) for uri in rows["uri"].to_pylist()])
         return pa.table({"pixels": pa.FixedSizeListArray.from_arrays(pixels.ravel(), image_bytes(self.size))})
 
 
-class Squashed:
+class Squares:
     """Reads images of an index by position; travels by pickle, opens a shard when it is asked for.
 
     Args:
         uris: of the N images.
         size: S, pixels.
-        cache: folder of shards `part-<first>-<behind the last>.arrow` made by `Squash`, or None.
+        middle: show the middle square, else the whole image with its aspect ratio lost.
+        cache: folder of shards `part-<first>-<behind the last>.arrow` made by `MakeSquares`, or None.
     """
 
-    def __init__(self, uris: list[str], size: int, cache: Path | None = None):
-        self.uris, self.size = uris, size
+    def __init__(self, uris: list[str], size: int, *, middle: bool = False, cache: Path | None = None):
+        self.uris, self.size, self.middle = uris, size, middle
         self.shards = sorted(cache.glob("part-*.arrow")) if cache else []
         self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
         self.opened: dict[int, NDArray[np.uint8] | None] = {}
@@ -73,8 +74,11 @@ class Squashed:
         out = np.empty((len(positions), self.size, self.size, 3), np.uint8)
         for place, position in enumerate(positions.tolist()):
             cached = self._cached(position)
-            out[place] = read_rgb(self.uris[position], self.size) if cached is None else cached
+            out[place] = self._decoded(position) if cached is None else cached
         return out
+
+    def _decoded(self, position: int) -> NDArray[np.uint8]:
+        return read_rgb(self.uris[position], self.size, middle=self.middle)
 
     def _cached(self, position: int) -> NDArray[np.uint8] | None:
         shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1

@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.decode import resize_labels
+from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squashed
+from mcis.datasets.images import Squares, read_rgb
 from mcis.datasets.pairs import PairSampler
 
 Batch = dict[str, NDArray[Any]]
 Place = Literal["threads", "tasks"]
 _ROWS_A_BLOCK = 64
+_CROP_M, _CROP_N = 8, 9
 _AHEAD = 4
 _PADDING = (124, 116, 104)  # ImageNet's mean colour
 
@@ -89,10 +91,21 @@ class PairDecoder:
     """Step numbers -> the decoded pairs of those steps.
 
     `images_m`, `images_n` (N, S, S, 3) uint8; `m`, `n` positions in the index, `epoch` and `kind` (see PairRows), (N,).
+
+    Args:
+        crop_scales: None = the images whole; else random crops (see `random_crop`), drawn from (seed, epoch, image).
     """
 
-    def __init__(self, images: Squashed, sampler: PairSampler, *, batch: int, share: Share):
-        self.images, self.sampler, self.batch, self.share = images, sampler, batch, share
+    def __init__(
+        self,
+        images: Squares,
+        sampler: PairSampler,
+        *,
+        batch: int,
+        share: Share,
+        crop_scales: Sequence[float] | None = None,
+    ):
+        self.images, self.sampler, self.batch, self.share, self.scales = images, sampler, batch, share, crop_scales
 
     @property
     def row_bytes(self) -> int:
@@ -104,13 +117,25 @@ class PairDecoder:
         mine = slice(self.share.rank, None, self.share.world)
         m, n, epoch, kind = (np.concatenate([r[k][mine] for r in rows]) for k in range(4))
         return {
-            "images_m": self.images(m),
-            "images_n": self.images(n),
+            "images_m": self._pictures(m, epoch, _CROP_M),
+            "images_n": self._pictures(n, epoch, _CROP_N),
             "m": m,
             "n": n,
             "epoch": epoch,
             "kind": kind,
         }
+
+    def _pictures(self, positions: NDArray[np.int64], epoch: NDArray[np.int64], purpose: int) -> NDArray[np.uint8]:
+        if self.scales is None:
+            return self.images(positions)
+        draws = uniforms(self.sampler.seed, epoch, positions, purpose, 4)
+        crops = []
+        for position, numbers in zip(positions.tolist(), draws, strict=True):
+            rgb = read_rgb(self.images.uris[position])
+            blank = np.zeros(rgb.shape[:2], np.uint8)
+            size = self.images.size
+            crops.append(random_crop(rgb, blank, size=size, scales=self.scales, mirror=False, draws=numbers)[0])
+        return np.stack(crops)
 
 
 class Decoder(Protocol):

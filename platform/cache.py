@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from mcis.datasets.images import Squash, image_bytes
+from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config import ComputeConfig
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import map_table
@@ -15,7 +15,9 @@ from mcis.platform.workspace import disk_errors, fingerprint
 _GIB = 2**30
 
 
-def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig) -> Path | None:
+def decoded_cache(
+    rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig, *, middle: bool = False
+) -> Path | None:
     """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
 
     Caches that were not used for longest make room. Their readers, if there are any, decode from the files instead.
@@ -29,14 +31,18 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
         return None
     rows = rows.slice(0, count)
     workspace = context.workspace
-    folder = workspace.cache / f"squash{size}-{fingerprint(rows['content_hash'].to_pylist())}"
+    folder = (
+        workspace.cache / f"{'middle' if middle else 'squash'}{size}-{fingerprint(rows['content_hash'].to_pylist())}"
+    )
     with workspace.lock("cache", folder.name), disk_errors(folder):
         if folder.exists():
             os.utime(folder)
             return folder
         _make_room(workspace.cache, bound - count * image_bytes(size))
         part = folder.with_suffix(".part")
-        map_table(rows, Squash, (size,), part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
+        map_table(
+            rows, MakeSquares, (size, middle), part, label="decode", shard_rows=compute.shard_rows, suffix="arrow"
+        )
         part.rename(folder)
     return folder
 

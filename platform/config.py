@@ -186,6 +186,11 @@ class ClassifierConfig(Section):
     """Transformations tau: every step also runs (m, tau m), basic and common-class terms (RECIPE)."""
     partner_may_be_itself: bool = False
     """Whether an image may be drawn as its own partner (RECIPE: yes). Without, only where its class has no other."""
+    sizing: Literal["squash", "short_side", "random_crop"] = "squash"
+    """How training images come to input_size: squash (RECIPE) loses the aspect ratio; short_side shows the middle
+    square; random_crop a part, or all of it with padding. Localization always sees the whole image, squashed."""
+    crop_scales: tuple[Rate, ...] = (1.0,)
+    """Of random_crop: factors of the image's size, one drawn for each image."""
     pair_mix: tuple[NonNegative, NonNegative, NonNegative] | None = None
     """Weights of target-target, source-source and target-source pairs; None = as the images' turns bring them."""
     epoch_pairs: int | None = Field(default=None, gt=0)

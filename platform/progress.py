@@ -119,6 +119,8 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
         yield
     finally:
         stop.set()
-        thread.join(timeout=30)
+        thread.join(timeout=60)
+    if thread.is_alive():
+        raise TimeoutError(f"{path.name}: its last records were not taken within 60 s")
     if failure:
         raise failure[0]

@@ -98,13 +98,28 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Reads a Parquet file, or all shards of a folder in the order of their names."""
+    """Reads a Parquet file, or all shards of a folder in the order of their names.
+
+    Raises:
+        UserError: there is none, or one is damaged.
+    """
     files = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
     if not files:
         raise UserError(
             f"no table in {path}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
         )
-    return pa.concat_tables([pq.read_table(file, columns=columns) for file in files])
+    return pa.concat_tables([_read_file(file, columns) for file in files])
+
+
+def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
+    try:
+        return pq.read_table(file, columns=columns)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(
+            f"{file} cannot be read ({str(error)[:200]})",
+            "a table as mcis wrote it",
+            "repeat the command with --from its stage",
+        ) from None
 
 
 class Workspace:

@@ -16,6 +16,14 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("datasets", "models", "platform", "tuning")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> None:
+    """The tests' tensors are small: several threads are slower, much so on a busy machine."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def ray_local() -> Iterator[None]:
     """A Ray of this machine with 4 logical CPUs for the whole session; tests use `ray` and leave it running.

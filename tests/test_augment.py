@@ -1,7 +1,6 @@
 """Augmentation: each operation against its definition, and that an image's draws alone decide what becomes of it."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,15 +16,6 @@ seeds = st.integers(0, 2**32 - 1)
 side = st.integers(1, 5)
 LUMA = (0.299, 0.587, 0.114)
 STRONG = Augmentation(jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, much so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def drawn(seed: int, batch: int, height: int, width: int) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,5 @@
 """The co-attention classifier against section 3.1's equations on matrices in float64, its layers and its gradients."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -27,15 +26,6 @@ FORMS: list[dict[str, Any]] = [
     {"attention": "co", "head": "own"},
     {"attention": "none"},
 ]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, much so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def classifier(**options: Any) -> CoAttentionClassifier:

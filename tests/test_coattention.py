@@ -1,7 +1,6 @@
 """Co-attention against Eq. 2-4 and 7-9 written as loops in float64, its symmetries and its gradients."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -19,15 +18,6 @@ quick = settings(deadline=None, max_examples=40)
 side = st.integers(1, 3)
 sizes = st.fixed_dictionaries({"batch": side, "c": side, "m": st.tuples(side, side), "n": st.tuples(side, side)})
 seeds = st.integers(0, 2**32 - 1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, much so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def features(rng: np.random.Generator, *shape: int) -> Tensor:

@@ -23,7 +23,7 @@ from mcis.datasets.decode import (
     decode_mat_labels,
     decode_rgb,
     decode_saliency,
-    decode_squashed,
+    decode_square,
     encode_labels,
     resize_labels,
     squash,
@@ -530,9 +530,22 @@ def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
     stream = BytesIO()
     picture.save(stream, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
     data = stream.getvalue()
-    np.testing.assert_array_equal(decode_squashed(data, 33), squash(decode_rgb(data), 33))
+    np.testing.assert_array_equal(decode_square(data, 33), squash(decode_rgb(data), 33))
     with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
-        decode_squashed(data[: len(data) // 2], 33)
+        decode_square(data[: len(data) // 2], 33)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 60), (60, 40), (40, 61), (50, 50)])
+def test_the_middle_square_is_that_of_the_shorter_side(height: int, width: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    side = min(height, width)
+    found = decode_square(stream.getvalue(), side, middle=True)
+    if (height - side) % 2 == (width - side) % 2 == 0:  # no resampling is left
+        top, left = (height - side) // 2, (width - side) // 2
+        np.testing.assert_array_equal(found, pixels[top : top + side, left : left + side])
+    assert found.shape == (side, side, 3)
 
 
 def test_squash_forgets_the_aspect_ratio_and_averages():

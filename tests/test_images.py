@@ -12,7 +12,7 @@ from PIL import Image
 
 from mcis.datasets.decode import squash
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squash, Squashed, image_bytes, read_rgb
+from mcis.datasets.images import MakeSquares, Squares, image_bytes, read_rgb
 from mcis.platform.workspace import write_table
 
 SIZE = 20
@@ -46,7 +46,7 @@ def uris(tmp_path: Path) -> list[str]:
 def filled(folder: Path, uris: list[str], cuts: tuple[int, ...]) -> Path:
     """A cache with shards between the cuts."""
     for first, last in itertools.pairwise(cuts):
-        shard = Squash(SIZE)(pa.table({"uri": uris[first:last]}))
+        shard = MakeSquares(SIZE)(pa.table({"uri": uris[first:last]}))
         write_table(folder / f"part-{first:08d}-{last:08d}.arrow", shard)
     return folder
 
@@ -57,7 +57,7 @@ def expected(uris: list[str], positions: list[int]) -> NDArray[np.uint8]:
 
 @pytest.mark.parametrize("cuts", [(0, 10), (0, 4, 8, 10), (0, 3), ()], ids=["whole", "shards", "part", "none"])
 def test_the_cache_changes_no_pixel(tmp_path: Path, uris: list[str], cuts: tuple[int, ...]) -> None:
-    images = Squashed(uris, SIZE, filled(tmp_path / "cache", uris, cuts) if cuts else None)
+    images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, cuts) if cuts else None)
     positions = [9, 0, 3, 3, 8, 4, 2]
     for reader in (images, pickle.loads(pickle.dumps(images))):
         found = reader(np.array(positions))
@@ -66,7 +66,7 @@ def test_the_cache_changes_no_pixel(tmp_path: Path, uris: list[str], cuts: tuple
 
 
 def test_what_is_cached_is_not_decoded_and_the_rest_is(tmp_path: Path, uris: list[str]) -> None:
-    images = Squashed(uris, SIZE, filled(tmp_path / "cache", uris, (0, 4, 7)))
+    images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, (0, 4, 7)))
     wanted = expected(uris, [1, 6])
     for uri in uris:
         Path(uri).unlink()
@@ -79,7 +79,7 @@ def test_a_shard_that_made_room_is_decoded_and_a_damaged_one_is_named(tmp_path: 
     cache = filled(tmp_path / "cache", uris, (0, 4, 8))
     first, second = sorted(cache.iterdir())
     assert first.stat().st_size > 4 * image_bytes(SIZE)
-    images = Squashed(uris, SIZE, cache)
+    images = Squares(uris, SIZE, cache=cache)
     first.unlink()
     second.write_bytes(second.read_bytes()[:500])
     np.testing.assert_array_equal(images(np.array([0, 9])), expected(uris, [0, 9]))
@@ -88,7 +88,7 @@ def test_a_shard_that_made_room_is_decoded_and_a_damaged_one_is_named(tmp_path: 
 
 
 def test_a_shard_is_mapped_not_read(tmp_path: Path, uris: list[str]) -> None:
-    images = Squashed(uris, SIZE, filled(tmp_path / "cache", uris, (0, 10)))
+    images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, (0, 10)))
     before = pa.total_allocated_bytes()
     images(np.arange(10))
     assert pa.total_allocated_bytes() - before < image_bytes(SIZE)

@@ -1,7 +1,6 @@
 """Localization maps against phi applied to the co-attentive features themselves (section 3.2), and their resizing."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -26,15 +25,6 @@ FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
 quick = settings(deadline=None, max_examples=40)
 side = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, much so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Tensor:

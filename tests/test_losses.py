@@ -1,7 +1,6 @@
 """Losses against Eq. 1, 6 and 10 written as loops in float64, their gradients, and sums that any split adds up to."""
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -15,15 +14,6 @@ from mcis.models.losses import LossReduction, PairScores, pair_losses, pixel_ce,
 quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 TERMS = ["basic", "common", "contrastive_m", "contrastive_n"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, much so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def l_ce(scores: Tensor, tags: list[int]) -> float:

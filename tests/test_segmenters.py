@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -16,15 +15,6 @@ from mcis.models.backbones import small
 from mcis.models.segmenters import SEGMENTERS, LargeFov, _windows, predict
 
 quick = settings(deadline=None, max_examples=60)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower on several threads, much so on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def convolutions(model: LargeFov) -> list[nn.Conv2d]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.decode import decode_rgb, squash
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squashed
+from mcis.datasets.images import Squares
 from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Place, Share, batches, by_tasks, random_crop
 from mcis.datasets.synthetic import draw
@@ -180,7 +180,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 def decoder(listing: pa.Table, share: Share, batch: int = 5) -> PairDecoder:
     sampler = PairSampler(Tags.of_index(listing["tags"], 4), seed=1)
-    return PairDecoder(Squashed(listing["uri"].to_pylist(), SIZE), sampler, batch=batch, share=share)
+    return PairDecoder(Squares(listing["uri"].to_pylist(), SIZE), sampler, batch=batch, share=share)
 
 
 def decoded(listing: pa.Table, share: Share, batch: int = 5) -> list[Batch]:
@@ -243,6 +243,24 @@ def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, place: Pl
     same(list(found), decoded(drawn, Share(1, 2, 0, 12))[7:])
 
 
+@both
+def test_random_crops_are_the_same_in_both_places_and_differ_between_epochs(
+    drawn: pa.Table, place: Place, ray_local: None
+) -> None:
+    share = Share(0, 1, 0, 10)
+    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1)
+    decode = PairDecoder(Squares(drawn["uri"].to_pylist(), SIZE), sampler, batch=5, share=share, crop_scales=(1.0, 1.5))
+    found = list(batches(decode, batch=5, share=share, place=place, threads=2))
+    same(found, [decode({"id": np.array([step])}) for step in range(10)])
+    seen: dict[int, list[NDArray[np.uint8]]] = {}
+    for batch in found:
+        for image, pixels in zip(batch["m"].tolist(), batch["images_m"], strict=True):
+            seen.setdefault(image, []).append(pixels)
+    again = [pictures for pictures in seen.values() if len(pictures) > 1]
+    assert again, "the stream is longer than an epoch"
+    assert any(not np.array_equal(pictures[0], pictures[1]) for pictures in again)
+
+
 def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader() -> None:
     asked: list[int] = []
 
@@ -303,7 +321,7 @@ def test_a_file_that_vanishes_ends_the_stream_with_the_users_error(
     uris[5] += ".gone"
     share = Share(0, 1, 0, 10)
     decode = decoder(drawn, share)
-    decode.images = Squashed(uris, SIZE)
+    decode.images = Squares(uris, SIZE)
     with pytest.raises(UserError, match=r"\.gone cannot be read any more") as caught:
         list(batches(decode, batch=5, share=share, place=place))
     assert type(caught.value) is UserError

@@ -3,7 +3,6 @@
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squashed
+from mcis.datasets.images import Squares
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.synthetic import draw
 from mcis.datasets.tags import Tags
@@ -26,16 +25,6 @@ from mcis.platform.stages.train_classifier import ClassifierLearner
 from mcis.platform.tracking import Tracker
 from mcis.platform.training import STEPS, WEIGHTS, _StepLog, build_optimiser, fit, learning_rate, load_weights
 from mcis.platform.workspace import Workspace
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """As the workers here: sums in the same order, hence the same bits."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
 
 # --- rates
 
@@ -226,7 +215,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         seed=3,
         tags=Tags.of_index(rows["tags"], 4),
         source=None,
-        pictures=Squashed(rows["uri"].to_pylist(), config.input_size),
+        pictures=Squares(rows["uri"].to_pylist(), config.input_size),
         pretrained=None,
     )
     assert learner.steps == 20
@@ -346,7 +335,7 @@ def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
 ) -> None:
     pictures = here.learner.pictures
     uris = [*pictures.uris[:-1], str(tmp_path / "gone.jpg")]
-    learner = replace(here.learner, pictures=Squashed(uris, pictures.size))
+    learner = replace(here.learner, pictures=Squares(uris, pictures.size))
     with pytest.raises(Exception, match=r"gone\.jpg cannot be read any more") as caught:
         fit(learner, tmp_path, ComputeConfig(max_failures=0), here.tracker("vanished"), label="classifier")
     known = user_error_in(caught.value)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squashed
+from mcis.datasets.images import Squares
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.tags import Tags
@@ -72,7 +72,7 @@ class ClassifierLearner:
     seed: int
     tags: Tags
     source: NDArray[np.bool_] | None
-    pictures: Squashed
+    pictures: Squares
     pretrained: Path | None
     images: int = 2
 
@@ -104,7 +104,8 @@ class ClassifierLearner:
         return model
 
     def decoder(self, share: Share) -> PairDecoder:
-        return PairDecoder(self.pictures, self.sampler(), batch=self.batch, share=share)
+        scales = self.config.crop_scales if self.config.sizing == "random_crop" else None
+        return PairDecoder(self.pictures, self.sampler(), batch=self.batch, share=share, crop_scales=scales)
 
     def sampler(self) -> PairSampler:
         """Draws the pairs.
@@ -174,13 +175,16 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     """
     rows = split_rows(context, "train", tagged=True)
     size = config.classifier.input_size
-    cache = decoded_cache(rows, size, context, config.compute)
+    middle = config.classifier.sizing == "short_side"
+    cache = None
+    if config.classifier.sizing != "random_crop":
+        cache = decoded_cache(rows, size, context, config.compute, middle=middle)
     learner = ClassifierLearner(
         config=config.classifier,
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=np.array(rows["domain"].to_pylist()) == "source",
-        pictures=Squashed(rows["uri"].to_pylist(), size, cache),
+        pictures=Squares(rows["uri"].to_pylist(), size, middle=middle, cache=cache),
         pretrained=classifier_weights(config, context.workspace),
     )
     try:
