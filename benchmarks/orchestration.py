@@ -87,7 +87,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     localize.make_feature_files(config, folder / "classifier", classes, related, folder)
     embed = localize.Embed(config, folder / "classifier", classes, folder, True, False)
     write_table(folder / "single" / "part-000000.parquet", embed(related))
-    relate = localize.Relate(config, folder / "classifier", classes, folder, False)
+    relate = localize.Relate(config, folder / "classifier", classes, folder, False, np.zeros(len(train_rows), bool))
     write_table(folder / "maps" / "part-000000.parquet", relate(related))
     lap("localize")
     make = pseudo_masks.MakeMasks(config.pseudo_masks, Shards(folder / "maps"))

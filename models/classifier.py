@@ -31,6 +31,11 @@ def transform(images: Tensor, name: str) -> Tensor:
     return nn.functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
+def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
+    """Kind of a pair from whether its images are of the source: 0 target-target, 1 source-source, 2 one of each."""
+    return torch.where(source_m == source_n, source_m.long(), 2)
+
+
 class CoAttentionClassifier(nn.Module):
     """Backbone, class-aware layer phi, co-attention and contrastive co-attention.
 
@@ -44,6 +49,8 @@ class CoAttentionClassifier(nn.Module):
         affinity_init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C).
         gate_bias: whether W_B has a bias.
         common_top: share of the positions over which co-attentive activations are pooled, 1 = GAP.
+        kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
+            source-source, target-source.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class CoAttentionClassifier(nn.Module):
         affinity_init: float | None = None,
         gate_bias: bool = False,
         common_top: float = 1.0,
+        kinds: Literal[1, 3] = 1,
     ):
         super().__init__()
         self.backbone = backbone
@@ -68,11 +76,11 @@ class CoAttentionClassifier(nn.Module):
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5)
         nn.init.zeros_(self.phi.bias)  # type: ignore[arg-type]
         if attention != "none":
-            self.w_p = nn.Parameter(torch.empty(c, c))
+            self.w_p = nn.Parameter(torch.empty((c, c) if kinds == 1 else (kinds, c, c)))
             if affinity_init is None:
                 nn.init.uniform_(self.w_p, -(c**-0.5), c**-0.5)
             else:
-                nn.init.eye_(self.w_p).data.mul_(affinity_init)
+                self.w_p.data.copy_(torch.eye(c) * affinity_init)
             if head == "own":
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)
         if attention == "co+contrastive":
@@ -84,13 +92,23 @@ class CoAttentionClassifier(nn.Module):
         layer = self.common_head if self.own_head else self.phi
         return layer.weight, layer.bias
 
-    def pair_scores(self, f_m: Tensor, f_n: Tensor, *, contrastive: bool = True) -> PairScores:
+    def affinity_weights(self, kind: Tensor | None) -> Tensor:
+        """W_P: the only one, (C, C), or that of each pair's kind, (B,) -> (B, C, C)."""
+        if self.w_p.ndim == 2:
+            return self.w_p
+        if kind is None:
+            raise ValueError("a classifier with three W_P needs the kind of each pair")
+        return self.w_p[kind]
+
+    def pair_scores(
+        self, f_m: Tensor, f_n: Tensor, kind: Tensor | None = None, *, contrastive: bool = True
+    ) -> PairScores:
         """Scores of two images from features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10)."""
         basic = PairScores(pool(self.phi(f_m)), pool(self.phi(f_n)))
         if self.attention == "none":
             return basic
         weight, bias = self.common_weights()
-        p = affinity(f_m, f_n, self.w_p, form=self.affinity_form, scale=self.affinity_scale)
+        p = affinity(f_m, f_n, self.affinity_weights(kind), form=self.affinity_form, scale=self.affinity_scale)
         common = coattend(f_m, f_n, p)
 
         def scores(features: Tensor, top: float) -> Tensor:
@@ -105,16 +123,30 @@ class CoAttentionClassifier(nn.Module):
             )
         return out
 
-    def co_map(self, target: Tensor, related: Tensor, tag: int, *, target_is_n: bool = False) -> Tensor:
+    def co_map(
+        self,
+        target: Tensor,
+        related: Tensor,
+        tag: int,
+        *,
+        kind: Tensor | None = None,
+        target_is_n: bool | Tensor = False,
+    ) -> Tensor:
         """Mean co-attentive activation (H, W) of a class in `target` (C, H, W), seen with `related` (R, C, H', W').
 
-        With `target_is_n` the target is the pair's second image, whose affinity is the transpose: F_n^T W_P^T F_m.
+        Where `target_is_n`, for all or (R,), the target is the pair's second image, whose affinity is the transpose:
+        F_n^T W_P^T F_m. That is so for an image of the source related to one of the target; `kind` is (R,).
         """
         weight, bias = self.common_weights()
+        w_p = self.affinity_weights(kind)
+        if isinstance(target_is_n, Tensor):
+            w_p = torch.where(target_is_n[:, None, None], w_p.mT, w_p)
+        elif target_is_n:
+            w_p = w_p.mT
         return multi_round(
             target,
             related,
-            self.w_p.T if target_is_n else self.w_p,
+            w_p,
             weight[tag, :, 0, 0],
             None if bias is None else bias[tag],
             form=self.affinity_form,
@@ -122,18 +154,21 @@ class CoAttentionClassifier(nn.Module):
         )
 
     def forward(
-        self, images_m: Tensor, images_n: Tensor, self_transforms: tuple[str, ...] = ()
+        self, images_m: Tensor, images_n: Tensor, self_transforms: tuple[str, ...] = (), kind: Tensor | None = None
     ) -> tuple[PairScores, list[PairScores]]:
         """Scores of the pairs, and of each self pair (m, tau m), from one backbone pass over both images of a pair.
 
         Args:
             images_m, images_n: (B, 3, H, W), normalised.
             self_transforms: names out of SELF_TRANSFORMS; without contrastive terms, m's features are shared.
+            kind: (B,), where there are three W_P.
         """
         f_m, f_n = self.backbone(torch.cat([images_m, images_n])).chunk(2)
-        pairs = self.pair_scores(f_m, f_n)
+        pairs = self.pair_scores(f_m, f_n, kind)
+        # m is of the source in the second kind alone, and a self pair is of one domain.
+        own = None if kind is None else (kind == 1).long()
         selves = [
-            self.pair_scores(f_m, self.backbone(transform(images_m, name)), contrastive=False)
+            self.pair_scores(f_m, self.backbone(transform(images_m, name)), own, contrastive=False)
             for name in self_transforms
         ]
         return pairs, selves

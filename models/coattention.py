@@ -30,7 +30,8 @@ def affinity(f_m: Tensor, f_n: Tensor, w_p: Tensor, *, form: AffinityForm = "bil
     """P = scale * F_m^T W_P F_n (Eq. 2), (B, HW_m, HW_n): similarity of position i of m and position j of n.
 
     `form="cosine"` takes features of unit length, so that with W_P = I the entries are cosines and `scale` is the
-    inverse temperature of the softmax; the paper's form is `bilinear` with scale 1.
+    inverse temperature of the softmax; the paper's form is `bilinear` with scale 1. W_P may differ between the pairs,
+    (B, C, C).
     """
     return (positions(f_m, form) @ w_p) @ positions(f_n, form).transpose(1, 2) * scale
 

@@ -53,13 +53,13 @@ def multi_round(
     Args:
         target: F_n of the image whose map is wanted, (C, H, W).
         related: F_r of R images that share the class, (R, C, H', W').
-        w_p: W_P, (C, C); `form` and `scale` as in `coattention.affinity`.
+        w_p: W_P, (C, C), or one for each related image, (R, C, C); `form` and `scale` as in `coattention.affinity`.
         weight, bias: the class's row of the layer for co-attentive features, (C,) and ().
 
     Returns:
         L_{n,k}, (H, W), before clipping and normalising.
     """
-    query = positions(target[None], form)[0] @ w_p * scale  # (HW, C), shared by all related images
+    query = positions(target[None], form)[0] @ w_p * scale  # (HW, C), shared by all related images of one W_P
     attention = torch.softmax(query @ positions(related, form).transpose(1, 2), dim=2)  # (R, HW, H'W')
     values = torch.einsum("rchw,c->rhw", related, weight).flatten(1)
     if bias is not None:

@@ -191,6 +191,8 @@ class ClassifierConfig(Section):
     square; random_crop a part, or all of it with padding. Localization always sees the whole image, squashed."""
     crop_scales: tuple[Rate, ...] = (1.0,)
     """Of random_crop: factors of the image's size, one drawn for each image."""
+    kinds: Literal[1, 3] = 1
+    """Number of W_P: 1, or one for each of target-target, source-source and target-source pairs (section 3.2)."""
     pair_mix: tuple[NonNegative, NonNegative, NonNegative] | None = None
     """Weights of target-target, source-source and target-source pairs; None = as the images' turns bring them."""
     epoch_pairs: int | None = Field(default=None, gt=0)

@@ -5,7 +5,7 @@ Later layers win: defaults < recipe < setting < command line options < `--set ke
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError
@@ -108,8 +108,14 @@ def small() -> Values:
 
 
 RECIPES = {"paper": paper, "released": released, "small": small}
-SETTINGS: Mapping[str, Values] = {"voc": {}, "voc+single": {}, "voc+web": {}, "lid": {}, "tags": {}}
+SETTINGS = ("voc", "voc+single", "voc+web", "lid", "tags")
 SOURCES = ("voc", "lid", "tags", "single", "web")
+
+
+def setting_values(setting: str) -> Values:
+    """What a setting changes: single-label images beside others are another domain, with affinities of its own."""
+    sources = sources_of(setting)
+    return {"classifier.kinds": 3} if "single" in sources and len(sources) > 1 else {}
 
 
 def sources_of(setting: str) -> tuple[str, ...]:
@@ -199,7 +205,7 @@ def resolve(setting: str, recipe: str, options: Values | None = None, assignment
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
     layers: list[tuple[str, Values]] = [
         (f"recipe {recipe}", RECIPES[recipe]()),
-        (f"setting {setting}", dict(SETTINGS.get(setting, {}))),
+        (f"setting {setting}", setting_values(setting)),
         ("command line", {"setting": setting, "recipe": recipe, **(options or {})}),
         ("--set", parse_assignments(assignments)),
     ]

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.models.backbones import Backbone, small
-from mcis.models.classifier import SELF_TRANSFORMS, Attention, CoAttentionClassifier, pool, transform
+from mcis.models.classifier import SELF_TRANSFORMS, Attention, CoAttentionClassifier, pair_kinds, pool, transform
 from mcis.models.coattention import affinity, coattend
 from mcis.models.losses import PairScores, pair_losses
 
@@ -102,6 +102,47 @@ def test_scores_are_section_3_1(options: dict[str, Any]) -> None:
         assert list(got) == list(expected)
         for name, scores in expected.items():
             np.testing.assert_allclose(got[name][b].detach(), scores, atol=1e-10, err_msg=name)
+
+
+def test_each_kind_of_pair_has_its_own_affinity_and_the_source_sees_a_cross_pair_transposed() -> None:
+    three, one = classifier(kinds=3), classifier()
+    three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    one.load_state_dict({**three.state_dict(), "w_p": torch.zeros(C, C)})
+    f_m, f_n, kind = features(1, 4, 2, 3), features(2, 4, 3, 2), torch.tensor([2, 0, 1, 2])
+    got = present(three.pair_scores(f_m, f_n, kind))
+    for b in range(4):
+        one.w_p.data.copy_(three.w_p[kind[b]])
+        expected = present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1]))
+        for name, scores in expected.items():
+            torch.testing.assert_close(got[name][b : b + 1], scores)
+    assert not torch.allclose(got["common_m"][0], present(three.pair_scores(f_m, f_n, 2 - kind))["common_m"][0])
+
+    # An image of the source, related to two of its own domain and one of the target.
+    source, target = torch.tensor(True), torch.tensor([True, False, True])
+    kinds = pair_kinds(source, target)
+    assert kinds.tolist() == [1, 2, 1]
+    assert pair_kinds(~source, target).tolist() == [2, 0, 2]
+    related = features(3, 3, 3, 2)
+    mean = three.co_map(f_m[0], related, 1, kind=kinds, target_is_n=source & ~target)
+    each = []
+    for r, w_p in enumerate((three.w_p[1], three.w_p[2].T, three.w_p[1])):
+        one.w_p.data.copy_(w_p)
+        each.append(one.co_map(f_m[0], related[r : r + 1], 1))
+    torch.testing.assert_close(mean, torch.stack(each).mean(0))
+    with pytest.raises(ValueError, match="kind of each pair"):
+        three.pair_scores(f_m, f_n)
+
+
+@pytest.mark.parametrize("name", ["flip", "x2"])
+def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
+    three, one = classifier(kinds=3), classifier()
+    three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    m, n, kind = images(1, 3), images(2, 3), torch.tensor([0, 1, 2])
+    (selves,) = three(m, n, (name,), kind)[1]
+    for b, own in enumerate((0, 1, 0)):
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[own]})
+        (expected,) = one(m[b : b + 1], n[b : b + 1], (name,))[1]
+        torch.testing.assert_close(selves.common_n[b : b + 1], expected.common_n)
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)

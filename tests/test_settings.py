@@ -1,7 +1,7 @@
 """Layers of settings: who wins and says so, presets against the released recipe's table, mistakes all at once."""
 
 import json
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,7 +27,7 @@ def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     numbers = dict(zip(layers, (30, 33, 36, 39), strict=True))
     # Each layer sets one key fewer than the one before it, so that each wins once.
     monkeypatch.setitem(RECIPES, "small", lambda: dict.fromkeys(keys[:4], numbers["recipe small"]))
-    monkeypatch.setitem(cast(dict[str, Any], settings.SETTINGS), "voc", dict.fromkeys(keys[:3], numbers["setting voc"]))
+    monkeypatch.setattr(settings, "setting_values", lambda _: dict.fromkeys(keys[:3], numbers["setting voc"]))
     options = dict.fromkeys(keys[:2], numbers["command line"])
     found = resolve("voc", "small", options, [f"{keys[0]}={numbers['--set']}"])
     flat = dict(leaves(found.config))

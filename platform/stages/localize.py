@@ -22,7 +22,7 @@ from mcis.datasets.maps import map_rows
 from mcis.datasets.pairs import related_images
 from mcis.datasets.tags import Members, Tags
 from mcis.models.backbones import normalise, to_unit
-from mcis.models.classifier import SELF_TRANSFORMS, transform
+from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
 from mcis.models.localization import embed, released_map, resize_maps, single_round
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
@@ -66,20 +66,26 @@ class Embed:
             maps.append(activations[place, image_tags])
             if self.multi and self.config.localize.aggregation == "released":
                 first = rows["first_map"][place].as_py()
-                total = self._self_maps(images[place], features[place], image_tags)
+                kind = torch.tensor([int(rows["domain"][place].as_py() == "source")], device=self.device)
+                total = self._self_maps(images[place], features[place], image_tags, kind)
                 self.selves[first : first + len(image_tags)] = total.cpu().numpy().astype(np.float16)
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
 
-    def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int]) -> Tensor:
+    def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RECIPE, "Localization maps"), (T, H, W)."""
         total = torch.zeros(len(tags), *feature.shape[1:], device=self.device)
         for name in SELF_TRANSFORMS:
             other = self.model.backbone(transform(image[None], name))[0]
             seen = torch.stack(
-                [released_map(self.model.co_map(other, feature[None], tag, target_is_n=True)) for tag in tags]
+                [
+                    released_map(self.model.co_map(other, feature[None], tag, kind=kind, target_is_n=True))
+                    for tag in tags
+                ]
             )
             if name == "flip":
-                own = [released_map(self.model.co_map(feature, other[None], tag), always=True) for tag in tags]
+                own = [
+                    released_map(self.model.co_map(feature, other[None], tag, kind=kind), always=True) for tag in tags
+                ]
                 total += torch.stack(own) + seen.flip(2)
             else:
                 total += resize_maps(seen, *feature.shape[1:])
@@ -89,8 +95,9 @@ class Embed:
 class Relate:
     """Image rows with their related images -> maps of the multi-round inference."""
 
-    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, gpu: bool):
+    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, gpu: bool, source: NDArray[np.bool_]):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+        self.source = torch.from_numpy(source).to(self.device)
         self.model = load_classifier(config, weights, classes).to(self.device)
         self.features = np.load(folder / "features.npy", mmap_mode="r")
         self.selves = np.load(folder / "selves.npy", mmap_mode="r")
@@ -104,7 +111,14 @@ class Relate:
         for row in rows.to_pylist():
             target = self._features(np.array([row["position"]]))[0]
             for place, (tag, related) in enumerate(zip(row["tags"], row["related"], strict=True)):
-                raw = self.model.co_map(target, self._features(np.array(related)), tag)
+                own, others = self.source[row["position"]], self.source[torch.tensor(related)]
+                raw = self.model.co_map(
+                    target,
+                    self._features(np.array(related)),
+                    tag,
+                    kind=pair_kinds(own, others),
+                    target_is_n=own & ~others,
+                )
                 if self.config.localize.aggregation == "released":
                     selves = torch.from_numpy(self.selves[row["first_map"] + place].astype(np.float32)).to(self.device)
                     one = ((selves + released_map(raw)) / 5 * 255).round() / 255
@@ -177,7 +191,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         busy += map_table(
             rows,
             Relate,
-            (config, weights, classes, context.part, gpu),
+            (config, weights, classes, context.part, gpu, np.array(rows["domain"].to_pylist()) == "source"),
             context.part / "maps",
             label="localize",
             shard_rows=compute.shard_rows,

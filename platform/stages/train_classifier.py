@@ -46,6 +46,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
         affinity_scale=config.affinity_scale,
         affinity_init=config.affinity_init,
         common_top=config.common_top,
+        kinds=config.kinds,
     )
 
 
@@ -134,7 +135,8 @@ class ClassifierLearner:
             for name, side, purpose in (("images_m", "m", _AUGMENT_M), ("images_n", "n", _AUGMENT_N))
         )
         tags_m, tags_n = (torch.from_numpy(self.tags.matrix(batch[s])).to(device, torch.float32) for s in ("m", "n"))
-        scores, selves = model(images_m, images_n, c.self_pairs)
+        kind = torch.from_numpy(batch["kind"].astype(np.int64)).to(device) if c.kinds > 1 else None
+        scores, selves = model(images_m, images_n, c.self_pairs, kind)
         terms = {
             name: values.sum() / self.batch
             for name, values in pair_losses(scores, tags_m, tags_n, reduction=c.loss_reduction).items()
