@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import torch
 
 from mcis.datasets.images import Squares
+from mcis.datasets.index import verify
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import Share
 from mcis.datasets.tags import Tags
@@ -66,7 +67,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     torch.set_num_threads(machine.cores())
     found = index.listing(config)
     classes = len(found.classes)
-    rows = index.Verify(config.data.min_side)(found.table)
+    rows = verify(found.table, min_side=config.data.min_side)
     train_rows, val_rows = (rows.filter(pc.equal(rows["split"], s)) for s in ("train", "val"))
     tags = Tags.of_index(train_rows["tags"], classes)
     uris = train_rows["uri"].to_pylist()

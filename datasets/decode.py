@@ -20,8 +20,11 @@ from mcis.datasets.classes import palette
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 """What is tried on bytes, by Pillow's names; the file's name plays no part. JPEG includes MPO."""
 
-MAX_PIXELS = 100_000_000
-"""Largest width x height that is decoded: 300 MB as RGB."""
+MAX_PIXELS = 50_000_000
+"""Largest width x height that is decoded: 150 MB as RGB, several times that on the way where it is transparent."""
+
+RULES = 1
+"""Raised when the same bytes give other pixels or another verdict, so that nothing kept of them before is used."""
 
 _MAX_REASON = 400
 """Longest reason of a rejection, characters."""

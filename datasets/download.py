@@ -146,7 +146,7 @@ def _unpack(archive: Archive, whole: Path, target: Path) -> None:
         raise UserError(
             f"{whole} cannot be unpacked: {error}",
             f"an archive with a folder {archive.holds}",
-            f"delete or replace {whole}",
+            f"free some space, and if there is enough, delete or replace {whole}",
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)

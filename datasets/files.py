@@ -5,14 +5,17 @@ Everything that a data set names is read through here, so a table of s3:// image
 
 import functools
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import pyarrow.fs as pafs
 
 MAX_BYTES = 2**28
 """Largest file that is read whole, 256 MiB: a picture above it is no training image."""
+
+_AT_ONCE = 32
 
 
 class Stamp(NamedTuple):
@@ -23,53 +26,68 @@ class Stamp(NamedTuple):
 
 
 def is_remote(uri: str) -> bool:
-    """Whether a URI names a file system other than this machine's."""
+    """Whether it is a URI rather than a path."""
     return "://" in uri
 
 
-def read_bytes(uri: str) -> bytes:
+def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
     """The content of one file.
 
     Raises:
-        OSError: it is absent, unreadable or larger than MAX_BYTES, or no file system knows its scheme.
+        OSError: it is absent, unreadable or larger than `most` bytes, or no file system knows its scheme.
+        ValueError: it is no path or URI at all.
     """
-    if is_remote(uri):
+    local = _local(uri)
+    if local:
+        with local.open("rb") as file:
+            data = file.read(most + 1)
+    else:
         system, path = _place(uri)
         with system.open_input_stream(path, compression=None) as stream:
-            data = stream.read(MAX_BYTES + 1)
-    else:
-        with Path(uri).open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    if len(data) > MAX_BYTES:
-        raise OSError(f"more than {MAX_BYTES} bytes")
+            data = stream.read(most + 1)
+    if len(data) > most:
+        raise OSError(f"more than {most} bytes")
     return data
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """The stamp of each file, None for one that is not there.
+    """The stamp of each file, None for one that is not there or whose file system does not answer.
 
-    Raises:
-        OSError: a remote file system cannot be asked.
+    Remote file systems are asked for many at a time: each question waits for the network.
     """
-    out: list[Stamp | None] = [None if is_remote(uri) else _local_stamp(uri) for uri in uris]
-    remote: dict[int, tuple[pafs.FileSystem, dict[int, str]]] = {}
-    for place, uri in enumerate(uris):
-        if is_remote(uri):
-            system, path = _place(uri)
-            remote.setdefault(id(system), (system, {}))[1][place] = path
-    for system, paths in remote.values():
-        for place, info in zip(paths, system.get_file_info(list(paths.values())), strict=True):
-            if info.type == pafs.FileType.File:
-                out[place] = Stamp(info.size or 0, info.mtime_ns or 0)
+    locals_ = [_local(uri) for uri in uris]
+    out = [_local_stamp(path) if path else None for path in locals_]
+    remote = [place for place, path in enumerate(locals_) if path is None]
+    if remote:
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            found = pool.map(_remote_stamp, (uris[place] for place in remote))
+            for place, stamp in zip(remote, found, strict=True):
+                out[place] = stamp
     return out
 
 
-def _local_stamp(uri: str) -> Stamp | None:
+def _local(uri: str) -> Path | None:
+    """The path of a file of this machine, None for a URI of another file system."""
+    if uri.startswith("file://"):
+        return Path(unquote(urlsplit(uri, allow_fragments=False).path))
+    return None if is_remote(uri) else Path(uri)
+
+
+def _local_stamp(path: Path) -> Stamp | None:
     try:
-        state = Path(uri).stat()
+        state = path.stat()
     except (OSError, ValueError):  # ValueError: no path, as it holds a null byte
         return None
     return Stamp(state.st_size, state.st_mtime_ns)
+
+
+def _remote_stamp(uri: str) -> Stamp | None:
+    try:
+        system, path = _place(uri)
+        info = system.get_file_info(path)
+    except (OSError, ValueError):  # access refused, or no such URI: reading it will say which
+        return None
+    return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
 def _place(uri: str) -> tuple[pafs.FileSystem, str]:

@@ -42,6 +42,9 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 
 SPLITS = ("train", "val", "test")
 
+MAX_TABLE = 2**34
+"""Largest table, bytes."""
+
 
 def list_tagged(
     path: str | Path,
@@ -153,7 +156,7 @@ def _read(path: str, text: Sequence[str]) -> pa.Table:
     if suffix not in READERS:
         raise UserError(f"{path} has the suffix {suffix or 'none'}", expected, "convert or rename the table")
     try:
-        table = READERS[suffix](read_bytes(path), text)
+        table = READERS[suffix](read_bytes(path, MAX_TABLE), text)
         table.validate(full=True)  # not every reader looks whether texts are UTF-8
     except FileNotFoundError:
         raise UserError(f"no table {path}", expected, "name a table that exists") from None
@@ -297,7 +300,7 @@ def _existing(path: str, table: pa.Table, column: str | None) -> list[str | None
 def _notes(path: str, table: pa.Table, read: set[str], splits: Sequence[str], names: tuple[str, ...]) -> list[str]:
     notes = []
     if "val" not in splits:
-        notes.append(f"{path} has no image of split val: nothing is predicted and scored")
+        notes.append(f"{path} has no image of split val: the training images are predicted")
     unread = [column for column in table.column_names if column not in read]
     if unread:
         notes.append(f"{path}: columns that are not read: {shown(unread)}")

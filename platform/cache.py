@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mcis.datasets.decode import RULES
 from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config import ComputeConfig
 from mcis.platform.context import RunContext
@@ -31,28 +32,33 @@ def decoded_cache(
         return None
     rows = rows.slice(0, count)
     workspace = context.workspace
-    folder = (
-        workspace.cache / f"{'middle' if middle else 'squash'}{size}-{fingerprint(rows['content_hash'].to_pylist())}"
-    )
+    content = fingerprint(RULES, rows["content_hash"].to_pylist())
+    folder = workspace.cache / f"{'middle' if middle else 'squash'}{size}-{content}"
     with workspace.lock("cache", folder.name), disk_errors(folder):
         if folder.exists():
             os.utime(folder)
             return folder
-        _make_room(workspace.cache, bound - count * image_bytes(size))
         part = folder.with_suffix(".part")
-        map_table(
-            rows, MakeSquares, (size, middle), part, label="decode", shard_rows=compute.shard_rows, suffix="arrow"
-        )
+        with workspace.lock("cache", "room"):
+            _make_room(workspace.cache, bound - count * image_bytes(size), part)
+            part.mkdir(exist_ok=True)
+        make = (MakeSquares, (size, middle))
+        map_table(rows, *make, part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
         part.rename(folder)
     return folder
 
 
-def _make_room(cache: Path, allowed: int) -> None:
-    """Removes whole caches, the one not used for longest first, until the rest takes no more than `allowed` bytes."""
-    folders = sorted(
-        (p for p in cache.iterdir() if p.is_dir() and p.suffix != ".part"), key=lambda p: p.stat().st_mtime
-    )
+def _make_room(cache: Path, allowed: int, own: Path) -> None:
+    """Removes whole caches, the one not used for longest first, until the others take no more than `allowed` bytes.
+
+    A part that was left half made is one of them. A folder is renamed before it is removed: what has its name is whole.
+    """
+    folders = sorted((p for p in cache.iterdir() if p.is_dir() and p != own), key=lambda p: p.stat().st_mtime)
     sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in folders]
-    while folders and sum(sizes) > allowed:
-        shutil.rmtree(folders.pop(0), ignore_errors=True)
-        sizes.pop(0)
+    for place, folder in enumerate(folders):
+        if sum(sizes[place:]) <= allowed and folder.suffix != ".gone":
+            continue
+        gone = folder.with_suffix(".gone")
+        if gone != folder:
+            folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)

@@ -208,7 +208,6 @@ def study_references(
 
 Index = Annotated[str, typer.Option("--name", help="Name of the run that the index belongs to.")]
 Classes = Annotated[Path | None, typer.Option("--classes", help="File with one class name a line.")]
-MinSide = Annotated[int, typer.Option(min=1, help="Images with a shorter side are rejected, pixels.")]
 
 
 def _index(
@@ -345,12 +344,19 @@ def index_browse(
     """One HTML page of an index: counts, co-occurrence, pair mix, thumbnails with tags, rejects with reasons."""
     with _plain_errors():
         from mcis.platform.browse import browse_page
-        from mcis.platform.stages.index import open_index
+        from mcis.platform.stages.index import open_index, pair_kind_shares
         from mcis.platform.workspace import Workspace, written_aside
 
         place = Workspace(workspace)
         found = open_index(place, name)
-        page = browse_page(found.index, found.rejects, found.classes, notes=found.notes, title=f"Index of {name}")
+        page = browse_page(
+            found.index,
+            found.rejects,
+            found.classes,
+            notes=found.notes,
+            kinds=pair_kind_shares(found),
+            title=f"Index of {name}",
+        )
         target = out or place.run(name) / "index.html"
         with written_aside(target) as aside:
             aside.write_text(page, encoding="utf-8")

@@ -110,6 +110,8 @@ def run(
     write_json(
         folder / "config.json", {k: {"value": v, "from": resolved.sources[k]} for k, v in _plain(values).items()}
     )
+    if start == "index":
+        workspace.verdicts.unlink(missing_ok=True)
     if start:
         (folder / "mlflow.json").unlink(missing_ok=True)  # what is computed again has curves of its own
     tracker = Tracker(workspace, folder, name, identity=fingerprint(_plain(values), parent), parent=parent)

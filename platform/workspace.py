@@ -25,6 +25,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
 
 
@@ -149,7 +150,7 @@ class Workspace:
     @property
     def verdicts(self) -> Path:
         """Table of what verifying each image file came to."""
-        return self.cache / "verdicts.parquet"
+        return self.cache / f"verdicts-{RULES}.parquet"
 
     @property
     def data(self) -> Path:

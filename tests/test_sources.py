@@ -1,5 +1,6 @@
 """Every setting walks the journey, and the index opens only what is new: small sources made of drawn images."""
 
+import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -175,12 +176,43 @@ def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Pat
     assert after["uri"].to_pylist() == uris
     hashes = list(zip(before["content_hash"].to_pylist(), after["content_hash"].to_pylist(), strict=True))
     assert [uri for uri, (one, other) in zip(uris, hashes, strict=True) if one != other] == [str(changed)]
-    assert index(names, "data.min_side=17")[0] == 8, "another limit is another question"
-    assert index(names)[0] == 0
+    least = sorted(min(pair) for pair in zip(*(after[s].to_pylist() for s in ("height", "width")), strict=True))
+    opened, accepted, rejects = index(names, f"data.min_side={least[-1]}")
+    assert opened == 0, "another limit on sizes opens nothing"
+    assert len(accepted) == least.count(least[-1])
+    assert sum("too small" in reason for reason in rejects["reason"].to_pylist()) == 7 - len(accepted)
 
     shutil.copy(root / "JPEGImages" / f"{names[7]}.jpg", folder)
     opened, mended, rejects = index(names)
     assert (opened, len(mended), len(rejects)) == (1, 8, 0)
+
+
+def test_a_repeated_index_takes_no_image_for_another(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
+    """Files that could not even be read are asked for again; those verified meanwhile keep what is theirs."""
+    _, listing = drawn
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    originals = listing.table["uri"].to_pylist()[:8]
+    for number, uri in enumerate(originals):
+        if number < 4:
+            shutil.copy(uri, folder / f"{number}.jpg")
+        else:
+            (folder / f"{number}.jpg").mkdir()
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(["image,tags", *(f"photos/{n}.jpg,cat" for n in range(8))]) + "\n")
+    strict = ("data.max_rejected=0", "compute.shard_rows=2")
+    for _ in range(2):
+        with pytest.raises(UserError, match="4 of 8 images cannot be read"):
+            walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
+    for number, uri in enumerate(originals[4:], 4):
+        (folder / f"{number}.jpg").rmdir()
+        shutil.copy(uri, folder / f"{number}.jpg")
+    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
+    assert result.context.summary("index")["counts"]["opened"] == 4
+    found = open_index(Workspace(tmp_path / "workspace"), "run").index["content_hash"].to_pylist()
+    assert found == [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in originals]
 
 
 def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(

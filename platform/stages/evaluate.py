@@ -115,8 +115,11 @@ class ScoreVal:
 
 
 def _summed(folder: Path, column: str, *shape: int) -> NDArray[np.int64]:
-    rows = read_table(folder, [column])[column]
-    return np.sum([np.asarray(row.as_py(), np.int64) for row in rows], axis=0).reshape(shape)
+    total = np.zeros(shape, np.int64)
+    for file in sorted(folder.glob("part-*.parquet")):  # one at a time: with many classes each is tens of megabytes
+        for chunk in read_table(file, [column])[column].chunks:
+            total += chunk.flatten().to_numpy().reshape(-1, *shape).sum(axis=0)
+    return total
 
 
 def inputs(config: Config, context: RunContext) -> Any:

@@ -5,10 +5,12 @@ another, opens only images that are new or changed.
 """
 
 import collections
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,6 +27,8 @@ from mcis.datasets.index import (
     shown,
     verify,
 )
+from mcis.datasets.pairs import KINDS, PairSampler
+from mcis.datasets.tags import Tags
 from mcis.platform.config import Config, DataConfig
 from mcis.platform.context import SUMMARY, RunContext
 from mcis.platform.mapping import map_table
@@ -36,14 +40,13 @@ VERDICT_SCHEMA = pa.schema(
         pa.field("uri", pa.string(), nullable=False),
         pa.field("size", pa.int64(), nullable=False, metadata={"about": "bytes"}),
         pa.field("changed", pa.int64(), nullable=False, metadata={"about": "time of the last change, ns"}),
-        pa.field("min_side", pa.int32(), nullable=False, metadata={"about": "what was asked for, pixels"}),
         pa.field("height", pa.int32(), nullable=False),
         pa.field("width", pa.int32(), nullable=False),
         pa.field("content_hash", pa.string(), nullable=False),
         pa.field("reason", pa.string(), metadata={"about": "why it was rejected, or null"}),
     ]
 )
-_ASKED = ["uri", "size", "changed", "min_side"]
+_ASKED = ["uri", "size", "changed"]
 _FOUND = ["height", "width", "content_hash", "reason"]
 
 
@@ -131,46 +134,54 @@ def inputs(config: Config, context: RunContext) -> Any:
 
 
 class Verify:
-    """Rows of a listing -> the same rows verified."""
-
-    def __init__(self, min_side: int):
-        self.min_side = min_side
+    """Rows of a listing -> their uri and _FOUND, whatever their size."""
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return verify(rows, min_side=self.min_side)
+        return verify(rows, min_side=1).select(["uri", *_FOUND])
 
 
 def _verified(table: pa.Table, config: Config, context: RunContext) -> tuple[pa.Table, float, int]:
     """The listing with _FOUND of each image, seconds of verifying, and how many images were opened for it."""
-    workspace, least = context.workspace, config.data.min_side
+    workspace = context.workspace
     uris = table["uri"].to_pylist()
-    asked = [(uri, *(stamp or (-1, -1)), least) for uri, stamp in zip(uris, stamps(uris), strict=True)]
+    asked = [(uri, *(stamp or (-1, -1))) for uri, stamp in zip(uris, stamps(uris), strict=True)]
     known = _known(workspace)
     fresh = [place for place, key in enumerate(asked) if key not in known]
+    # Shards are named by their rows' places among those that are fresh, so the folder is named by which these are.
+    folder = context.part / f"verified-{fingerprint([asked[place] for place in fresh])}"
     mapped = map_table(
         table.take(pa.array(fresh, pa.int64())),
         Verify,
-        (least,),
-        context.part / "verified",
+        (),
+        folder,
         label="index",
         shard_rows=config.compute.shard_rows,
     )
     if fresh:
-        opened = _rows(read_table(context.part / "verified"), _FOUND)
-        new = {asked[place]: found for place, found in zip(fresh, opened, strict=True)}
-        touched = {(key[0], key[3]) for key in new}
+        opened = read_table(folder)
+        assert opened["uri"].to_pylist() == [uris[place] for place in fresh]
+        new = {asked[place]: found for place, found in zip(fresh, _rows(opened, _FOUND), strict=True)}
+        touched = {key[0] for key in new}
         with workspace.lock("cache", "verdicts"):
-            known = {key: found for key, found in _known(workspace).items() if (key[0], key[3]) not in touched}
+            known = {key: found for key, found in _known(workspace).items() if key[0] not in touched}
             # Without a hash the file could not even be read: that may be mended without a trace on its stamp.
             known |= {key: found for key, found in new.items() if found[2]}
             rows = [key + found for key, found in known.items()]
             arrays = [pa.array([row[place] for row in rows], f.type) for place, f in enumerate(VERDICT_SCHEMA)]
             write_table(workspace.verdicts, pa.table(arrays, schema=VERDICT_SCHEMA))
         known |= new
-    found = zip(*(known[key] for key in asked), strict=True)
-    for name, values in zip(_FOUND, found, strict=True):
-        table = table.append_column(name, pa.array(values, VERDICT_SCHEMA.field(name).type))
+        shutil.rmtree(folder)
+    found = [_large_enough(known[key], config.data.min_side) for key in asked]
+    for place, name in enumerate(_FOUND):
+        table = table.append_column(name, pa.array([row[place] for row in found], VERDICT_SCHEMA.field(name).type))
     return table, mapped.busy, len(fresh)
+
+
+def _large_enough(found: tuple[Any, ...], least: int) -> tuple[Any, ...]:
+    height, width, content, reason = found
+    if reason is None and min(height, width) < least:
+        reason = f"too small: {width}x{height} pixels, both sides must be at least {least}"
+    return height, width, content, reason
 
 
 def _rows(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
@@ -178,11 +189,12 @@ def _rows(table: pa.Table, columns: list[str]) -> list[tuple[Any, ...]]:
 
 
 def _known(workspace: Workspace) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """Verdicts of all runs of the workspace, _ASKED -> _FOUND."""
-    if not workspace.verdicts.exists():
+    """Verdicts of all runs of the workspace, _ASKED -> _FOUND; none where the table is damaged."""
+    try:
+        table = read_table(workspace.verdicts) if workspace.verdicts.exists() else VERDICT_SCHEMA.empty_table()
+        return dict(zip(_rows(table, _ASKED), _rows(table, _FOUND), strict=True))
+    except UserError:
         return {}
-    table = read_table(workspace.verdicts)
-    return dict(zip(_rows(table, _ASKED), _rows(table, _FOUND), strict=True))
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
@@ -205,13 +217,15 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     tags = collections.Counter(t for row in index["tags"].to_pylist() for t in row)
     train_tags = {t for r in index.select(["split", "tags"]).to_pylist() if r["split"] == "train" for t in r["tags"]}
     empty = [name for k, name in enumerate(classes) if k not in train_tags]
-    if empty:
+    notes = list(found.notes)
+    if empty and "voc" in sources_of(config.setting):
         raise UserError(
             f"no readable training image of class {shown(empty)}",
             "at least one for each class",
             "mend the rejected images, or take the class out of the class file (data.classes)",
         )
-    notes = list(found.notes)
+    if empty:
+        notes.append(f"{len(empty)} class(es) without a training image are never predicted: {shown(empty)}")
     twice = duplicates(index)
     if twice:
         examples = [f"{' = '.join(name for _, name in images)}" for _, images in twice]
@@ -283,6 +297,17 @@ def open_index(workspace: Workspace, name: str) -> OpenedIndex:
     summary = read_json(folder / SUMMARY)
     index, rejects = (read_table(folder / f"{table}.parquet") for table in ("index", "rejects"))
     return OpenedIndex(index, rejects, tuple(summary["classes"]), tuple(summary["notes"]))
+
+
+def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
+    """Share of each kind among an epoch's pairs, as the images' turns bring them; None without single-label images."""
+    rows = opened.index.filter(pc.equal(opened.index["split"], "train"))
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    tags = Tags.of_index(rows["tags"], len(opened.classes))
+    if not source.any() or not tags.tagged:
+        return None
+    drawn = PairSampler(tags, seed=0, source=source).kind_counts(0).drawn
+    return dict(zip(KINDS, (drawn / drawn.sum()).tolist(), strict=True))
 
 
 def split_rows(context: RunContext, split: str, *, tagged: bool = False) -> pa.Table:
