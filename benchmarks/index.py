@@ -27,7 +27,7 @@ from mcis.platform.workspace import Workspace
 
 def bare(paths: list[str]) -> float:
     """Seconds of reading, decoding and hashing all files."""
-    with multiprocessing.get_context("fork").Pool(machine.cores()) as pool:
+    with multiprocessing.get_context("spawn").Pool(machine.cores()) as pool:
         pool.map(len, paths[:2])
         began = time.perf_counter()
         for _ in pool.imap_unordered(_verify, [paths[i : i + 64] for i in range(0, len(paths), 64)]):

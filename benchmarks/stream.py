@@ -67,7 +67,7 @@ class Pairs(Dataset[Any]):
 def bare(paths: list[str], pairs: Pairs, processes: int) -> float:
     """Images a second of decoding and resizing alone."""
     wanted = [paths[i] for pair in zip(pairs.m, pairs.n, strict=True) for i in pair]
-    with multiprocessing.get_context("fork").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
         pool.map(len, wanted[:processes])
         began = time.perf_counter()
         for _ in pool.imap_unordered(_bare, [wanted[i : i + 64] for i in range(0, len(wanted), 64)]):
@@ -81,7 +81,7 @@ def _bare(paths: list[str]) -> int:
 
 def loader(pairs: Pairs, processes: int) -> float:
     """Images a second of the DataLoader."""
-    ready = iter(DataLoader(pairs, batch_size=BATCH, num_workers=processes, multiprocessing_context="fork"))
+    ready = iter(DataLoader(pairs, batch_size=BATCH, num_workers=processes, multiprocessing_context="spawn"))
     for _ in range(SKIPPED):
         next(ready)
     began, images = time.perf_counter(), 0

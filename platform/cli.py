@@ -206,6 +206,40 @@ def study_references(
         references(resolved, workspace, name, until=until, parallel=parallel, verbose=verbose)
 
 
+@app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")
+def import_weights(
+    file: Annotated[Path, typer.Argument(help="Checkpoint of the authors' released code.")],
+    out: Annotated[Path, typer.Option(help="Where the converted weights go.")] = Path("classifier.pt"),
+) -> None:
+    """Convert a released classifier; use it by --recipe released --set weights.classifier=FILE."""
+    with _plain_errors():
+        from mcis.models.released import read_released
+        from mcis.platform.training import save
+
+        state = read_released(file)
+        save(state, out)
+        classes = len(state["phi.bias"])
+        typer.echo(f"{len(state)} tensors, {classes} classes: {out}")
+        typer.echo(
+            f"use: mcis run voc --voc DIR --name NAME --recipe released --set weights.classifier={out.resolve()}"
+        )
+
+
+@app.command(epilog="Example: `mcis export predictions --name mine --out masks`")
+def export(
+    what: Annotated[str, typer.Argument(help="maps, masks (pseudo masks) or predictions.")],
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
+    workspace: WorkspaceFolder = _DEFAULT_WORKSPACE,
+) -> None:
+    """PNG files of a run: localization maps with colour overlays, pseudo masks, or predictions, by image id."""
+    with _plain_errors():
+        from mcis.platform.export import export as write
+        from mcis.platform.workspace import Workspace
+
+        typer.echo(f"{write(Workspace(workspace), name, what, out)} pictures below {out}")
+
+
 Index = Annotated[str, typer.Option("--name", help="Name of the run that the index belongs to.")]
 Classes = Annotated[Path | None, typer.Option("--classes", help="File with one class name a line.")]
 

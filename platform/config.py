@@ -122,6 +122,8 @@ class WeightsConfig(Section):
 
     backbone: str = "none"
     """The classifier's: `none` = from scratch; `download` = torchvision's ImageNet weights; else a state_dict file."""
+    classifier: str | None = None
+    """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
     segmenter: str | None = None
     """The segmenter's, likewise; None = as `backbone`, for `none` and `download`, and for a file that fits both."""
 

@@ -125,7 +125,7 @@ def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Image.
     image = Image.fromarray(panel.image).resize(size, Image.Resampling.LANCZOS)
     pictures = {"image": image} | {column: _mask_picture(mask, size) for column, mask in panel.masks.items()}
     if panel.maps:
-        pictures["localization map"] = _heat_picture(image, panel.maps, classes)
+        pictures["localization map"] = heat_picture(image, panel.maps, classes)
     return {column: pictures[column] for column in COLUMNS if column in pictures}
 
 
@@ -210,7 +210,7 @@ def _mask_picture(mask: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image
     return Image.fromarray(colours.astype(np.uint8))
 
 
-def _heat_picture(
+def heat_picture(
     image: Image.Image, maps: Sequence[tuple[str, NDArray[np.float32]]], classes: Sequence[str]
 ) -> Image.Image:
     """Localization maps as heat over the dimmed grey image: a class in its hue, pale at 1, mixed where maps overlap."""

@@ -162,7 +162,8 @@ def _place(model: Any, device: torch.device) -> None:
     model.to(device, memory_format=torch.channels_last)
 
 
-def _save(state: Any, path: Path) -> None:
+def save(state: Any, path: Path) -> None:
+    """Writes tensors, aside and renamed."""
     content = io.BytesIO()  # torch reports a full disk in its own way, a file as the operating system does
     torch.save(state, content)
     with written_aside(path) as aside:
@@ -171,7 +172,7 @@ def _save(state: Any, path: Path) -> None:
 
 def _checkpoint(folder: str, model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
     state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
-    _save(state, Path(folder) / "checkpoint.pt")
+    save(state, Path(folder) / "checkpoint.pt")
 
 
 def _worker(settings: dict[str, Any]) -> None:
@@ -267,7 +268,7 @@ def _train(settings: dict[str, Any]) -> None:
                 kept = ray.train.Checkpoint.from_directory(directory) if rank == 0 else None
                 ray.train.report({"step": done}, checkpoint=kept)
     if rank == 0:
-        _save(plain.state_dict(), folder / WEIGHTS)
+        save(plain.state_dict(), folder / WEIGHTS)
         seconds = time.monotonic() - began
         (folder / "fit.json").write_text(
             json.dumps({"seconds": seconds, "steps": learner.steps - start, "waiting": waited_all / max(seconds, 1e-9)})

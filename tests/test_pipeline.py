@@ -13,6 +13,7 @@ from mcis.datasets import synthetic
 from mcis.datasets.errors import UserError
 from mcis.datasets.maps import Shards
 from mcis.platform import pipeline
+from mcis.platform.export import export
 from mcis.platform.runtime import user_error_in
 from mcis.platform.settings import Resolved, resolve
 from mcis.platform.workspace import Workspace, read_table
@@ -105,6 +106,32 @@ def test_there_is_a_map_for_each_tag_of_each_training_image(first: pipeline.RunR
             assert found.classes.tolist() == row["tags"]
             assert found.maps.shape == (len(row["tags"]), 8, 8)
             assert found.maps.min() < found.maps.max()
+
+
+def test_maps_masks_and_predictions_are_exported(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    inputs, index = first.context.inputs, read_table(first.context.inputs["index"] / "index.parquet")
+    rows = {row["image_id"]: row for row in index.to_pylist()}
+    counts = [export(workspace, "first", what, tmp_path / what) for what in ("maps", "masks", "predictions")]
+    assert counts == [sum(len(r["tags"]) for r in rows.values() if r["split"] == "train"), 24, 6]
+    for image_id, found in ((i, Shards(inputs["localize"] / "maps").maps(i)) for i in ("train_0000", "train_0023")):
+        assert found is not None
+        row = rows[image_id]
+        for k in found.classes:
+            name = first.context.classes[k]
+            grey = Image.open(tmp_path / "maps" / image_id / f"{name}.png")
+            assert (grey.mode, grey.size) == ("L", (row["width"], row["height"]))
+            assert Image.open(tmp_path / "maps" / image_id / f"{name}.overlay.jpg").size == grey.size
+        assert len(list((tmp_path / "maps" / image_id).iterdir())) == 2 * len(found.classes)
+    mask = Shards(inputs["pseudo_masks"] / "masks").rows("train_0003")
+    assert mask is not None
+    assert (tmp_path / "masks" / "train_0003.png").read_bytes() == mask["mask"][0].as_py()
+    with pytest.raises(UserError, match="export pictures"):
+        export(workspace, "first", "pictures", tmp_path)
+    other = pipeline.run(settings(root), workspace, "short", until="index")
+    with pytest.raises(UserError, match="has no masks: it has come to index"):
+        export(workspace, other.context.name, "masks", tmp_path)
 
 
 def test_a_second_call_computes_nothing(first: pipeline.RunResult, root: Path, workspace: Workspace) -> None:

@@ -103,8 +103,10 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     training = {}
     for stage, label in (("train_classifier", "classifier"), ("train_segmenter", "segmenter")):
         if stage in inputs:
-            training[label] = read_records(inputs[stage] / STEPS)[0]
-            context.tracker.steps(label, training[label])
+            records = read_records(inputs[stage] / STEPS)[0]
+            if records:  # a classifier that was taken ready has none
+                training[label] = records
+                context.tracker.steps(label, records)
     rejects = read_table(inputs["index"] / "rejects.parquet").to_pylist() if "index" in inputs else []
     notes = [note for summary in summaries.values() for note in summary.get("notes", [])]
     if rejects:

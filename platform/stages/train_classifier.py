@@ -24,7 +24,7 @@ from mcis.platform.cache import decoded_cache
 from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.training import WEIGHTS, fit, load_weights
+from mcis.platform.training import WEIGHTS, fit, load_weights, save
 from mcis.platform.weights import classifier_weights
 
 _AUGMENT_M, _AUGMENT_N = 2, 3
@@ -163,18 +163,37 @@ class ClassifierLearner:
         return (unshared > 0).float() * begun
 
 
+def _take(config: Config, context: RunContext) -> dict[str, Any]:
+    path, classes = Path(config.weights.classifier or ""), len(context.classes)
+    model = build_classifier(config.classifier, classes)
+    try:
+        load_weights(model, path)
+    except UserError as error:
+        raise UserError(
+            error.found,
+            f"the classifier of this configuration ({config.classifier.backbone}, {classes} classes)",
+            "give the recipe and values that it was trained with; released weights need --recipe released",
+        ) from None
+    save(model.state_dict(), context.part / WEIGHTS)
+    return {"busy": 0.0, "counts": {"steps": 0}, "notes": [f"the classifier was not trained but taken from {path}"]}
+
+
 def inputs(config: Config, context: RunContext) -> Any:
-    """The pretrained weights' file."""
+    """The pretrained weights' file, or the trained classifier's."""
+    if config.weights.classifier:
+        return file_stamps([config.weights.classifier])
     path = classifier_weights(config, context.workspace)
     return file_stamps([str(path)]) if path else None
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
-    """Trains the classifier on pairs of tagged training images with Ray Train.
+    """Trains the classifier on pairs of tagged training images with Ray Train, or takes a trained one.
 
     Raises:
-        UserError: pretrained weights cannot be had, or the loss is not finite.
+        UserError: weights cannot be had or do not fit, or the loss is not finite.
     """
+    if config.weights.classifier:
+        return _take(config, context)
     rows = split_rows(context, "train", tagged=True)
     size = config.classifier.input_size
     middle = config.classifier.sizing == "short_side"

@@ -1,0 +1,80 @@
+"""A checkpoint of the authors' released code -> weights of the classifier of recipe `released` (RECIPE)."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import vgg16
+from mcis.models.classifier import CoAttentionClassifier
+
+NAMES = {
+    "vgg.features.": "backbone.body.features.",
+    "vgg.extra_convs.": "backbone.body.extra_convs.",
+    "vgg.extra_last_conv.": "phi.",
+    "extra_linear_e.weight": "w_p",
+    "extra_gate.weight": "common_head.weight",
+    "extra_gate_merge.weight": "w_b.weight",
+}
+"""Names, or their beginnings, there and here. `vgg.features` is numbered as torchvision's VGG-16 is."""
+_REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16"
+
+
+def released_name(name: str) -> str:
+    """The name that a parameter of `CoAttentionClassifier` has in a released checkpoint, without `module.`."""
+    for there, here in NAMES.items():
+        if name.startswith(here):
+            return there + name[len(here) :]
+    raise KeyError(name)
+
+
+def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of `CoAttentionClassifier(vgg16(), classes=K, head="own")` with a released checkpoint's values.
+
+    There the affinity is (W_e f_m)^T f_n, here F_m^T W_P F_n: W_P is W_e transposed. K is that of the checkpoint.
+
+    Raises:
+        UserError: tensors are missing, surplus or of another shape; all are named.
+    """
+    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
+    layer = state.get("vgg.extra_last_conv.weight")
+    classes = len(layer) if layer is not None and layer.ndim == 4 else 20
+    with torch.device("meta"):
+        wanted = CoAttentionClassifier(vgg16(), classes=classes, head="own").state_dict()
+    names = {released_name(name): name for name in wanted}
+    problems = [f"missing: {name}" for name in names if name not in state]
+    problems += [f"surplus: {name}" for name in state if name not in names]
+    for there, here in names.items():
+        if there in state and state[there].shape != wanted[here].shape:
+            found, expected = (tuple(t.shape) for t in (state[there], wanted[here]))
+            problems.append(f"misshapen: {there} is {found}, expected {expected}")
+    if problems:
+        raise UserError(
+            f"the checkpoint does not fit, {len(problems)} tensor(s):\n  - " + "\n  - ".join(problems),
+            f"the {len(names)} tensors of the released classifier",
+            _REMEDY,
+        )
+    out = {here: state[there].float() for there, here in names.items()}
+    out["w_p"] = out["w_p"].T.contiguous()
+    return out
+
+
+def read_released(path: Path) -> dict[str, Tensor]:
+    """Reads a released checkpoint, as a `state_dict` or under the key `state_dict`; nothing in the file is run.
+
+    Raises:
+        UserError: it is no file, holds more than tensors, or does not fit.
+    """
+    if not path.is_file():
+        raise UserError(f"no file {path}", "a released checkpoint", _REMEDY)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a hostile or damaged file makes the unpickler raise
+        raise UserError(f"{path} cannot be read as weights: {str(error)[:200]}", "a state_dict file", _REMEDY) from None
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", _REMEDY)
+    return from_released(state)
