@@ -55,7 +55,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
         )
     folder = workspace.root / reached[stage] / table
     rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
-    outside = [image_id for image_id in rows if inside(image_id) is None]
+    outside = [image_id for image_id in rows if file_name(image_id) is None]
     if outside:
         raise UserError(
             f"image id(s) that lead out of {out}: {shown(outside)}", "relative names", "mend the ids of the data set"
@@ -75,7 +75,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
         chosen = (row for file in files for row in _labels(pq.read_table(file), what))
 
         def write(row: dict[str, Any]) -> int:
-            _write(out / f"{row['image_id']}.png", row["png"])
+            _write(out / f"{file_name(row['image_id'])}.png", row["png"])
             return 1
 
     written = 0
@@ -84,6 +84,11 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
             written += count
             progress.update(done)
     return written
+
+
+def file_name(image_id: str) -> str | None:
+    """A relative path for an image id, which may be an absolute path or a URI; None where it would lead out."""
+    return inside(image_id.replace("://", "/").lstrip("/"))
 
 
 def _labels(table: pa.Table, what: str) -> Iterator[dict[str, Any]]:
@@ -102,8 +107,9 @@ def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], o
         grey, overlay = BytesIO(), BytesIO()
         Image.fromarray((one * 255).round().astype(np.uint8)).save(grey, "PNG")
         heat_picture(image, [(classes[k], one)], classes).save(overlay, "JPEG", quality=88)
-        _write(out / row["image_id"] / f"{name}.png", grey.getvalue())
-        _write(out / row["image_id"] / f"{name}.overlay.jpg", overlay.getvalue())
+        folder = out / str(file_name(row["image_id"]))
+        _write(folder / f"{name}.png", grey.getvalue())
+        _write(folder / f"{name}.overlay.jpg", overlay.getvalue())
     return len(maps)
 
 

@@ -46,6 +46,7 @@ VERDICT_SCHEMA = pa.schema(
         pa.field("reason", pa.string(), metadata={"about": "why it was rejected, or null"}),
     ]
 )
+_SHARD_ROWS = 256  # a fifth of a second's work of a core
 _ASKED = ["uri", "size", "changed"]
 _FOUND = ["height", "width", "content_hash", "reason"]
 
@@ -130,7 +131,7 @@ def file_stamps(uris: Sequence[str | None]) -> str:
 def inputs(config: Config, context: RunContext) -> Any:
     """What the index depends on beside the configuration: the lists, and the stamps of every image."""
     found = listing(config)
-    return [fingerprint(found.table.to_pylist()), found.classes, file_stamps(found.table["uri"].to_pylist())]
+    return [fingerprint(found.table.to_pydict()), found.classes, file_stamps(found.table["uri"].to_pylist())]
 
 
 class Verify:
@@ -155,7 +156,7 @@ def _verified(table: pa.Table, config: Config, context: RunContext) -> tuple[pa.
         (),
         folder,
         label="index",
-        shard_rows=config.compute.shard_rows,
+        shard_rows=max(config.compute.shard_rows, _SHARD_ROWS),
     )
     if fresh:
         opened = read_table(folder)
@@ -237,7 +238,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     return {
         # Later stages depend on what the images are, not on where they lie, when they were touched, or whether there
         # is truth for them.
-        "content": fingerprint(index.drop_columns(["uri", "mask_uri", "saliency_uri"]).to_pylist(), classes),
+        "content": fingerprint(index.drop_columns(["uri", "mask_uri", "saliency_uri"]).to_pydict(), classes),
         "classes": classes,
         "notes": notes,
         "busy": busy,
