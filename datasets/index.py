@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import RejectedImage, decode_rgb, one_line
+from mcis.datasets.decode import RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
 
@@ -93,7 +93,7 @@ def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
         try:
             data = read_bytes(uri)
             digest = hashlib.sha256(data).hexdigest()
-            height, width = decode_rgb(data, min_side=min_side).shape[:2]
+            height, width = decode_shape(data, min_side=min_side)
         except RejectedImage as error:
             reason = error.reason
         except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte

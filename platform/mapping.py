@@ -4,6 +4,7 @@ Each shard is written aside and renamed by the task that computed it. After a ki
 computed, and the result is the same, since a shard's rows depend on its place in the table alone.
 """
 
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterable
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from mcis.datasets.errors import UserError
 from mcis.platform.progress import bar
+from mcis.platform.runtime import cpus
 from mcis.platform.workspace import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
@@ -37,13 +39,12 @@ class _Shard:
         self.worker: Worker | None = None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        import torch
-
         began, problem = time.monotonic(), None
         try:
             if self.worker is None:
-                torch.set_num_threads(1)
                 self.worker = self.make(*self.arguments)
+                if "torch" in sys.modules:  # each process has a core
+                    sys.modules["torch"].set_num_threads(1)
             write_table(self.folder / rows["_shard"][0].as_py(), self.worker(rows.drop_columns(["_shard"])))
         except UserError as error:
             problem = [error.found, error.expected, error.remedy]
@@ -59,8 +60,7 @@ def map_table(
     *,
     label: str,
     shard_rows: int,
-    at_once: int | None = None,
-    gpu: bool = False,
+    gpus: int = 0,
     suffix: str = "parquet",
 ) -> MapResult:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
@@ -70,8 +70,8 @@ def map_table(
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
             A process makes it once for all shards that it is given.
-        at_once: the most shards in work at a time; None = one on each CPU.
-        gpu: whether each worker takes a GPU; these are actors, as Ray ends a process after a task with a GPU.
+        gpus: workers that take a GPU each; 0 = tasks on all CPUs. Those with a GPU are actors, as Ray ends a process
+            after a task with one.
         suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
@@ -97,13 +97,13 @@ def map_table(
         progress.update(finished)
         if shards:
             blocks = ray.data.from_arrow(shards)
-            if gpu:
+            if gpus:
                 mapped = blocks.map_batches(
                     _Shard,
                     fn_constructor_args=(make, arguments, folder),
                     batch_size=None,
                     batch_format="pyarrow",
-                    compute=ActorPoolStrategy(size=min(at_once or 1, len(shards))),
+                    compute=ActorPoolStrategy(size=min(gpus, len(shards))),
                     num_gpus=1,
                 )
             else:
@@ -112,7 +112,7 @@ def map_table(
                     fn_args=(uuid.uuid4().hex, ray.put((make, arguments, folder))),
                     batch_size=None,
                     batch_format="pyarrow",
-                    compute=TaskPoolStrategy(min(at_once, len(shards)) if at_once else None),
+                    compute=TaskPoolStrategy(min(cpus(), len(shards))),
                 )
             accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
             for account in accounts:

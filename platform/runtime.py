@@ -1,10 +1,12 @@
 """A Ray to work on: the cluster that is there, or one started here and shut down again; and what can starve on it."""
 
 import contextlib
+import importlib
 import os
 import secrets
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 
 from mcis.datasets.errors import UserError
@@ -33,6 +35,8 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
     os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how late a training's end is noticed
     import logging
 
+    # What the driver needs next takes seconds to load, as Ray takes to start.
+    threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True).start()
     import ray
 
     if ray.is_initialized():
@@ -68,6 +72,20 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
         ray.shutdown()
         if folder:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def cpus() -> int:
+    """Tasks that compute at a time: one a CPU of the cluster; on one machine one a core, whatever Ray counts."""
+    import ray
+
+    counted = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    alone = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+    return min(counted, os.cpu_count() or 1) if alone else counted
+
+
+def _load(*modules: str) -> None:
+    for module in modules:
+        importlib.import_module(module)
 
 
 def uses_gpu(compute: ComputeConfig) -> bool:

@@ -14,12 +14,13 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import shown
 from mcis.datasets.stream import Batch, Decoder, Share, batches
 from mcis.models.backbones import Backbone
 from mcis.platform.config import ComputeConfig, Optimiser
@@ -69,6 +70,9 @@ class Learner(Protocol):
 
     def decoder(self, share: Share) -> Decoder:
         """Decodes the worker's rows."""
+
+    def image_uris(self, batch: Batch) -> list[str]:
+        """The images of a batch, for messages."""
 
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Loss terms of the worker's samples; their sum over all workers is the whole batch's loss."""
@@ -231,6 +235,8 @@ def _train(settings: dict[str, Any]) -> None:
         torch.manual_seed(learner.seed * 1_000_003 + step * world + rank)
         terms = learner.losses(model, batch, step, device)
         loss = torch.stack(list(terms.values())).sum()
+        if not torch.isfinite(loss):
+            _not_finite(step, {name: float(value) for name, value in terms.items()}, learner.image_uris(batch))
         optimiser.zero_grad(set_to_none=True)
         (loss * world).backward()  # DDP takes the mean over workers; the batch's loss is their sum
         optimiser.step()
@@ -240,12 +246,6 @@ def _train(settings: dict[str, Any]) -> None:
             if world > 1:
                 torch.distributed.all_reduce(values)
             numbers = [float(v) for v in values]
-            if not all(math.isfinite(v) for v in numbers):
-                raise UserError(
-                    f"the loss is not finite at step {done} ({dict(zip(['loss', *terms], numbers, strict=True))})",
-                    "a finite loss",
-                    "lower the learning rate (optimiser.learning_rate) or raise optimiser.warm_up",
-                )
             if log:
                 now = time.monotonic()
                 log.write(
@@ -275,6 +275,15 @@ def _train(settings: dict[str, Any]) -> None:
         )
     if world > 1:
         torch.distributed.barrier()
+
+
+def _not_finite(step: int, terms: dict[str, float], uris: list[str]) -> NoReturn:
+    """Stops before the update, so that the last checkpoint and the weights stay sound."""
+    raise UserError(
+        f"the loss is not finite at step {step} ({terms}), with the images {shown(uris, most=16)}",
+        "a finite loss",
+        "look at these images; lower the learning rate (optimiser.learning_rate) or raise optimiser.warm_up",
+    )
 
 
 def _interruptible(call: Callable[[], Any]) -> None:

@@ -23,6 +23,7 @@ from mcis.datasets.decode import (
     decode_mat_labels,
     decode_rgb,
     decode_saliency,
+    decode_shape,
     decode_square,
     encode_labels,
     resize_labels,
@@ -531,6 +532,7 @@ def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
     picture.save(stream, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
     data = stream.getvalue()
     np.testing.assert_array_equal(decode_square(data, 33), squash(decode_rgb(data), 33))
+    assert decode_shape(data) == decode_rgb(data).shape[:2]
     with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
         decode_square(data[: len(data) // 2], 33)
 

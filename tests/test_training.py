@@ -342,3 +342,17 @@ def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
     assert type(known) is UserError
     assert "Traceback" not in str(known)
     assert not (tmp_path / WEIGHTS).exists()
+
+
+def test_a_loss_that_is_not_finite_stops_with_step_and_images(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    wild = here.learner.config.optimiser.model_copy(update={"learning_rate": 1e30})
+    learner = replace(here.learner, config=here.learner.config.model_copy(update={"optimiser": wild}))
+    with pytest.raises(Exception, match="not finite") as caught:
+        fit(learner, tmp_path, ComputeConfig(threads=1, max_failures=5), here.tracker("wild"), label="classifier")
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert "not finite at step" in error.found
+    assert any(uri in error.found for uri in learner.pictures.uris)
+    assert not (tmp_path / WEIGHTS).exists()

@@ -27,7 +27,7 @@ from mcis.models.localization import embed, released_map, resize_maps, single_ro
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import map_table
-from mcis.platform.runtime import local_cpus, uses_gpu
+from mcis.platform.runtime import uses_gpu
 from mcis.platform.stages.index import split_rows
 from mcis.platform.stages.train_classifier import load_classifier
 from mcis.platform.workspace import disk_errors
@@ -173,7 +173,6 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     rows = split_rows(context, "train", tagged=True)
     rows = with_related(rows, config, Tags.of_index(rows["tags"], classes))
     gpu = uses_gpu(compute)
-    at_once = compute.workers if gpu else max(1, local_cpus(compute) // 2)
     multi = config.localize.related > 0
     files = make_feature_files(config, weights, classes, rows, context.part)
     embedded = map_table(
@@ -183,8 +182,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         context.part / "single",
         label="embed",
         shard_rows=compute.shard_rows,
-        at_once=at_once,
-        gpu=gpu,
+        gpus=compute.workers if gpu else 0,
     )
     busy = embedded.busy
     if multi:
@@ -195,8 +193,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             context.part / "maps",
             label="localize",
             shard_rows=compute.shard_rows,
-            at_once=at_once,
-            gpu=gpu,
+            gpus=compute.workers if gpu else 0,
         ).busy
     else:
         shutil.copytree(context.part / "single", context.part / "maps", dirs_exist_ok=True)

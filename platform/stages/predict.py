@@ -17,7 +17,7 @@ from mcis.models.segmenters import predict
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import map_table
-from mcis.platform.runtime import local_cpus, uses_gpu
+from mcis.platform.runtime import uses_gpu
 from mcis.platform.stages.index import split_rows
 from mcis.platform.stages.pseudo_masks import crf_parameters
 from mcis.platform.stages.train_segmenter import load_segmenter
@@ -74,7 +74,6 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         context.part / "predictions",
         label="predict",
         shard_rows=min(config.compute.shard_rows, 32),
-        at_once=config.compute.workers if gpu else max(1, local_cpus(config.compute) // 2),
-        gpu=gpu,
+        gpus=config.compute.workers if gpu else 0,
     )
     return {"busy": mapped.busy, "split": split, "counts": {"images": len(rows)}}

@@ -125,6 +125,9 @@ class ClassifierLearner:
             balance=c.class_balance,
         )
 
+    def image_uris(self, batch: Batch) -> list[str]:
+        return [self.pictures.uris[i] for side in ("m", "n") for i in batch[side].tolist()]
+
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         c, epoch = self.config, batch["epoch"]
         how = Augmentation(jitter=c.colour_jitter, flip=c.flip, shift=c.shift)

@@ -137,6 +137,9 @@ class SegmenterLearner:
     def decoder(self, share: Share) -> CropDecoder:
         return CropDecoder(self, share)
 
+    def image_uris(self, batch: Batch) -> list[str]:
+        return [self.uris[i] for i in batch["index"].tolist()]
+
     def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         draws = uniforms(self.seed, batch["epoch"], batch["index"], _JITTER, Augmentation.DRAWS)
         images = device_images(batch, "images", draws, Augmentation(jitter=self.config.colour_jitter), device)
