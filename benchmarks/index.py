@@ -7,7 +7,6 @@ workspace.
 
 import argparse
 import hashlib
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ import photos
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mcis.datasets.decode import decode_rgb
+from mcis.datasets.decode import decode_shape
 from mcis.platform import pipeline
 from mcis.platform.runtime import ray_session
 from mcis.platform.settings import resolve
@@ -27,8 +26,7 @@ from mcis.platform.workspace import Workspace
 
 def bare(paths: list[str]) -> float:
     """Seconds of reading, decoding and hashing all files."""
-    with multiprocessing.get_context("spawn").Pool(machine.cores()) as pool:
-        pool.map(len, paths[:2])
+    with machine.processes() as pool:
         began = time.perf_counter()
         for _ in pool.imap_unordered(_verify, [paths[i : i + 64] for i in range(0, len(paths), 64)]):
             pass
@@ -39,7 +37,7 @@ def _verify(paths: list[str]) -> list[str]:
     out = []
     for path in paths:
         data = Path(path).read_bytes()
-        decode_rgb(data)
+        decode_shape(data)
         out.append(hashlib.sha256(data).hexdigest())
     return out
 

@@ -1,14 +1,28 @@
 """What a benchmark prints of the machine it ran on, and reads of a finished run."""
 
+import contextlib
 import json
+import multiprocessing
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[Any]:
+    """A multiprocessing pool of one process a core, all of them up."""
+    context = multiprocessing.get_context("spawn")
+    meeting = context.Barrier(cores() + 1)
+    with context.Pool(cores(), initializer=meeting.wait) as pool:
+        meeting.wait()
+        yield pool
 
 
 def describe() -> str:

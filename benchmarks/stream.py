@@ -7,7 +7,6 @@ the decoded cache, both in a Ray Train worker that does nothing with what it get
 
 import argparse
 import json
-import multiprocessing
 import statistics
 import tempfile
 import time
@@ -64,11 +63,10 @@ class Pairs(Dataset[Any]):
         return torch.from_numpy(m), torch.from_numpy(n)
 
 
-def bare(paths: list[str], pairs: Pairs, processes: int) -> float:
+def bare(paths: list[str], pairs: Pairs) -> float:
     """Images a second of decoding and resizing alone."""
     wanted = [paths[i] for pair in zip(pairs.m, pairs.n, strict=True) for i in pair]
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        pool.map(len, wanted[:processes])
+    with machine.processes() as pool:
         began = time.perf_counter()
         for _ in pool.imap_unordered(_bare, [wanted[i : i + 64] for i in range(0, len(wanted), 64)]):
             pass
@@ -141,7 +139,7 @@ def main() -> None:
         squares, cached = Squares(paths, SIZE), Squares(paths, SIZE, cache=cache)
         with ray_session(ComputeConfig()):
             for _ in range(arguments.rounds):
-                found["bare"].append(bare(paths, pairs, cores))
+                found["bare"].append(bare(paths, pairs))
                 found["loader"].append(loader(pairs, cores))
                 found["decoding"].append(delivered(squares, sampler, arguments.images, cores))
                 found["cache"].append(delivered(cached, sampler, 8 * arguments.images, cores))
