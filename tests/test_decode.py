@@ -17,6 +17,7 @@ from PIL import Image, ImageFile
 from mcis.datasets.classes import palette
 from mcis.datasets.decode import (
     FORMATS,
+    MAX_PIXELS,
     RejectedImage,
     decode_labels,
     decode_mask,
@@ -236,7 +237,7 @@ def test_a_cut_file_is_rejected(form: str, options: dict, share: float):
 def test_sizes_are_limited_by_the_header_before_decoding():
     # The header alone is there: had anything been decoded, the reason would be that the file is cut.
     rejected = rejection(decode_rgb, png(10_000, 10_001, 8, 2, b""))
-    assert rejected.reason == "too large: 10000x10001 pixels, more than 100000000"
+    assert rejected.reason == f"too large: 10000x10001 pixels, more than {MAX_PIXELS}"
     assert rejection(decode_rgb, png(200_000, 200_000, 8, 2, b"")).kind == "too large"
     assert rejection(decode_labels, png(10_000, 10_001, 8, 3, b"")).kind == "too large"
     assert rejection(decode_saliency, png(10_000, 10_001, 8, 0, b"")).kind == "too large"

@@ -115,7 +115,7 @@ def test_maps_masks_and_predictions_are_exported(
     rows = {row["image_id"]: row for row in index.to_pylist()}
     counts = [export(workspace, "first", what, tmp_path / what) for what in ("maps", "masks", "predictions")]
     assert counts == [sum(len(r["tags"]) for r in rows.values() if r["split"] == "train"), 24, 6]
-    for image_id, found in ((i, Shards(inputs["localize"] / "maps").maps(i)) for i in ("train_0000", "train_0023")):
+    for image_id, found in ((i, Shards(inputs["localize"] / "maps").maps(i)) for i in ("train_000000", "train_000023")):
         assert found is not None
         row = rows[image_id]
         for k in found.classes:
@@ -124,9 +124,9 @@ def test_maps_masks_and_predictions_are_exported(
             assert (grey.mode, grey.size) == ("L", (row["width"], row["height"]))
             assert Image.open(tmp_path / "maps" / image_id / f"{name}.overlay.jpg").size == grey.size
         assert len(list((tmp_path / "maps" / image_id).iterdir())) == 2 * len(found.classes)
-    mask = Shards(inputs["pseudo_masks"] / "masks").rows("train_0003")
+    mask = Shards(inputs["pseudo_masks"] / "masks").rows("train_000003")
     assert mask is not None
-    assert (tmp_path / "masks" / "train_0003.png").read_bytes() == mask["mask"][0].as_py()
+    assert (tmp_path / "masks" / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
     with pytest.raises(UserError, match="export pictures"):
         export(workspace, "first", "pictures", tmp_path)
     other = pipeline.run(settings(root), workspace, "short", until="index")

@@ -88,7 +88,7 @@ def test_two_columns_are_enough(folder: Path, kind: str) -> None:
     found = list_tagged(folder / f"t.{kind}")
     assert found.table["image_id"].to_pylist() == ["a.jpg", "x/b.jpg"]
     assert found.table["split"].to_pylist() == ["train", "train"]
-    assert found.notes == (f"{folder}/t.{kind} has no image of split val: nothing is predicted and scored",)
+    assert found.notes == (f"{folder}/t.{kind} has no image of split val: the training images are predicted",)
 
 
 @pytest.mark.parametrize(
