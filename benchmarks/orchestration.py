@@ -144,7 +144,7 @@ def main() -> None:
             spent = machine.stage_seconds(workspace / "runs" / "demo")
         total = sum(stages.values())
         ratios.append(wall / total)
-        print(f"\npair {repeat + 1}: demo {wall:.1f} s, plain loop {total:.1f} s, ratio {ratios[-1]:.2f}")
+        print(f"\npair {repeat + 1}: demo {wall:.1f} s, plain loop {total:.1f} s, ratio {ratios[-1]:.2f}", flush=True)
         print(f"{'stage':18}{'demo s':>10}{'loop s':>10}{'difference':>12}")
         for stage, seconds in stages.items():
             print(f"{stage:18}{spent[stage]:10.1f}{seconds:10.1f}{spent[stage] - seconds:12.1f}")
