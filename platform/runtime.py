@@ -75,12 +75,15 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
 
 
 def cpus() -> int:
-    """Tasks that compute at a time: one a CPU of the cluster; on one machine one a core, whatever Ray counts."""
+    """Tasks at a time: one a CPU of the cluster; on one machine, whatever Ray counts, one a core and one that waits.
+
+    The one that waits fills the tenths of a second in which Ray hands out the next.
+    """
     import ray
 
     counted = max(1, int(ray.cluster_resources().get("CPU", 1)))
     alone = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
-    return min(counted, os.cpu_count() or 1) if alone else counted
+    return min(counted, (os.cpu_count() or 1) + 1) if alone else counted
 
 
 def _load(*modules: str) -> None:

@@ -71,7 +71,7 @@ def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_
     assert shards(tmp_path) == CUT
     check(tmp_path)
     made = len(list((tmp_path / "first").glob("made by *")))
-    assert 1 <= made <= cpus() <= 4, "a process makes its worker once, and there is one on each core at most"
+    assert 1 <= made <= cpus() <= 4, "a process makes its worker once"
 
     # A kill: two shards are not there, a third is half written aside.
     for name in (CUT[1], CUT[4]):
