@@ -52,6 +52,19 @@ class _Shard:
         return pa.table({"rows": [len(rows)], "seconds": [time.monotonic() - began], "problem": problems})
 
 
+class _PlannedShard(_Shard):
+    """The same for rows that are a shard's number."""
+
+    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, shards: list[Any]):
+        super().__init__(make, arguments, folder)
+        self.shards = shards
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        import ray
+
+        return super().__call__(ray.get(self.shards[rows["shard"][0].as_py()]))
+
+
 def map_table(
     table: pa.Table,
     make: Callable[..., Worker],
@@ -98,10 +111,12 @@ def map_table(
         if shards:
             blocks = ray.data.from_arrow(shards)
             if gpus:
-                mapped = blocks.map_batches(
-                    _Shard,
-                    fn_constructor_args=(make, arguments, folder),
-                    batch_size=None,
+                # With GPUs Ray Data asks for a batch size, which might join shards: a row of the plan is a shard.
+                plan = pa.table({"shard": range(len(shards))})
+                mapped = ray.data.from_arrow([plan.slice(row, 1) for row in range(len(plan))]).map_batches(
+                    _PlannedShard,
+                    fn_constructor_args=(make, arguments, folder, [ray.put(shard) for shard in shards]),
+                    batch_size=1,
                     batch_format="pyarrow",
                     compute=ActorPoolStrategy(size=min(gpus, len(shards))),
                     num_gpus=1,
