@@ -110,7 +110,9 @@ def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
 
 
 def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray:
-    """`squash` of a picture, or with `middle` of its middle square, with fewer copies, (size, size, 3) uint8.
+    """A picture at size x size pixels, (size, size, 3) uint8: bilinear, averaging where it shrinks.
+
+    The whole picture, whose aspect ratio is lost, or with `middle` its middle square.
 
     Raises:
         RejectedImage: as `decode_rgb` does.
@@ -219,11 +221,6 @@ def encode_labels(labels: np.ndarray) -> bytes:
     stream = BytesIO()
     image.save(stream, "PNG", compress_type=zlib.Z_RLE)
     return stream.getvalue()
-
-
-def squash(rgb: np.ndarray, size: int) -> np.ndarray:
-    """(H, W, 3) uint8 -> (size, size, 3) uint8: bilinear, averaging where it shrinks; the aspect ratio is not kept."""
-    return np.array(Image.fromarray(rgb).resize((size, size), Image.Resampling.BILINEAR))
 
 
 def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:

@@ -7,10 +7,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from mcis.datasets.decode import RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
@@ -107,15 +105,6 @@ def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
     schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
     arrays = [columns[n] if n in LISTING_SCHEMA.names else pa.array(columns[n]) for n in INDEX_SCHEMA.names]
     return pa.table([*arrays, pa.array(reasons, pa.string())], names=schema.names).cast(schema)
-
-
-def tag_matrix(index: pa.Table, classes: int) -> NDArray[np.bool_]:
-    """Tags of every row of an index, (N, K)."""
-    tags = index["tags"].combine_chunks()
-    out = np.zeros((len(index), classes), bool)
-    rows = np.repeat(np.arange(len(index)), np.diff(tags.offsets.to_numpy()))
-    out[rows, tags.flatten().to_numpy()] = True
-    return out
 
 
 def duplicates(index: pa.Table) -> list[tuple[str, list[tuple[str, str]]]]:

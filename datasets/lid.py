@@ -6,7 +6,7 @@ from pathlib import Path
 from mcis.datasets.classes import read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.lists import Files, Maps, inside, listing_table, read_lines, source_folder, whole
+from mcis.datasets.lists import Files, Maps, class_indices, inside, listing_table, read_lines, source_folder, whole
 
 
 def list_lid(
@@ -97,7 +97,7 @@ def _place(root: Path, split: str, first: str) -> tuple[str, str]:
 def _entries(path: Path, classes: int, first_index: int) -> dict[str, list[int]]:
     """Image -> class indices from 0, in the order of the list."""
     expected = f"lines '<path> <class index> ...' with indices {first_index}..{classes - 1 + first_index}"
-    known = {str(index + first_index): index for index in range(classes)}
+    remedy = "mend the list, name the right class file, or say whether indices count from 0 or 1"
     entries: dict[str, list[int]] = {}
     for number, line in read_lines(path, expected, "name a list of the challenge"):
         text, *indices = line.split()
@@ -106,14 +106,8 @@ def _entries(path: Path, classes: int, first_index: int) -> dict[str, list[int]]
             raise UserError(
                 f"{path}, line {number}: {text} lies outside of the images", expected, "take it off the list"
             )
-        unknown = [index for index in indices if index not in known]
-        if unknown:
-            raise UserError(
-                f"{path}, line {number}: class index {shown(unknown)} of image {text}",
-                f"indices {first_index}..{classes - 1 + first_index} of the {classes} classes",
-                "mend the list, name the right class file, or say whether indices count from 0 or 1",
-            )
         if entry in entries:
             raise UserError(f"{path}, line {number}: {text} a second time", "one line an image", "merge the lines")
-        entries[entry] = sorted({known[index] for index in indices})
+        where = f"{path}, line {number}"
+        entries[entry] = class_indices(where, text, indices, classes, remedy, first_index)
     return entries

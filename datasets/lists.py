@@ -14,7 +14,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, shown
 
 
-def read_lines(path: Path, expected: str, remedy: str) -> list[tuple[int, str]]:
+def read_lines(path: Path, expected: str, remedy: str, *, may_be_empty: bool = False) -> list[tuple[int, str]]:
     """The lines of a text file that are not blank, each with its number from 1, without spaces around it.
 
     Raises:
@@ -27,9 +27,30 @@ def read_lines(path: Path, expected: str, remedy: str) -> list[tuple[int, str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}", expected, remedy) from None
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines:
+    if not lines and not may_be_empty:
         raise UserError(f"{path} is empty", expected, remedy)
     return lines
+
+
+def class_indices(where: str, image: str, texts: Sequence[str], classes: int, remedy: str, first: int = 0) -> list[int]:
+    """The indices, from 0 and ascending, that a line of a list names for an image.
+
+    Args:
+        where: the list and the line, for messages.
+        first: number of the first class in the list.
+
+    Raises:
+        UserError: there is no such class.
+    """
+    known = {str(index + first): index for index in range(classes)}
+    unknown = [text for text in texts if text not in known]
+    if unknown:
+        raise UserError(
+            f"{where}: class index {shown(unknown)} of image {image}",
+            f"indices {first}..{classes - 1 + first} of the {classes} classes",
+            remedy,
+        )
+    return sorted({known[text] for text in texts})
 
 
 def source_folder(path: Path, expected: str, remedy: str) -> Path:

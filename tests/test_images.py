@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.decode import squash
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import MakeSquares, Squares, image_bytes, read_rgb
 from mcis.platform.workspace import write_table
@@ -52,7 +51,8 @@ def filled(folder: Path, uris: list[str], cuts: tuple[int, ...]) -> Path:
 
 
 def expected(uris: list[str], positions: list[int]) -> NDArray[np.uint8]:
-    return np.stack([squash(read_rgb(uris[p]), SIZE) for p in positions])
+    whole = [Image.fromarray(read_rgb(uris[p])) for p in positions]
+    return np.stack([np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR)) for image in whole])
 
 
 @pytest.mark.parametrize("cuts", [(0, 10), (0, 4, 8, 10), (0, 3), ()], ids=["whole", "shards", "part", "none"])

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 from PIL import Image
 
 from mcis.datasets.index import (
@@ -16,7 +15,6 @@ from mcis.datasets.index import (
     REJECTS_SCHEMA,
     duplicates,
     shown,
-    tag_matrix,
     verify,
 )
 
@@ -127,23 +125,6 @@ def test_the_least_side_is_the_callers(tmp_path: Path) -> None:
     table = listing(files(tmp_path, {"a.jpg": jpeg(64, 31)}))
     assert verify(table, min_side=31)["reason"].to_pylist() == [None]
     assert verify(table, min_side=32)["reason"].to_pylist() != [None]
-
-
-@pytest.mark.parametrize("part", [slice(0, 4), slice(1, 3), slice(3, 4), slice(2, 2)])
-def test_tag_matrix_is_the_loops(part: slice) -> None:
-    tags = [[0, 3], [], [1], [0, 1, 2, 3]]
-    table = pa.table({"tags": pa.array(tags, pa.list_(pa.uint16()))}).slice(part.start, part.stop - part.start)
-    expected = np.array([[k in row for k in range(5)] for row in tags[part]], bool).reshape(-1, 5)
-    found = tag_matrix(table, 5)
-    assert found.dtype == bool
-    np.testing.assert_array_equal(found, expected)
-
-
-def test_tag_matrix_of_several_chunks_and_of_none() -> None:
-    column = pa.array([[0], [1, 2]], pa.list_(pa.uint16()))
-    chunked = pa.table({"tags": pa.chunked_array([column, column.slice(1)])})
-    np.testing.assert_array_equal(tag_matrix(chunked, 3), np.array([[1, 0, 0], [0, 1, 1], [0, 1, 1]], bool))
-    assert tag_matrix(INDEX_SCHEMA.empty_table(), 3).shape == (0, 3)
 
 
 def test_shown_says_how_many_more() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_rgb, squash
+from mcis.datasets.decode import decode_square
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares
 from mcis.datasets.pairs import PairSampler
@@ -207,7 +207,7 @@ def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Tab
         assert batch[f"images_{side}"].shape == (10, SIZE, SIZE, 3)
         for place, image in zip(batch[side], batch[f"images_{side}"], strict=True):
             data = Path(drawn["uri"][int(place)].as_py()).read_bytes()
-            np.testing.assert_array_equal(image, squash(decode_rgb(data), SIZE))
+            np.testing.assert_array_equal(image, decode_square(data, SIZE))
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])

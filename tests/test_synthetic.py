@@ -12,7 +12,7 @@ from PIL import Image, ImageFilter
 
 from mcis.datasets import synthetic
 from mcis.datasets.classes import IGNORE, palette, read_classes
-from mcis.datasets.decode import decode_labels, decode_rgb, decode_saliency, resize_labels, squash
+from mcis.datasets.decode import decode_labels, decode_rgb, decode_saliency, decode_square, resize_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import KINDS, SPLITS, Scene, body_group, draw, draw_scene
 
@@ -44,7 +44,7 @@ def as_trained_on(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     """Picture (96, 96, 3) and labels (96, 96) after JPEG and squashing."""
     stream = BytesIO()
     Image.fromarray(scene.rgb).save(stream, "JPEG", quality=92, subsampling=0)
-    return squash(decode_rgb(stream.getvalue()), 96), resize_labels(scene.labels, 96, 96)
+    return decode_square(stream.getvalue(), 96), resize_labels(scene.labels, 96, 96)
 
 
 # --- the folder
