@@ -6,13 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from mcis.models.backbones import Backbone
-from mcis.models.coattention import AffinityForm, affinity, coattend, contrastive_features
+from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.localization import multi_round
 from mcis.models.losses import PairScores
 
 Attention = Literal["none", "co", "co+contrastive"]
 Head = Literal["shared", "own"]
 SELF_TRANSFORMS = ("flip", "x0.75", "x2")
+MOST_ENTRIES = 2**26
+"""Entries of P, over a batch, that are laid out on a CPU: 256 MiB in float32."""
 
 
 def pool(activations: Tensor, top: float = 1.0) -> Tensor:
@@ -103,25 +105,42 @@ class CoAttentionClassifier(nn.Module):
     def pair_scores(
         self, f_m: Tensor, f_n: Tensor, kind: Tensor | None = None, *, contrastive: bool = True
     ) -> PairScores:
-        """Scores of two images from features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10)."""
+        """Scores of two images from features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10).
+
+        All layers on the features are linear, so they are applied before attention: its values are the K class
+        activations and W_B's.
+        """
         basic = PairScores(pool(self.phi(f_m)), pool(self.phi(f_n)))
         if self.attention == "none":
             return basic
         weight, bias = self.common_weights()
-        p = affinity(f_m, f_n, self.affinity_weights(kind), form=self.affinity_form, scale=self.affinity_scale)
-        common = coattend(f_m, f_n, p)
+        contrastive = contrastive and self.attention == "co+contrastive"
+        layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
+        values_m, values_n = (nn.functional.conv2d(f, layers) for f in (f_m, f_n))
+        common = self._coattend(f_m, f_n, self.affinity_weights(kind), values_m, values_n)
+        k = len(weight)
 
-        def scores(features: Tensor, top: float) -> Tensor:
-            return pool(nn.functional.conv2d(features, weight, bias), top)
+        def scores(activations: Tensor, top: float) -> Tensor:
+            return pool(activations if bias is None else activations + bias[:, None, None], top)
 
-        out = basic._replace(common_m=scores(common.m, self.common_top), common_n=scores(common.n, self.common_top))
-        if self.attention == "co+contrastive" and contrastive:
-            w_b, b_b = self.w_b.weight, self.w_b.bias
+        out = basic._replace(
+            common_m=scores(common.m[:, :k], self.common_top), common_n=scores(common.n[:, :k], self.common_top)
+        )
+        if contrastive:
+            b_b = 0.0 if self.w_b.bias is None else self.w_b.bias
             out = out._replace(
-                exclusive_m=scores(contrastive_features(f_m, common.m, w_b, b_b), 1.0),
-                exclusive_n=scores(contrastive_features(f_n, common.n, w_b, b_b), 1.0),
+                exclusive_m=scores(unshared(values_m[:, :k], common.m[:, k:] + b_b), 1.0),
+                exclusive_n=scores(unshared(values_n[:, :k], common.n[:, k:] + b_b), 1.0),
             )
         return out
+
+    def _coattend(self, f_m: Tensor, f_n: Tensor, w_p: Tensor, values_m: Tensor, values_n: Tensor) -> CoAttentive:
+        """Attention both ways: fused on a GPU and where P would be large, with P on a CPU, where that is faster."""
+        entries = len(f_m) * f_m.shape[2:].numel() * f_n.shape[2:].numel()
+        form, scale = self.affinity_form, self.affinity_scale
+        if f_m.is_cuda or entries > MOST_ENTRIES:
+            return coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=scale)
+        return coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=scale))
 
     def co_map(
         self,

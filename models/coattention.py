@@ -1,7 +1,9 @@
-"""Co-attention between two images: affinity, both normalisations, co-attentive and contrastive features (Eq. 2-4, 7-9).
+"""Co-attention between two images: affinity, both normalisations, attention summaries, contrast (Eq. 2-4, 7-9).
 
 Plain functions on tensors. m and n may differ in spatial size. Names follow section 3.1: F_m, F_n (B, C, H, W), W_P
-(C, C), P (B, HW_m, HW_n).
+(C, C), P (B, HW_m, HW_n). What is summarised, `values` (B, V, H, W), are the features themselves or anything linear
+in them: a linear layer of a co-attentive feature is the attention-weighted mean of that layer, phi(F A) = phi(F) A, so
+that K values a position travel in place of C.
 """
 
 from typing import Literal, NamedTuple
@@ -14,7 +16,7 @@ AffinityForm = Literal["bilinear", "cosine"]
 
 
 class CoAttentive(NamedTuple):
-    """Co-attentive features F_m^{m∩n} (B, C, H_m, W_m) and F_n^{m∩n} (B, C, H_n, W_n) of Eq. 4."""
+    """What m sees of n, (B, V, H_m, W_m), and n of m, (B, V, H_n, W_n): F_m^{m∩n} and F_n^{m∩n} of Eq. 4."""
 
     m: Tensor
     n: Tensor
@@ -36,23 +38,57 @@ def affinity(f_m: Tensor, f_n: Tensor, w_p: Tensor, *, form: AffinityForm = "bil
     return (positions(f_m, form) @ w_p) @ positions(f_n, form).transpose(1, 2) * scale
 
 
-def coattend(f_m: Tensor, f_n: Tensor, p: Tensor) -> CoAttentive:
+def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
     """Attention summaries of each image in the light of the other (Eq. 3, 4), from one affinity normalised both ways.
 
     Row i of softmax(P, over n) weighs the positions of n for position i of m: F_m^{m∩n} = F_n A_n; and the transpose.
     """
-    flat_m, flat_n = positions(f_m), positions(f_n)
+    flat_m, flat_n = positions(values_m), positions(values_n)
     common_m = torch.softmax(p, dim=2) @ flat_n
     common_n = torch.softmax(p.transpose(1, 2), dim=2) @ flat_m
-    return CoAttentive(
-        common_m.transpose(1, 2).unflatten(2, f_m.shape[2:]), common_n.transpose(1, 2).unflatten(2, f_n.shape[2:])
+    return CoAttentive(_picture(common_m, values_m), _picture(common_n, values_n))
+
+
+def coattend_fused(
+    f_m: Tensor,
+    f_n: Tensor,
+    w_p: Tensor,
+    values_m: Tensor,
+    values_n: Tensor,
+    *,
+    form: AffinityForm = "bilinear",
+    scale: float = 1.0,
+) -> CoAttentive:
+    """`coattend` of `affinity` without P in memory: Eq. 2-4 as scaled dot product attention in both directions.
+
+    m asks with F_m^T W_P for keys F_n; n asks with F_n for keys F_m^T W_P, as its affinity is the transpose.
+    """
+    query, key = positions(f_m, form) @ w_p * scale, positions(f_n, form)
+    common_m = _fused(query, key, positions(values_n))
+    common_n = _fused(key, query, positions(values_m))
+    return CoAttentive(_picture(common_m, values_m), _picture(common_n, values_n))
+
+
+def _fused(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
+    """softmax(query key^T) values. The CPU's fused kernel wants all of one width, CUDA's multiples of 8."""
+    width, common = values.shape[2], max(values.shape[2], key.shape[2])
+    # A head of its own, and contiguous rows: without either PyTorch falls back to the explicit matrix.
+    query, key, padded = (
+        functional.pad(t, (0, -t.shape[2] % 8 if t.is_cuda else common - t.shape[2])).contiguous()[:, None]
+        for t in (query, key, values)
     )
+    return functional.scaled_dot_product_attention(query, key, padded, scale=1.0)[:, 0, :, :width]
 
 
-def contrastive_features(features: Tensor, common: Tensor, w_b: Tensor, b_b: Tensor | None = None) -> Tensor:
-    """F^{m\\n} = F * (1 - sigmoid(W_B F^{m∩n})) (Eq. 7-9): what of an image's features is not shared, (B, C, H, W).
+def _picture(flat: Tensor, like: Tensor) -> Tensor:
+    return flat.transpose(1, 2).unflatten(2, like.shape[2:])
+
+
+def unshared(values: Tensor, gate: Tensor) -> Tensor:
+    """values * (1 - sigmoid(gate)), (B, V, H, W): what of an image is not shared (Eq. 7-9).
 
     Args:
-        w_b: W_B as a 1x1 convolution's weight, (1, C, 1, 1); `b_b` its bias, (1,), or None.
+        values: the image's features F, which give F^{m\\n}, or anything linear in them without a bias.
+        gate: W_B F^{m∩n}, (B, 1, H, W).
     """
-    return features * (1 - torch.sigmoid(functional.conv2d(common, w_b, b_b)))
+    return values * (1 - torch.sigmoid(gate))

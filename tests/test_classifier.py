@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+import mcis.models.classifier
 from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import SELF_TRANSFORMS, Attention, CoAttentionClassifier, pair_kinds, pool, transform
 from mcis.models.coattention import affinity, coattend
@@ -92,8 +93,11 @@ def present(scores: PairScores) -> dict[str, Tensor]:
 # --- scores
 
 
+@pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("options", FORMS, ids=str)
-def test_scores_are_section_3_1(options: dict[str, Any]) -> None:
+def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fused:
+        monkeypatch.setattr(mcis.models.classifier, "MOST_ENTRIES", 0)
     model = classifier(**options)
     f_m, f_n = features(1, 2, 2, 3), features(2, 2, 3, 2)
     got = present(model.pair_scores(f_m, f_n))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.models.coattention import AffinityForm, affinity, coattend, contrastive_features, positions
+from mcis.models.coattention import AffinityForm, affinity, coattend, coattend_fused, positions, unshared
 
 Array = NDArray[np.float64]
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
@@ -131,7 +131,7 @@ def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_b
     rng = np.random.default_rng(seed + 1)
     common, w_b = features(rng, *f.shape), features(rng, 1, size["c"], 1, 1)
     b_b = features(rng, 1) if with_bias else None
-    got = contrastive_features(f, common, w_b, b_b)
+    got = unshared(f, torch.nn.functional.conv2d(common, w_b, b_b))
     for b in range(size["batch"]):
         expected = eq_7_to_9(
             matrix(f[b]), matrix(common[b]), w_b.flatten().numpy(), b_b.item() if b_b is not None else 0
@@ -199,6 +199,46 @@ def test_positions_run_row_by_row() -> None:
     assert positions(f)[0, 4].tolist() == [4, 10]  # row 1, column 1
 
 
+# --- the fused form
+
+
+@quick
+@given(seeds, sizes, st.integers(1, 5), st.sampled_from(FORMS))
+def test_the_fused_form_is_the_same_attention(seed: int, size: dict, width: int, form: AffinityForm) -> None:
+    f_m, f_n, w_p = drawn(seed, size)
+    rng = np.random.default_rng(seed + 1)
+    values_m, values_n = (features(rng, size["batch"], width, *size[name]) for name in ("m", "n"))
+    wanted = coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=3.0))
+    got = coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=3.0)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_the_fused_form_has_the_same_gradients() -> None:
+    results = []
+    for fused in (False, True):
+        size = {"batch": 2, "c": 16, "m": (4, 5), "n": (6, 3)}
+        f_m, f_n, w_p = ((0.3 * t).float().requires_grad_() for t in drawn(7, size))
+        if fused:
+            out = coattend_fused(f_m, f_n, w_p, f_m, f_n)
+        else:
+            out = coattend(f_m, f_n, affinity(f_m, f_n, w_p))
+        (out.m.square().sum() + out.n.sin().sum()).backward()
+        results.append([f_m.grad, f_n.grad, w_p.grad])
+    torch.testing.assert_close(*results, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.parametrize("width", [3, 48])
+def test_the_fused_form_lays_out_no_affinity(width: int) -> None:
+    """PyTorch falls back to the explicit matrix without a word: the kernel it took is what tells."""
+    f_m, f_n, w_p = (t.float() for t in drawn(8, {"batch": 2, "c": 32, "m": (8, 8), "n": (6, 6)}))
+    values = [torch.randn(2, width, *f.shape[2:]) for f in (f_m, f_n)]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        coattend_fused(f_m, f_n, w_p, *values)
+    names = [event.key for event in profile.key_averages()]
+    assert any("flash_attention_for_cpu" in name for name in names)
+    assert not any("softmax" in name for name in names)
+
+
 # --- gradients
 
 
@@ -209,7 +249,7 @@ def test_gradients_of_the_whole_chain(form: AffinityForm) -> None:
 
     def chain(f_m: Tensor, f_n: Tensor, w_p: Tensor, w_b: Tensor) -> tuple[Tensor, ...]:
         common = coattend(f_m, f_n, affinity(f_m, f_n, w_p, form=form, scale=2.0))
-        exclusive = [contrastive_features(f, c, w_b) for f, c in ((f_m, common.m), (f_n, common.n))]
+        exclusive = [unshared(f, torch.nn.functional.conv2d(c, w_b)) for f, c in ((f_m, common.m), (f_n, common.n))]
         return *common, *exclusive
 
     inputs = [t.requires_grad_() for t in (f_m, f_n, w_p, w_b)]
