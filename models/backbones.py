@@ -136,13 +136,55 @@ def resnet101() -> Backbone:
     return _resnet("resnet101")
 
 
+class Vit(nn.Module):
+    """torchvision's vision transformer without its head, for images of any size; parameters keep their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from torchvision.models import vit_b_16 as torchvision_vit
+
+        net = torchvision_vit(weights=None)
+        self.class_token, self.conv_proj, self.encoder = net.class_token, net.conv_proj, net.encoder
+        self.patch, self.trained_side = net.patch_size, net.image_size // net.patch_size
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = (max(1, round(side / self.patch)) for side in images.shape[2:])
+        whole = (height * self.patch, width * self.patch)
+        if images.shape[2:] != whole:
+            images = nn.functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
+        patches = self.conv_proj(images).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
+        tokens = self.encoder.ln(self.encoder.layers(tokens + self.places(height, width)))
+        return tokens[:, 1:].transpose(1, 2).unflatten(2, (height, width))
+
+    def places(self, height: int, width: int) -> Tensor:
+        """Position embeddings (1, 1 + height * width, C), those of the trained square resized bicubically."""
+        places: Tensor = self.encoder.pos_embedding
+        side = self.trained_side
+        if (height, width) == (side, side):
+            return places
+        square = places[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+        resized = nn.functional.interpolate(square, size=(height, width), mode="bicubic", align_corners=False)
+        return torch.cat([places[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
+
+
+def vit_b_16() -> Backbone:
+    """Vision transformer B/16: stride 16, 768 channels of both signs, every position aware of the whole image.
+
+    256x256 pixels -> 16x16x768. Images are resized to whole patches, the position embeddings to the image.
+    """
+    return Backbone(Vit(), channels=768, stride=16)
+
+
 BACKBONES: Mapping[str, Callable[..., Backbone]] = {
     "small": small,
     "vgg16": vgg16,
     "resnet50": resnet50,
     "resnet101": resnet101,
+    "vit_b_16": vit_b_16,
 }
 PRETRAINED = {
+    "vit_b_16": ("ViT_B_16_Weights", "IMAGENET1K_V1"),
     "vgg16": ("VGG16_Weights", "IMAGENET1K_V1"),
     "resnet50": ("ResNet50_Weights", "IMAGENET1K_V1"),
     "resnet101": ("ResNet101_Weights", "IMAGENET1K_V1"),
@@ -157,6 +199,25 @@ def pretrained_url(name: str) -> str:
     return str(getattr(models, enum)[member].url)
 
 
+def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
+    """The `state_dict` in a file, plain or under the key `state_dict`; nothing in the file is run.
+
+    Raises:
+        UserError: there is no file, or it holds more or other things than tensors; `remedy` says what to do.
+    """
+    if not path.is_file():
+        raise UserError(f"no weights file {path}", "a state_dict file", remedy)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # whatever a hostile or damaged file makes the unpickler raise
+        raise UserError(f"{path} cannot be read as weights: {str(error)[:200]}", "a state_dict file", remedy) from None
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", remedy)
+    return state
+
+
 def load_pretrained(backbone: Backbone, path: Path) -> None:
     """Loads torchvision's ImageNet weights (a `state_dict` file) into `backbone`, in place.
 
@@ -167,14 +228,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
             backbone are new, so that nothing of the file would be used.
     """
     remedy = "pass torchvision's ImageNet state_dict file of this backbone as weights.backbone"
-    if not path.is_file():
-        raise UserError(f"no weights file {path}", "a state_dict file", remedy)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a hostile or damaged file makes the unpickler raise
-        raise UserError(f"{path} cannot be read as weights: {str(error)[:200]}", "a state_dict file", remedy) from None
-    if not isinstance(state, Mapping) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", remedy)
+    state = read_state(path, remedy)
     wanted = {
         k: v
         for k, v in backbone.body.state_dict().items()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import vgg16
+from mcis.models.backbones import read_state, vgg16
 from mcis.models.classifier import CoAttentionClassifier
 
 NAMES = {
@@ -67,14 +67,4 @@ def read_released(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: it is no file, holds more than tensors, or does not fit.
     """
-    if not path.is_file():
-        raise UserError(f"no file {path}", "a released checkpoint", _REMEDY)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a hostile or damaged file makes the unpickler raise
-        raise UserError(f"{path} cannot be read as weights: {str(error)[:200]}", "a state_dict file", _REMEDY) from None
-    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
-        state = state["state_dict"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", _REMEDY)
-    return from_released(state)
+    return from_released(read_state(path, _REMEDY))

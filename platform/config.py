@@ -160,8 +160,8 @@ class Optimiser(Section):
 class ClassifierConfig(Section):
     """The co-attention classifier and its training (section 3.1)."""
 
-    backbone: Literal["small", "vgg16", "resnet50", "resnet101"] = "vgg16"
-    """Convolutional embedding (section 4.1: VGG-16 + three 3x3 convolutions)."""
+    backbone: Literal["small", "vgg16", "resnet50", "resnet101", "vit_b_16"] = "vgg16"
+    """Embedding of the images (section 4.1: VGG-16 + three 3x3 convolutions); vit_b_16 has stride 16."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width C of the backbone `small`; the others have their own."""
     input_size: Positive = 256

@@ -17,6 +17,7 @@ from mcis.models.backbones import (
     BACKBONES,
     PRETRAINED,
     Backbone,
+    Vit,
     load_pretrained,
     normalise,
     pretrained_url,
@@ -26,7 +27,8 @@ from mcis.models.backbones import (
     vgg16,
 )
 
-WIDTHS = {"small": 96, "vgg16": 512, "resnet50": 2048, "resnet101": 2048}
+WIDTHS = {"small": 96, "vgg16": 512, "resnet50": 2048, "resnet101": 2048, "vit_b_16": 768}
+STRIDES = dict.fromkeys(WIDTHS, 8) | {"vit_b_16": 16}
 RESNET_BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
 
@@ -70,12 +72,12 @@ def test_normalising_takes_imagenets_mean_and_deviation() -> None:
 @pytest.mark.parametrize("name", BACKBONES)
 def test_features_have_the_promised_width_and_stride(built: dict[str, Backbone], name: str) -> None:
     backbone = built[name]
-    assert (backbone.channels, backbone.stride) == (WIDTHS[name], 8)
+    assert (backbone.channels, backbone.stride) == (WIDTHS[name], STRIDES[name])
     with torch.inference_mode():
         features = backbone(images(1, 3, 48, 64))
-    assert features.shape == (1, WIDTHS[name], 6, 8)
+    assert features.shape == (1, WIDTHS[name], 48 // STRIDES[name], 64 // STRIDES[name])
     assert features.isfinite().all()
-    assert (features.min() == 0) == (name != "small"), "all but small end in a ReLU"
+    assert (features.min() == 0) == (name not in ("small", "vit_b_16")), "those two have no ReLU at their end"
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -91,11 +93,13 @@ def test_an_images_features_do_not_depend_on_its_batch(built: dict[str, Backbone
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
 
-@pytest.mark.parametrize(("name", "new"), [("small", "body"), ("vgg16", "body.extra_convs"), ("resnet50", None)])
+@pytest.mark.parametrize(
+    ("name", "new"), [("small", "body"), ("vgg16", "body.extra_convs"), ("resnet50", None), ("vit_b_16", None)]
+)
 def test_layers_without_pretrained_weights_are_named(built: dict[str, Backbone], name: str, new: str | None) -> None:
     assert built[name].new_layers == ((new,) if new else ())
     found = [key for key, _ in built[name].named_parameters() if new and key.startswith(new)]
-    assert len(found) == {"small": 10, "vgg16": 6, "resnet50": 0}[name]
+    assert len(found) == {"small": 10, "vgg16": 6}.get(name, 0)
 
 
 # --- small
@@ -184,6 +188,38 @@ def test_the_norms_of_resnet_are_frozen(built: dict[str, Backbone], name: str) -
     assert all(p.requires_grad for p in built[name].parameters())
 
 
+# --- ViT
+
+
+def test_vit_is_torchvisions_transformer(built: dict[str, Backbone]) -> None:
+    """At the trained size the class token, which attends to every position, is what torchvision's head would see."""
+    from torchvision.models import vit_b_16 as torchvision_vit
+
+    original = torchvision_vit(weights=None).eval()
+    backbone = built["vit_b_16"].eval()
+    assert original.load_state_dict(backbone.body.state_dict(), strict=False).missing_keys == [
+        "heads.head.weight",
+        "heads.head.bias",
+    ]
+    pictures = images(1, 3, 224, 224)
+    with torch.inference_mode():
+        tokens = original._process_input(pictures)
+        tokens = original.encoder(torch.cat([original.class_token, tokens], dim=1))
+        close(backbone(pictures), tokens[:, 1:].transpose(1, 2).view(1, 768, 14, 14))
+
+
+def test_vit_takes_images_of_any_size(built: dict[str, Backbone]) -> None:
+    """Position embeddings are resized whole: where all are the same, an image's size does not show in them."""
+    backbone = built["vit_b_16"].eval()
+    body = backbone.body
+    assert isinstance(body, Vit)
+    places = body.places(5, 3)
+    assert places.shape == (1, 16, 768)
+    torch.testing.assert_close(places[:, 0], body.encoder.pos_embedding[:, 0])
+    with torch.inference_mode():
+        assert backbone(images(1, 3, 75, 90)).shape == (1, 768, 5, 6)
+
+
 # --- pretrained weights
 
 
@@ -249,7 +285,7 @@ def state_of(backbone: Backbone) -> dict[str, Tensor]:
         (b"PK\x03\x04 a damaged archive", "cannot be read as weights"),
         (pickle.dumps({"conv1.weight": 1}, 2), "cannot be read as weights"),
         ([torch.zeros(1)], "holds no state_dict"),
-        ({"state_dict": {"conv1.weight": torch.zeros(1)}}, "holds no state_dict"),
+        ({"state_dict": {"conv1": {"weight": torch.zeros(1)}}}, "holds no state_dict"),
         (torch.zeros(3), "holds no state_dict"),
         ({}, "265 tensors missing, 0 of another shape"),
         ({"fc.weight": torch.zeros(2)}, "265 tensors missing, 0 of another shape"),

@@ -85,7 +85,7 @@ def test_what_is_no_checkpoint_is_refused_and_not_run(tmp_path: Path, checkpoint
         with pytest.raises(UserError, match=words):
             read_released(tmp_path / "file.pth")
     assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="no weights file"):
         read_released(tmp_path / "absent.pth")
     torch.save({"state_dict": checkpoint, "epoch": 10}, tmp_path / "wrapped.pth")
     assert len(read_released(tmp_path / "wrapped.pth")) == len(checkpoint)

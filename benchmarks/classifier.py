@@ -1,0 +1,154 @@
+"""A training step of the classifier, data resident, over the same step as the equations stand.
+
+VGG-16 at 256x256, loss, gradients and update, recipes `paper` and `released`. The other side embeds both images of
+each pair on their own (`released`: four pairs a step, each of which embeds m again) and lays out every affinity and all
+co-attentive features. Each side runs in processes of its own, in turn; gradients and peak memory are compared too.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import literal
+import machine
+import torch
+
+from mcis.models.losses import pair_losses
+from mcis.platform.settings import resolve
+from mcis.platform.stages.train_classifier import build_classifier
+from mcis.platform.training import build_optimiser
+
+TARGETS = {"paper": 1.0, "released": 1.25}
+CLASSES = 20
+
+
+def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradients: Path | None) -> dict[str, float]:
+    """Seconds a step, peak memory in bytes, and on a GPU the floating point operations a second."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    config = resolve("voc", recipe).config.classifier
+    torch.manual_seed(0)
+    model: Any = build_classifier(config, CLASSES)
+    model.to(device, memory_format=torch.channels_last)
+    optimiser = build_optimiser(model, config.optimiser)
+    generator = torch.Generator().manual_seed(1)
+    size = config.input_size
+    images_m, images_n = (
+        torch.randn(batch, 3, size, size, generator=generator).to(device, memory_format=torch.channels_last)
+        for _ in range(2)
+    )
+    tags_m, tags_n = ((torch.rand(batch, CLASSES, generator=generator) < 0.1).float().to(device) for _ in range(2))
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            if side == "literal":
+                pairs, selves = literal.forward(model, images_m, images_n, config.self_pairs)
+            else:
+                pairs, selves = model(images_m, images_n, config.self_pairs)
+        terms = [pair_losses(pairs, tags_m, tags_n, reduction=config.loss_reduction)]
+        terms += [pair_losses(own, tags_m, tags_m, reduction=config.loss_reduction) for own in selves]
+        optimiser.zero_grad(set_to_none=True)
+        torch.stack([value.sum() / batch for each in terms for value in each.values()]).sum().backward()
+
+    def timed(count: int) -> float:
+        began = time.perf_counter()
+        for _ in range(count):
+            step()
+            optimiser.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / count
+
+    step()
+    if gradients:
+        torch.save({name: p.grad.cpu() for name, p in model.named_parameters()}, gradients)
+    found = {"seconds": timed(steps)}
+    if device.type == "cuda":
+        found |= {"memory": float(torch.cuda.max_memory_allocated()), "rate": _operations(step) / found["seconds"]}
+    else:
+        found["memory"] = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found
+
+
+def _operations(step: Any) -> float:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return float(counter.get_total_flops())
+
+
+def matrix_rate() -> float:
+    """Measured bf16 operations a second of the GPU in a product of two square matrices."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for count in (3, 20):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(count):
+            a @ b
+        torch.cuda.synchronize()
+    return 2 * 8192**3 * count / (time.perf_counter() - began)
+
+
+def difference(ours: Path, theirs: Path) -> float:
+    """Largest difference of a parameter's gradients, relative to their norm."""
+    a, b = (torch.load(path, weights_only=True) for path in (ours, theirs))
+    return max(float((a[name] - b[name]).norm() / b[name].norm().clamp(min=1e-12)) for name in b)
+
+
+def main() -> None:
+    """Runs both sides of both recipes in turn and prints the ratios of their medians."""
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--batch", type=int, default=5 if gpu else 2, help="pairs a step")
+    parser.add_argument("--steps", type=int, default=20 if gpu else 1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--one", nargs=3, metavar=("RECIPE", "SIDE", "GRADIENTS"), help="one side, as JSON")
+    arguments = parser.parse_args()
+    common = (arguments.batch, arguments.steps, arguments.bf16)
+    if arguments.one:
+        recipe, side, path = arguments.one
+        print(json.dumps(measure(recipe, side, *common, None if path == "none" else Path(path))))
+        return
+    print(machine.describe())
+    lines = []
+    with tempfile.TemporaryDirectory() as folder:
+        for recipe, target in TARGETS.items():
+            found: dict[str, list[dict[str, float]]] = {"ours": [], "literal": []}
+            for number in range(arguments.rounds):
+                for side, results in found.items():
+                    keep = str(Path(folder) / side) if number == 0 else "none"
+                    words = [f"--{name}={getattr(arguments, name)}" for name in ("batch", "steps")]
+                    words += ["--bf16"] * arguments.bf16
+                    command = [sys.executable, __file__, *words, "--one", recipe, side, keep]
+                    results.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+            seconds, memory = (
+                {side: statistics.median(r[key] for r in results) for side, results in found.items()}
+                for key in ("seconds", "memory")
+            )
+            apart = difference(Path(folder) / "ours", Path(folder) / "literal")
+            for side in found:
+                print(
+                    f"{recipe}, {side}: {seconds[side]:.2f} s a step of {arguments.batch} pairs, "
+                    f"peak {memory[side] / 2**30:.2f} GiB"
+                )
+            print(f"{recipe}: gradients differ by {apart:.1e} of their norm")
+            if gpu:
+                rate = statistics.median(r["rate"] for r in found["ours"])
+                print(f"{recipe}: {rate / matrix_rate():.2f} of the GPU's measured bf16 matrix rate")
+            lines.append(
+                f"ratio {seconds['literal'] / seconds['ours']:.2f} target {target:g}: training step `{recipe}` against "
+                f"the equations as they stand, {memory['ours'] / memory['literal']:.2f} of the memory"
+            )
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""The classifier and its maps as the equations stand: what the project's forms are measured against.
+
+Each image of a pair is embedded by a backbone pass of its own, P and both of its normalisations are laid out, and
+co-attentive and contrastive features have all C channels.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mcis.models.classifier import CoAttentionClassifier, pool, transform
+from mcis.models.coattention import affinity, positions
+from mcis.models.losses import PairScores
+
+
+def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> tuple[Tensor, Tensor]:
+    """F_m^{m∩n} and F_n^{m∩n}, (B, C, H, W) (Eq. 2-4)."""
+    p = affinity(f_m, f_n, model.w_p, form=model.affinity_form, scale=model.affinity_scale)
+    seen_m = torch.softmax(p, dim=2) @ positions(f_n)
+    seen_n = torch.softmax(p, dim=1).transpose(1, 2) @ positions(f_m)
+    return tuple(s.transpose(1, 2).view(f.shape) for s, f in ((seen_m, f_m), (seen_n, f_n)))  # type: ignore[return-value]
+
+
+def pair_scores(
+    model: CoAttentionClassifier, images_m: Tensor, images_n: Tensor, *, contrastive: bool = True
+) -> PairScores:
+    """All scores of pairs of images, (B, K) each (Eq. 1, 6, 10)."""
+    f_m, f_n = model.backbone(images_m), model.backbone(images_n)
+    weight, bias = model.common_weights()
+
+    def head(features: Tensor) -> Tensor:
+        return pool(functional.conv2d(features, weight, bias))
+
+    seen_m, seen_n = co_attentive(model, f_m, f_n)
+    scores = PairScores(pool(model.phi(f_m)), pool(model.phi(f_n)), head(seen_m), head(seen_n))
+    if not contrastive:
+        return scores
+    only_m, only_n = (f * (1 - torch.sigmoid(model.w_b(seen))) for f, seen in ((f_m, seen_m), (f_n, seen_n)))
+    return scores._replace(exclusive_m=head(only_m), exclusive_n=head(only_n))
+
+
+def forward(
+    model: CoAttentionClassifier, images_m: Tensor, images_n: Tensor, self_transforms: tuple[str, ...]
+) -> tuple[PairScores, list[PairScores]]:
+    """What `CoAttentionClassifier.forward` returns; every self pair embeds m again."""
+    selves = [pair_scores(model, images_m, transform(images_m, t), contrastive=False) for t in self_transforms]
+    return pair_scores(model, images_m, images_n), selves
+
+
+def co_map(
+    model: CoAttentionClassifier, image: Tensor, other: Tensor, tag: int, *, seen_from_n: bool = False
+) -> Tensor:
+    """Class activation (h, w) of one image's co-attentive features from a forward of the pair; images (3, H, W)."""
+    f_m, f_n = model.backbone(image[None]), model.backbone(other[None])
+    seen_m, seen_n = co_attentive(model, f_m, f_n)
+    weight, bias = model.common_weights()
+    return functional.conv2d(seen_n if seen_from_n else seen_m, weight, bias)[0, tag]
