@@ -8,7 +8,7 @@ device.
 """
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -194,8 +194,8 @@ def batches(decode: Decoder, *, batch: int, share: Share, place: Place, threads:
     return by_tasks(decode, batch=batch, share=share)
 
 
-def by_threads(decode: Decoder, *, share: Share, threads: int) -> Iterator[Batch]:
-    """Decodes up to four steps a thread ahead of the training, in threads of this process."""
+def by_threads(decode: Decoder, *, share: Share, threads: int) -> Generator[Batch, None, None]:
+    """Decodes up to four steps a thread ahead of the training, in threads of this process; they end by `close`."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
     coming: deque[Future[Batch]] = deque()
     try:

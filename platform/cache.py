@@ -5,13 +5,15 @@ import shutil
 from pathlib import Path
 
 import pyarrow as pa
+from filelock import Timeout
 
 from mcis.datasets.decode import RULES
+from mcis.datasets.files import stamps
 from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config import ComputeConfig
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import map_table
-from mcis.platform.workspace import disk_errors, fingerprint
+from mcis.platform.workspace import Workspace, disk_errors, fingerprint
 
 _GIB = 2**30
 
@@ -22,6 +24,7 @@ def decoded_cache(
     """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
 
     Caches that were not used for longest make room. Their readers, if there are any, decode from the files instead.
+    What another run is making stays, so for as long as several make caches they may take more.
 
     Args:
         rows: rows of the index, in the order that the readers' positions count.
@@ -40,25 +43,38 @@ def decoded_cache(
             return folder
         part = folder.with_suffix(".part")
         with workspace.lock("cache", "room"):
-            _make_room(workspace.cache, bound - count * image_bytes(size), part)
+            _make_room(workspace, bound - count * image_bytes(size), part)
             part.mkdir(exist_ok=True)
         make = (MakeSquares, (size, middle))
         map_table(rows, *make, part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
-        part.rename(folder)
+        with workspace.lock("cache", "room"):  # names change while nobody counts
+            part.rename(folder)
     return folder
 
 
-def _make_room(cache: Path, allowed: int, own: Path) -> None:
+def _make_room(workspace: Workspace, allowed: int, own: Path) -> None:
     """Removes whole caches, the one not used for longest first, until the others take no more than `allowed` bytes.
 
-    A part that was left half made is one of them. A folder is renamed before it is removed: what has its name is whole.
+    A part that was left half made is one of them, but not one whose lock is held: another run is making it. A folder is
+    renamed before it is removed: what has its name is whole.
     """
-    folders = sorted((p for p in cache.iterdir() if p.is_dir() and p != own), key=lambda p: p.stat().st_mtime)
-    sizes = [sum(file.stat().st_size for file in folder.iterdir()) for folder in folders]
-    for place, folder in enumerate(folders):
-        if sum(sizes[place:]) <= allowed and folder.suffix != ".gone":
-            continue
-        gone = folder.with_suffix(".gone")
-        if gone != folder:
-            folder.rename(gone)
+    for gone in workspace.cache.glob("*.gone"):
         shutil.rmtree(gone, ignore_errors=True)
+    folders = sorted((p for p in workspace.cache.iterdir() if p.is_dir() and p != own), key=lambda p: p.stat().st_mtime)
+    sizes = [_bytes_in(folder) for folder in folders]
+    left = sum(sizes)
+    for folder, size in zip(folders, sizes, strict=True):
+        if left <= allowed:
+            return
+        try:
+            with workspace.lock("cache", folder.stem).acquire(blocking=False):
+                gone = folder.rename(folder.with_suffix(".gone"))
+        except Timeout:
+            continue
+        shutil.rmtree(gone, ignore_errors=True)
+        left -= size
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of a cache's files; one that is renamed meanwhile, since it has just been made, is not counted."""
+    return sum(stamp.size for stamp in stamps([str(file) for file in folder.iterdir()]) if stamp)

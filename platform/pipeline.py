@@ -43,7 +43,12 @@ JOURNEY = (
         "train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "weights", "classifier", "segmenter")
     ),
     Stage("predict", ("index", "train_segmenter"), ("segmenter", "predict"), version=2),
-    Stage("evaluate", ("index", "localize", "pseudo_masks", "predict"), ("seed", "recipe", "weights", "evaluate")),
+    Stage(
+        "evaluate",
+        ("index", "localize", "pseudo_masks", "predict"),
+        ("seed", "recipe", "weights", "evaluate"),
+        version=2,
+    ),
     Stage("report", (), ()),
 )
 STAGES = tuple(stage.name for stage in JOURNEY)

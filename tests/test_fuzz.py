@@ -16,9 +16,13 @@ import pyarrow as pa
 import pytest
 import scipy.io
 from PIL import Image
+from typer.testing import CliRunner
 
 from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_mask, decode_mat_labels, decode_rgb
 from mcis.datasets.index import LISTING_SCHEMA, verify
+from mcis.platform.cli import app
+from mcis.platform.stages.index import open_index
+from mcis.platform.workspace import Workspace
 
 FILES = 2500
 H, W = 40, 48
@@ -222,6 +226,35 @@ def test_damaged_files_are_accepted_whole_or_rejected_with_a_reason(tmp_path: Pa
     assert set(kinds) <= known
     often = ("accepted", "not an image", "too large", "too small", "truncated", "corrupt")
     assert min(kinds[kind] for kind in often) > FILES / 50, f"the damages differ in depth: {kinds}"
+
+
+@pytest.mark.slow
+def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: None, tmp_path: Path) -> None:
+    """As a user does it: a folder of files, a table that names them, `mcis index tags`, and a look at the index."""
+    files = damaged(4 * FILES) | {"whole": SEEDS["jpeg"], "nothing": b""}
+    images = tmp_path / "images"
+    images.mkdir()
+    written(images, files)
+    (images / "folder").mkdir()
+    names = [*files, "folder", "absent"]
+    lines = [f"images/{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(names)]
+    (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
+    place = ["--workspace", str(tmp_path / "workspace")]
+    done = CliRunner().invoke(app, ["index", "tags", "--tags", str(tmp_path / "photos.csv"), *place])
+    assert done.exit_code == 0, done.output
+    found = open_index(Workspace(tmp_path / "workspace"), "index-tags")
+    accepted, rejected = found.index["uri"].to_pylist(), found.rejects["uri"].to_pylist()
+    assert sorted(accepted + rejected) == sorted(str(images / name) for name in names), "each in one of them, once"
+    reasons = dict(zip((Path(uri).name for uri in rejected), found.rejects["reason"].to_pylist(), strict=True))
+    assert all(map(in_order, reasons.values()))
+    assert {"nothing", "folder", "absent"} <= set(reasons)
+    assert str(images / "whole") in accepted
+    assert min(len(accepted), len(rejected)) > len(names) / 20
+    assert f"rejected: {len(rejected)}" in done.output
+    for row in found.index.to_pylist():
+        assert decode_rgb(files[Path(row["uri"]).name]).shape == (row["height"], row["width"], 3)
+    browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *place])
+    assert browsed.exit_code == 0, browsed.output
 
 
 @pytest.mark.parametrize("name", SEEDS)

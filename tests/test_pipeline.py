@@ -85,6 +85,9 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
         assert score["miou"] == pytest.approx(sum(known) / len(known), abs=0.02)
         assert set(score["iou"]) == {"background", *first.context.classes}
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
+    scored = {"train": 24, "val": 6}
+    assert written["counts"]["evaluate"] == {"scored": scored, "tags that disagree with the mask": 0}
+    assert first.context.summary("evaluate")["notes"] == []
     assert set(written["seconds"]) == set(pipeline.STAGES) - {"report"}
 
 

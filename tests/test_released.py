@@ -1,6 +1,7 @@
 """Released checkpoints: the same maps as the released formulas give, and every misfit named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,8 +78,8 @@ def test_every_tensor_that_does_not_fit_is_named(checkpoint: dict[str, Tensor]) 
 
 def test_what_is_no_checkpoint_is_refused_and_not_run(tmp_path: Path, checkpoint: dict[str, Tensor]) -> None:
     class Evil:
-        def __reduce__(self) -> tuple[object, tuple[str]]:
-            return (Path.touch, (tmp_path / "run",))  # type: ignore[return-value]
+        def __reduce__(self) -> Any:
+            return (Path.touch, (tmp_path / "run",))
 
     for content, words in ((Evil(), "cannot be read"), ([1, 2], "no state_dict"), ({"a": 3}, "no state_dict")):
         torch.save(content, tmp_path / "file.pth")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
 from mcis.platform.panels import Panel
 from mcis.platform.report import ReportData, write_report
+from mcis.platform.stages.report import _spread
 
 CLASSES = ("circle", "square", "star")
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
@@ -349,3 +351,13 @@ def test_many_classes_keep_the_chart_readable_and_the_table_whole(tmp_path: Path
     assert "20 best and the 20 worst of 200" in page.text
     with Image.open(tmp_path / "pictures" / "iou.png") as chart:
         assert chart.height < 2 * 1200
+
+
+@pytest.mark.parametrize("several", range(7))
+def test_as_many_images_are_shown_as_are_asked_for(several: int) -> None:
+    """However many of six have several tags: none, some, or all of them."""
+    rows = pa.table({"image_id": list("abcdef"), "tags": [[0, 1]] * several + [[0]] * (6 - several)})
+    for count in range(9):
+        found = _spread(rows, count)
+        assert len(set(found["image_id"].to_pylist())) == len(found) == min(count, 6)
+        assert sum(len(tags) > 1 for tags in found["tags"].to_pylist()) >= min(several, min(count, 6) // 2)

@@ -76,8 +76,17 @@ def test_a_setting_is_sources_joined_by_plus() -> None:
 
 
 def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
-    """The broken file is listed and the run goes on; masks of web images, which have no saliency map, come by CRF."""
+    """The broken file is listed and the run goes on; masks of web images, which have no saliency map, come by CRF.
+
+    One image lost a tag, which the evaluation finds when it opens the truth.
+    """
     root, listing = drawn
+    root = shutil.copytree(root, tmp_path / "VOC2012")
+    lists = root / "ImageSets" / "Segmentation" / "train_aug_cls.txt"
+    lines = lists.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if len(line.split()) > 2)
+    lines[place] = lines[place].rpartition(" ")[0]
+    lists.write_text("\n".join(lines) + "\n")
     web = extra(tmp_path / "web", drawn, 6)
     broken = web / listing.classes[0] / "page.jpg"
     broken.write_text("<html>not found</html>")
@@ -87,7 +96,10 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
     assert str(broken) in (result.context.folder / "report.html").read_text()
-    masks = read_table(result.context.inputs["pseudo_masks"] / "masks")["image_id"].to_pylist()
+    ignored = {
+        r["image_id"]: r["ignored"] for r in read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
+    }
+    masks = list(ignored)
     assert sum(name.startswith("web/") for name in masks) == 6
     assert len(masks) == 26
     assert result.context.summary("pseudo_masks")["background_cue"] == "saliency, crf for 6 of 26"
@@ -95,6 +107,15 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     assert segmenter["training images"] + segmenter["without a useful mask"] == 26
     scored = {s["what"]: s["images"] for s in result.scores}
     assert scored == {"localization_maps": 20, "pseudo_masks": 20, "mark": 20, "segmentation": 4}
+    of_scored = [share for name, share in ignored.items() if not name.startswith("web/")]
+    (share,) = (s["ignored_share"] for s in result.scores if s["what"] == "pseudo_masks")
+    assert share == pytest.approx(sum(of_scored) / 20, abs=1e-4)
+    assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images differ, so it would show"
+    evaluated = result.context.summary("evaluate")
+    assert evaluated["counts"]["tags that disagree with the mask"] == 1
+    assert any(
+        note.startswith("1 of 20 scored training image(s) have tags that disagree") for note in evaluated["notes"]
+    )
 
 
 def test_single_label_images_make_pairs_of_three_kinds(
@@ -189,6 +210,8 @@ def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Pat
     opened, before, rejects = index(names)
     assert (opened, rejects["reason"].to_pylist()) == (2, ["empty: 0 bytes"])
     assert index(names[1:])[0] == 0, "a shorter list is another index of the same files"
+    left = {path.name for folder in Workspace(workspace).store.glob("index-*") for path in folder.iterdir()}
+    assert left == {"index.parquet", "rejects.parquet", "summary.json"}
 
     changed = folder / f"{names[2]}.jpg"
     shutil.copy(root / "JPEGImages" / f"{listing.table['image_id'][9].as_py()}.jpg", changed)

@@ -16,7 +16,7 @@ from mcis.datasets.decode import decode_square
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares
 from mcis.datasets.pairs import PairSampler
-from mcis.datasets.stream import Batch, PairDecoder, Place, Share, batches, by_tasks, random_crop
+from mcis.datasets.stream import Batch, PairDecoder, Place, Share, batches, by_tasks, by_threads, random_crop
 from mcis.datasets.synthetic import draw
 from mcis.datasets.tags import Tags
 from mcis.datasets.voc import list_voc
@@ -272,11 +272,11 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
             return dict(steps)
 
     before = threading.active_count()
-    stream = batches(Decode(), batch=1, share=Share(0, 1, 0, 1000), place="threads", threads=2)
+    stream = by_threads(Decode(), share=Share(0, 1, 0, 1000), threads=2)
     assert [int(next(stream)["id"][0]) for _ in range(5)] == [0, 1, 2, 3, 4]
     time.sleep(0.2)
     assert 5 <= len(asked) <= 5 + 2 * 4
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     for _ in range(100):
         if threading.active_count() == before:
             break

@@ -1,8 +1,8 @@
 """Stage 7: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
 
 Scores what was reached: a run that ends at the pseudo masks has no predictions. The only stage that opens ground-truth
-masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks
-are scored by the label before ignore is applied, with the ignored share beside the score.
+masks. Every truth pixel counts but the truth's own ignored ones; pseudo masks are scored by the label before ignore is
+applied, with the ignored share of the scored ones beside the score.
 """
 
 from pathlib import Path
@@ -20,6 +20,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes, stamps
 from mcis.datasets.index import shown
 from mcis.datasets.maps import ImageMaps, Shards
+from mcis.datasets.voc import tags_of_mask
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.metrics import IGNORE, best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
 from mcis.platform.config import Config
@@ -63,7 +64,11 @@ def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
 
 
 class ScoreTrain:
-    """Rows of tagged training images -> one row of counts: map histograms, confusions of pseudo masks and marks."""
+    """Rows of tagged training images -> one row of sums.
+
+    `histograms` of the maps, `confusions` of pseudo masks and marks, `ignored`: the pseudo masks' shares of ignored
+    pixels added up, `disagreeing`: how many images' tags are not the classes of their mask.
+    """
 
     def __init__(
         self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards | None
@@ -75,8 +80,10 @@ class ScoreTrain:
         k = self.classes
         histograms = np.zeros((2, k + 1, k, self.bins), np.int64)
         confusions = np.zeros((3, k + 1, k + 1), np.int64)
+        ignored, disagreeing = 0.0, 0
         for row in rows.to_pylist():
             truth = read_truth(row, k)
+            disagreeing += tags_of_mask(truth, k) != row["tags"]
             for place, shards in enumerate((self.single, self.maps)):
                 found = shards.maps(row["image_id"])
                 assert isinstance(found, ImageMaps)
@@ -86,13 +93,15 @@ class ScoreTrain:
                 mask = self.masks.rows(row["image_id"])
                 assert mask is not None
                 confusions[0] += confusion(truth, decode_labels(mask["labels"][0].as_py()), k)
+                ignored += mask["ignored"][0].as_py()
             if row["saliency_uri"]:
                 salient = read_saliency(row["saliency_uri"], truth.shape) >= self.salient
                 tags = np.array(row["tags"], np.int64)
                 draw = float(uniforms(self.seed, 0, np.array([row["position"]]), _MARK)[0, 0])
                 confusions[1] += confusion(truth, random_tag_mask(salient, tags, draw), k)
                 confusions[2] += confusion(truth, best_tag_mask(salient, tags, truth), k)
-        return pa.table({"histograms": [histograms.ravel()], "confusions": [confusions.ravel()]})
+        sums = {"histograms": [histograms.ravel()], "confusions": [confusions.ravel()]}
+        return pa.table(sums | {"ignored": [ignored], "disagreeing": [disagreeing]})
 
 
 class ScoreVal:
@@ -138,6 +147,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     scores: list[dict[str, Any]] = []
     curves: dict[str, Any] = {}
     notes: list[str] = []
+    counts: dict[str, Any] = {}
     busy = 0.0
 
     def entry(what: str, name: str, split: str, matrix: NDArray[np.int64], images: int, **meaning: Any) -> None:
@@ -194,6 +204,13 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         ).busy
         histograms = _summed(part, "histograms", 2, classes + 1, classes, bins)
         confusions = _summed(part, "confusions", 3, classes + 1, classes + 1)
+        sums = read_table(part, ["ignored", "disagreeing"])
+        disagreeing = counts["tags that disagree with the mask"] = pc.sum(sums["disagreeing"]).as_py()
+        if disagreeing:
+            notes.append(
+                f"{disagreeing} of {len(train)} scored training image(s) have tags that disagree with their mask: "
+                "`mcis index show --check-masks` names them"
+            )
         kinds = [("single round", 0)] + [(f"R = {config.localize.related}", config.localize.related)] * bool(
             config.localize.related
         )
@@ -209,7 +226,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             )  # fmt: skip
         if masks:
             cue = background_cue(config.pseudo_masks, train)
-            ignored = context.summary("pseudo_masks")["counts"]["ignored share"]
+            ignored = round(pc.sum(sums["ignored"]).as_py() / len(train), 4)
             entry(
                 "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
                 background_cue=cue, related_images=config.localize.related, ignored_share=ignored,
@@ -236,5 +253,5 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     return {
         "busy": busy,
         "notes": notes,
-        "counts": {"scored": {"train": len(train), **({split: len(val)} if split else {})}},
+        "counts": counts | {"scored": {"train": len(train), **({split: len(val)} if split else {})}},
     }

@@ -148,17 +148,18 @@ def _verified(table: pa.Table, config: Config, context: RunContext) -> tuple[pa.
     asked = [(uri, *(stamp or (-1, -1))) for uri, stamp in zip(uris, stamps(uris), strict=True)]
     known = _known(workspace)
     fresh = [place for place, key in enumerate(asked) if key not in known]
-    # Shards are named by their rows' places among those that are fresh, so the folder is named by which these are.
-    folder = context.part / f"verified-{fingerprint([asked[place] for place in fresh])}"
-    mapped = map_table(
-        table.take(pa.array(fresh, pa.int64())),
-        Verify,
-        (),
-        folder,
-        label="index",
-        shard_rows=max(config.compute.shard_rows, _SHARD_ROWS),
-    )
+    busy = 0.0
     if fresh:
+        # Shards are named by their rows' places among those that are fresh, so the folder by which these are.
+        folder = context.part / f"verified-{fingerprint([asked[place] for place in fresh])}"
+        busy = map_table(
+            table.take(pa.array(fresh, pa.int64())),
+            Verify,
+            (),
+            folder,
+            label="index",
+            shard_rows=max(config.compute.shard_rows, _SHARD_ROWS),
+        ).busy
         opened = read_table(folder)
         assert opened["uri"].to_pylist() == [uris[place] for place in fresh]
         new = {asked[place]: found for place, found in zip(fresh, _rows(opened, _FOUND), strict=True)}
@@ -175,7 +176,7 @@ def _verified(table: pa.Table, config: Config, context: RunContext) -> tuple[pa.
     found = [_large_enough(known[key], config.data.min_side) for key in asked]
     for place, name in enumerate(_FOUND):
         table = table.append_column(name, pa.array([row[place] for row in found], VERDICT_SCHEMA.field(name).type))
-    return table, mapped.busy, len(fresh)
+    return table, busy, len(fresh)
 
 
 def _large_enough(found: tuple[Any, ...], least: int) -> tuple[Any, ...]:

@@ -32,12 +32,12 @@ from mcis.platform.workspace import read_json, read_table, write_json
 
 
 def _spread(rows: pa.Table, count: int) -> pa.Table:
-    """`count` rows, spread evenly; those with several tags first, since they show most."""
+    """`count` rows, or all there are, spread evenly; those with several tags first, since they show most."""
     many = pc.greater(pc.list_value_length(rows["tags"]), 1)
     ordered = pa.concat_tables([rows.filter(many), rows.filter(pc.invert(many))])
     multi = int(pc.sum(many).as_py() or 0)
     wanted = min(count, len(rows))
-    first = min(multi, (wanted + 1) // 2)
+    first = min(multi, max((wanted + 1) // 2, wanted - (len(rows) - multi)))
     places = [*np.linspace(0, multi - 1, first).astype(int)] if first else []
     places += [*np.linspace(multi, len(rows) - 1, wanted - first).astype(int)] if wanted > first else []
     return ordered.take(pa.array(sorted(set(map(int, places))), pa.int64()))
