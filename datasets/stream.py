@@ -8,7 +8,7 @@ device.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from mcis.datasets.decode import resize_labels
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, read_rgb
-from mcis.datasets.pairs import PairSampler
+from mcis.datasets.pairs import PairRows, PairSampler
 
 Batch = dict[str, NDArray[Any]]
 Place = Literal["threads", "tasks"]
@@ -90,10 +90,13 @@ def random_crop(
 class PairDecoder:
     """Step numbers -> the decoded pairs of those steps.
 
-    `images_m`, `images_n` (N, S, S, 3) uint8; `m`, `n` positions in the index, `epoch` and `kind` (see PairRows), (N,).
+    `images_m`, `images_n` (N, S, S, 3) uint8; `m`, `n` positions in the index, `epoch` and `kind` (see PairRows), (N,);
+    `row`, the pair's number in the endless stream, (N,): what is drawn for a pair is drawn from it, since an image may
+    be in several pairs of an epoch; `unshared_m`, `unshared_n`, whether any pair of the whole batch, those of other
+    workers too, has a label on that side that the other side lacks, (N,) bool.
 
     Args:
-        crop_scales: None = the images whole; else random crops (see `random_crop`), drawn from (seed, epoch, image).
+        crop_scales: None = the images whole; else random crops (see `random_crop`), drawn from (seed, row, image).
     """
 
     def __init__(
@@ -113,22 +116,33 @@ class PairDecoder:
         return 2 * 3 * self.images.size**2
 
     def __call__(self, steps: Batch) -> Batch:
-        rows = [self.sampler.rows(t * self.batch, (t + 1) * self.batch) for t in steps["id"] + self.share.start]
+        numbers = [np.arange(t * self.batch, (t + 1) * self.batch) for t in steps["id"] + self.share.start]
+        rows = [self.sampler.rows(int(each[0]), int(each[-1]) + 1) for each in numbers]
         mine = slice(self.share.rank, None, self.share.world)
         m, n, epoch, kind = (np.concatenate([r[k][mine] for r in rows]) for k in range(4))
+        row = np.concatenate([each[mine] for each in numbers])
+        unshared = np.repeat([self._unshared(r) for r in rows], self.share.rows(self.batch), axis=0)
         return {
-            "images_m": self._pictures(m, epoch, _CROP_M),
-            "images_n": self._pictures(n, epoch, _CROP_N),
+            "images_m": self._pictures(m, row, _CROP_M),
+            "images_n": self._pictures(n, row, _CROP_N),
             "m": m,
             "n": n,
             "epoch": epoch,
             "kind": kind,
+            "row": row,
+            "unshared_m": unshared[:, 0],
+            "unshared_n": unshared[:, 1],
         }
 
-    def _pictures(self, positions: NDArray[np.int64], epoch: NDArray[np.int64], purpose: int) -> NDArray[np.uint8]:
+    def _unshared(self, rows: PairRows) -> tuple[bool, bool]:
+        """Whether some pair has a label on the side of m, and of n, that its other side lacks."""
+        tags_m, tags_n = (self.sampler.tags.matrix(side) for side in (rows.m, rows.n))
+        return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
+
+    def _pictures(self, positions: NDArray[np.int64], row: NDArray[np.int64], purpose: int) -> NDArray[np.uint8]:
         if self.scales is None:
             return self.images(positions)
-        draws = uniforms(self.sampler.seed, epoch, positions, purpose, 4)
+        draws = uniforms(self.sampler.seed, row, positions, purpose, 4)
         crops = []
         for position, numbers in zip(positions.tolist(), draws, strict=True):
             rgb = read_rgb(self.images.uris[position])
@@ -194,7 +208,7 @@ def batches(decode: Decoder, *, batch: int, share: Share, place: Place, threads:
     return by_tasks(decode, batch=batch, share=share)
 
 
-def by_threads(decode: Decoder, *, share: Share, threads: int) -> Generator[Batch, None, None]:
+def by_threads(decode: Callable[[Batch], Batch], *, share: Share, threads: int) -> Generator[Batch, None, None]:
     """Decodes up to four steps a thread ahead of the training, in threads of this process; they end by `close`."""
     pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
     coming: deque[Future[Batch]] = deque()

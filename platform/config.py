@@ -155,6 +155,9 @@ class Optimiser(Section):
     """Exponent of the polynomial schedule."""
     warm_up: Share = 0.0
     """Share of the steps over which the rate rises linearly from 0."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Of the network's arithmetic in training; weights, losses and updates are float32. auto = bf16 on a GPU that has
+    it, else float32."""
 
 
 class ClassifierConfig(Section):
@@ -213,6 +216,8 @@ class ClassifierConfig(Section):
     """Mirror each image with probability 1/2."""
     shift: int = Field(default=0, ge=0)
     """Shift each image by up to so many pixels in both directions, edges repeated."""
+    val_every: int = Field(default=1, ge=0)
+    """Epochs from one mean average precision on the tagged val images to the next, and one at the end; 0 = none."""
     optimiser: Optimiser = Optimiser()
     """Update rule, rates and schedule."""
 
@@ -359,10 +364,16 @@ class ReportConfig(Section):
 
 
 class ComputeConfig(Section):
-    """How the work is spread; nothing here changes a result."""
+    """How the work is spread; nothing here changes a result, but for rounding and which units a dropout drops."""
 
     workers: Positive = 1
     """Ray Train workers, each on one GPU where there are any."""
+    min_workers: int | None = Field(default=None, gt=0)
+    """With it a training is elastic: it starts, and goes on, with as many of the `workers` as the cluster has room for,
+    and no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
+    micro_batch: int | None = Field(default=None, gt=0)
+    """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
+    takes less memory. None = all of its share of a batch."""
     gpu: bool | None = None
     """Train on GPUs; None = if the cluster has them."""
     worker_cpus: Rate = 0.5
@@ -386,6 +397,17 @@ class ComputeConfig(Section):
     """Updates between training checkpoints."""
     max_failures: int = Field(default=2, ge=0)
     """How often a training restarts from its last checkpoint after a worker was lost."""
+
+    @property
+    def least_workers(self) -> int:
+        """Training workers without which nothing starts."""
+        return self.min_workers or self.workers
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ComputeConfig":
+        if self.least_workers > self.workers:
+            raise ValueError(f"min_workers {self.min_workers} is more than workers {self.workers}")
+        return self
 
 
 class Config(Section):

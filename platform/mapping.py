@@ -79,13 +79,14 @@ def map_table(
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
             A process makes it once for all shards that it is given.
-        gpus: workers that take a GPU each; 0 = tasks on all CPUs. Those with a GPU are actors, as Ray ends a process
-            after a task with one.
+        gpus: workers that take a GPU each, as far as there are GPUs; 0 = tasks on all CPUs. Those with a GPU are
+            actors, as Ray ends a process after a task with one.
         suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
         UserError: what a worker raised as such.
     """
+    import ray
     import ray.data
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
@@ -114,7 +115,7 @@ def map_table(
                     fn_constructor_args=parts,
                     batch_size=1,
                     batch_format="pyarrow",
-                    compute=ActorPoolStrategy(size=min(gpus, len(plan))),
+                    compute=ActorPoolStrategy(size=min(gpus, len(plan), int(ray.cluster_resources().get("GPU", 0)))),
                     num_gpus=1,
                 )
             else:

@@ -11,7 +11,7 @@ import time
 from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config import Config, Section
+from mcis.platform.config import Config, Section, WeightsConfig
 from mcis.platform.context import SUMMARY, RunContext
 from mcis.platform.progress import console
 from mcis.platform.settings import Resolved, leaves
@@ -74,13 +74,15 @@ def check(config: Config, workspace: Workspace) -> None:
     """
     from mcis.platform.stages.index import listing
 
-    listing(config)
-    if config.weights.backbone == "none" and config.weights.segmenter in ("none", None):
+    classes = len(listing(config).classes)
+    if config.weights == WeightsConfig():
         return
     from mcis.models.backbones import load_pretrained
-    from mcis.platform.stages.train_classifier import build_backbone
-    from mcis.platform.weights import classifier_weights, segmenter_weights
+    from mcis.platform.stages.train_classifier import build_backbone, taken_over
+    from mcis.platform.weights import classifier_weights, segmenter_weights, trained_classifier
 
+    if trained := trained_classifier(config):
+        taken_over(config, trained, classes)
     for section, path in (
         (config.classifier, classifier_weights(config, workspace)),
         (config.segmenter, segmenter_weights(config, workspace)),

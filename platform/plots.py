@@ -108,22 +108,32 @@ def best_point(thresholds: Sequence[float], mious: Sequence[float]) -> tuple[flo
 
 
 def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
-    """Loss and its terms, learning rate, share of time waiting for data, over steps; thin lines begin the epochs.
+    """Loss and its terms, mean average precision, learning rate, share of time waiting for data, over steps.
+
+    Thin lines begin the epochs.
 
     Args:
         records: at least one, with the keys step; epoch, passes over the data, fractional; loss. Where they are known
-            also learning_rate; images_per_second; waiting, share of the time spent waiting for data; time, seconds
-            since 1970. Every other key is a term of the loss.
+            also val_map, mean average precision on val tags in percent; learning_rate; images_per_second; waiting,
+            share of the time spent waiting for data; time, seconds since 1970. Every other key is a term of the loss.
     """
     steps, waiting = _column(records, "step"), 100 * _column(records, "waiting")
     terms = loss_terms(records)
     starts = steps[1:][np.diff(np.floor(_column(records, "epoch"))) > 0]
     epochs = starts if len(starts) <= _MOST_EPOCHS else starts[:0]
     marker = "o" if len(records) == 1 else None
-    titles = ("loss and its terms" if terms else "loss", "learning rate", "waiting for data, percent of the time")
+    precision = _column(records, "val_map")
+    validated = np.isfinite(precision)
+    titles = ["loss and its terms" if terms else "loss", "learning rate", "waiting for data, percent of the time"]
+    if validated.any():
+        titles.insert(1, "mean average precision on val tags, percent")
 
     def draw(figure: Figure, theme: Theme) -> None:
-        top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=(3, 1, 1))
+        charts = figure.subplots(len(titles), 1, sharex=True, height_ratios=(3, *[1] * (len(titles) - 1)))
+        top, *between, middle, bottom = charts
+        for axes in between:
+            known = {"marker": "o", "markersize": 3, "color": theme.series[2], "linewidth": 1.6}
+            axes.plot(steps[validated], precision[validated], **known)
         for i, term in enumerate(["loss", *terms]):
             colour = theme.ink if term == "loss" else theme.series[(i - 1) % len(theme.series)]
             width, above = (2.0, 3) if term == "loss" else (1.4, 2)
@@ -136,7 +146,7 @@ def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
         middle.plot(steps, _column(records, "learning_rate"), color=theme.series[1], linewidth=1.6, marker=marker)
         bottom.fill_between(steps, 0, waiting, color=theme.series[0], alpha=0.35, linewidth=0)
         bottom.plot(steps, waiting, color=theme.series[0], linewidth=1.2, marker=marker)
-        for axes, title in zip((top, middle, bottom), titles, strict=True):
+        for axes, title in zip(charts, titles, strict=True):
             _style(axes, theme, grid="y")
             axes.set_title(title, loc="left", color=theme.ink, fontsize=9.5)
             axes.locator_params(axis="y", nbins=6 if axes is top else 3)
@@ -150,7 +160,7 @@ def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
         bottom.set_xlabel("step, thin lines: epochs" if len(epochs) else "step", color=theme.muted, fontsize=9)
         _outside_legend(figure, theme, "outside lower left", columns=4)
 
-    return _plot(480, 480, draw)
+    return _plot(480, 480 + 90 * (len(titles) - 3), draw)
 
 
 def loss_terms(records: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -158,7 +168,7 @@ def loss_terms(records: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(key for record in records for key in record if key not in _NO_TERMS))
 
 
-_NO_TERMS = {"step", "epoch", "loss", "learning_rate", "images_per_second", "waiting", "time"}
+_NO_TERMS = {"step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting", "time"}
 _SMOOTH_FROM = 60
 """Records from which on the loss is drawn smoothed over its faint self."""
 _MOST_EPOCHS = 60

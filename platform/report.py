@@ -299,9 +299,12 @@ def _training_view(who: str, records: Sequence[Mapping[str, Any]]) -> dict[str, 
     losses = [record["loss"] for record in records]
     speeds = [record["images_per_second"] for record in records if "images_per_second" in record]
     waits = [record["waiting"] for record in records if "waiting" in record]
+    precision = [record["val_map"] for record in records if "val_map" in record]
     first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
     facts = [("steps", count(records[-1]["step"])), ("epochs", f"{records[-1]['epoch']:.4g}")]
     facts.append(("loss", f"{first} → {last}"))
+    if precision:
+        facts.append(("mAP on val tags", f"{precision[-1]:.1f}"))
     if speeds:
         facts.append(("images a second", f"{median(speeds):,.0f}"))
     if waits:

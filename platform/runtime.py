@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
+from typing import Literal
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config import ComputeConfig
@@ -100,17 +101,22 @@ def uses_gpu(compute: ComputeConfig) -> bool:
     import ray
 
     there = int(ray.cluster_resources().get("GPU", 0))
-    if compute.gpu and there < compute.workers:
+    least = compute.least_workers
+    if compute.gpu and there < least:
         raise UserError(
-            f"{there} GPU(s) in the cluster for compute.workers={compute.workers}",
+            f"{there} GPU(s) in the cluster for compute.{'min_' if compute.min_workers else ''}workers={least}",
             "a GPU for each training worker",
-            "lower compute.workers, or set compute.gpu=false",
+            "lower it, or set compute.gpu=false",
         )
-    return compute.gpu if compute.gpu is not None else there >= compute.workers
+    return compute.gpu if compute.gpu is not None else there >= least
 
 
-def check_cpus(compute: ComputeConfig) -> None:
+def check_cpus(compute: ComputeConfig, place: Literal["threads", "tasks"]) -> None:
     """Stops a training that could never start: Ray waits in silence for CPUs that nobody will free.
+
+    Args:
+        place: where images are decoded. Elastic workers that decode themselves may take every CPU, so that the least
+            of them have to find room; tasks need one that no worker takes.
 
     Raises:
         UserError: the training workers leave no CPU for decoding.
@@ -118,13 +124,14 @@ def check_cpus(compute: ComputeConfig) -> None:
     import ray
 
     cpus = ray.cluster_resources().get("CPU", 0)
-    wanted = compute.workers * compute.worker_cpus
+    workers = compute.least_workers if place == "threads" else compute.workers
+    wanted = workers * compute.worker_cpus
     if wanted + 1 > cpus:
         raise UserError(
-            f"{compute.workers} training workers of {compute.worker_cpus} CPU and one decoding task need "
+            f"{workers} training workers of {compute.worker_cpus} CPU and one decoding task need "
             f"{wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
             "at least one CPU beside the training workers, or they wait for data for ever",
-            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / compute.workers, 2)):g}, fewer compute.workers, "
+            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / workers, 2)):g}, fewer compute.workers, "
             "or more compute.cpus",
         )
 

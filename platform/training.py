@@ -1,10 +1,12 @@
 """The Ray Train edge: one loop that trains any network of the project with DDP, checkpoints, and a log of its steps.
 
-A learner says what is trained; this module says how: which worker sees which samples, when a checkpoint is kept, what
-is logged. Gradients are those of the whole batch whatever the number of workers, and everything random is drawn from
-(seed, step) or (seed, epoch, image), so a restart from a checkpoint continues as if nothing had happened.
+A learner says what is trained; this module says how: which worker sees which samples, how many of them at a time and
+in which precision, when a checkpoint is kept, what is logged. Gradients are those of the whole batch whatever the
+number of workers and micro batches, and everything random is drawn from (seed, step) or (seed, row), so a restart from
+a checkpoint continues as if nothing had happened.
 """
 
+import contextlib
 import io
 import json
 import math
@@ -13,25 +15,51 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.images import Squares
 from mcis.datasets.index import shown
-from mcis.datasets.stream import Batch, Decoder, Share, batches
+from mcis.datasets.stream import Batch, Decoder, Place, Share, batches, by_threads
+from mcis.datasets.tags import Tags
 from mcis.models.backbones import Backbone
+from mcis.models.metrics import average_precision
 from mcis.platform.config import ComputeConfig, Optimiser
 from mcis.platform.progress import bar, follow
 from mcis.platform.runtime import check_cpus, user_error_in, uses_gpu
 from mcis.platform.tracking import Tracker
-from mcis.platform.workspace import disk_errors, written_aside
+from mcis.platform.workspace import disk_errors, read_json, write_json, written_aside
 
 WEIGHTS = "weights.pt"
 STEPS = "steps.jsonl"
 _LOG_EVERY = 10
+
+
+Network = Callable[..., Any]
+"""The network that a learner calls: over all workers, in the precision of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Validation:
+    """Images whose mean average precision is logged at the end of epochs. It changes nothing of the training.
+
+    Attributes:
+        images, tags: of the N images, which have a tag each.
+        scores: the network and uint8 images (B, S, S, 3) on its device -> class scores (B, K).
+        every: epochs from one to the next; the last step always has one.
+    """
+
+    images: Squares
+    tags: Tags
+    scores: Callable[[nn.Module, Tensor], Tensor]
+    every: int = 1
 
 
 class Learner(Protocol):
@@ -63,7 +91,11 @@ class Learner(Protocol):
 
     @property
     def optimiser(self) -> Optimiser:
-        """Update rule, rates and schedule."""
+        """Update rule, rates, schedule and precision."""
+
+    @property
+    def validation(self) -> Validation | None:
+        """What is validated on, or nothing."""
 
     def model(self) -> nn.Module:
         """The network with its initial weights."""
@@ -74,16 +106,33 @@ class Learner(Protocol):
     def image_uris(self, batch: Batch) -> list[str]:
         """The images of a batch, for messages."""
 
-    def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Loss terms of the worker's samples; their sum over all workers is the whole batch's loss."""
+    def count(self, batch: Batch) -> int:
+        """How many a batch's losses are sums of: pairs, labelled pixels."""
+
+    def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+        """Loss terms, float32, as sums over the samples of a batch, or of any part of it.
+
+        The whole batch's loss is the sum of these over its parts and the workers, divided by that of `count`.
+        """
 
 
 class FitResult(NamedTuple):
-    """What a training left behind: seconds in the loop, updates of this call, and the share of waiting for data."""
+    """What a training left behind.
+
+    Attributes:
+        seconds: in the loop.
+        steps: updates of this call.
+        waiting: share of the time spent waiting for data.
+        precision: of the network's arithmetic.
+        val_ap: average precision of each class on the validation's images at the end, percent, (K,), None for a class
+            that no image has; None without a validation.
+    """
 
     seconds: float
     steps: int
     waiting: float
+    precision: str
+    val_ap: list[float | None] | None
 
 
 def learning_rate(optimiser: Optimiser, step: int, *, steps: int, epoch: int) -> float:
@@ -175,8 +224,83 @@ def save(state: Any, path: Path) -> None:
 
 
 def _checkpoint(folder: str, model: nn.Module, optimiser: torch.optim.Optimizer, step: int) -> None:
+    """Writes all of a training's state: weights, the optimiser's buffers, and the number of updates done.
+
+    The rest is a function of that number: the learning rate (`learning_rate`), the position in the stream (batch
+    `step` comes next, whatever the number of workers), and what is random (drawn from seed and step, or seed and row).
+    """
     state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
     save(state, Path(folder) / "checkpoint.pt")
+
+
+def _resume(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, device: torch.device) -> int:
+    """Loads the last checkpoint, if there is one, into the network and its optimiser; the updates that it has done.
+
+    Raises:
+        UserError: the checkpoint is damaged, or of another configuration.
+    """
+    import ray.train
+
+    checkpoint = ray.train.get_checkpoint()
+    if not checkpoint:
+        return 0
+    try:
+        with checkpoint.as_directory() as directory:
+            state = torch.load(os.path.join(directory, "checkpoint.pt"), map_location=device, weights_only=True)
+        model.load_state_dict(state["model"])
+        optimiser.load_state_dict(state["optimiser"])
+        return int(state["step"])
+    except OSError:
+        raise
+    except Exception as error:  # whatever a damaged file makes the unpickler raise
+        raise UserError(
+            f"the last checkpoint in {folder} does not fit this configuration: {str(error)[:300]}",
+            "a checkpoint of the same network and optimiser",
+            f"remove {folder} and repeat the command",
+        ) from None
+
+
+def _precision(wanted: Literal["auto", "float32", "bf16"], device: torch.device) -> Literal["float32", "bf16"]:
+    if wanted != "auto":
+        return wanted
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
+
+
+class _Scorer:
+    """Validates the network, whose weights are the same on all workers: each of them scores every world-th image."""
+
+    def __init__(self, validation: Validation, share: Share, chunk: int, threads: int):
+        self.validation, self.threads, self.chunk = validation, threads, chunk
+        self.mine = np.arange(share.rank, len(validation.tags), share.world)
+
+    def due(self, done: int, learner: Learner) -> bool:
+        """Whether `done` updates end the training, or epochs after which it is validated."""
+        length = self.validation.every * learner.epoch_steps
+        return done == learner.steps or int(done / length) > int((done - 1) / length)
+
+    def _images(self, steps: Batch) -> Batch:
+        first = int(steps["id"][0]) * self.chunk
+        return {"images": self.validation.images(self.mine[first : first + self.chunk])}
+
+    def __call__(self, model: nn.Module, autocast: Callable[[], Any], device: torch.device) -> NDArray[np.float64]:
+        """Average precision of each class in percent, (K,), NaN for a class that no image has; the same on all workers.
+
+        Nothing is drawn, and no more than the scores (N, K) is held.
+        """
+        tags = self.validation.tags
+        scores = torch.zeros(len(tags), tags.classes, device=device)
+        chunks = Share(0, 1, 0, -(-len(self.mine) // self.chunk))
+        model.eval()
+        with torch.inference_mode():
+            for number, batch in enumerate(by_threads(self._images, share=chunks, threads=self.threads)):
+                here = torch.from_numpy(self.mine[number * self.chunk : (number + 1) * self.chunk]).to(device)
+                images = torch.from_numpy(batch["images"]).to(device, non_blocking=True)
+                with autocast():
+                    scores[here] = self.validation.scores(model, images).float()
+        model.train()
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(scores)  # an image's row is zero on all workers but its own
+        return average_precision(scores.cpu().numpy().astype(np.float64), tags.matrix(np.arange(len(tags))))
 
 
 def _worker(settings: dict[str, Any]) -> None:
@@ -202,25 +326,26 @@ def _train(settings: dict[str, Any]) -> None:
     plain = learner.model()
     _place(plain, device)
     optimiser = build_optimiser(plain, learner.optimiser)
-    start = 0
-    checkpoint = ray.train.get_checkpoint()
-    if checkpoint:
-        with checkpoint.as_directory() as directory:
-            state = torch.load(os.path.join(directory, "checkpoint.pt"), map_location=device, weights_only=True)
-        plain.load_state_dict(state["model"])
-        optimiser.load_state_dict(state["optimiser"])
-        start = state["step"]
-    model = ray.train.torch.prepare_model(plain)
+    start = _resume(folder, plain, optimiser, device)
+    model: Any = ray.train.torch.prepare_model(plain)
     model.train()
+    precision = _precision(learner.optimiser.precision, device)
+
+    def autocast() -> Any:
+        return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
+
+    def network(*arguments: Any) -> Any:
+        with autocast():
+            return model(*arguments)
+
     log = _StepLog(folder / STEPS, start) if rank == 0 else None
     share = Share(rank, world, start, learner.steps)
-    stream = batches(
-        learner.decoder(share),
-        batch=learner.batch,
-        share=share,
-        place=settings["place"],
-        threads=compute.decode_threads or (cores if device.type == "cuda" else max(1, cores // 2)),
-    )
+    rows = share.rows(learner.batch)
+    micro = compute.micro_batch or rows
+    threads = compute.decode_threads or (cores if device.type == "cuda" else max(1, cores // 2))
+    stream = batches(learner.decoder(share), batch=learner.batch, share=share, place=settings["place"], threads=threads)
+    scorer = None if learner.validation is None else _Scorer(learner.validation, share, micro, threads)
+    val_ap: NDArray[np.float64] | None = None
     began = last = time.monotonic()
     waited = waited_all = 0.0
     logged = start
@@ -233,33 +358,50 @@ def _train(settings: dict[str, Any]) -> None:
         for group in optimiser.param_groups:
             group["lr"] = learner.optimiser.learning_rate * factor * group["factor"]
         torch.manual_seed(learner.seed * 1_000_003 + step * world + rank)
-        terms = learner.losses(model, batch, step, device)
-        loss = torch.stack(list(terms.values())).sum()
-        if not torch.isfinite(loss):
-            _not_finite(step, {name: float(value) for name, value in terms.items()}, learner.image_uris(batch))
+        count = torch.tensor(float(learner.count(batch)), device=device)
+        if world > 1:
+            torch.distributed.all_reduce(count)
+        count.clamp_(min=1)
         optimiser.zero_grad(set_to_none=True)
-        (loss * world).backward()  # DDP takes the mean over workers; the batch's loss is their sum
+        terms: dict[str, Tensor] = {}
+        for first in range(0, rows, micro):
+            # Workers may have another number of micro batches: they meet in the last one's backward pass alone.
+            last_one = first + micro >= rows
+            with contextlib.nullcontext() if world == 1 or last_one else model.no_sync():
+                part = learner.losses(network, {k: v[first : first + micro] for k, v in batch.items()}, step, device)
+                for name, value in part.items():
+                    terms[name] = terms.get(name, 0) + value.detach() / count
+                if last_one:
+                    loss = torch.stack(list(terms.values())).sum()
+                    if not torch.isfinite(loss):
+                        named = {name: float(value) for name, value in terms.items()}
+                        _not_finite(step, named, learner.image_uris(batch))
+                # DDP takes the mean over workers; the batch's loss is their sum.
+                (torch.stack(list(part.values())).sum() / count * world).backward()
         optimiser.step()
         done = step + 1
-        if done % _LOG_EVERY == 0 or done == learner.steps:
-            values = torch.stack([loss.detach(), *(t.detach() for t in terms.values())])
+        validated = scorer is not None and scorer.due(done, learner)
+        if done % _LOG_EVERY == 0 or done == learner.steps or validated:
+            values = torch.stack([loss, *terms.values()])
             if world > 1:
                 torch.distributed.all_reduce(values)
             numbers = [float(v) for v in values]
+            now = time.monotonic()
+            record = {
+                "step": done,
+                "epoch": round(done / learner.epoch_steps, 4),
+                **dict(zip(["loss", *terms], numbers, strict=True)),
+                "learning_rate": learner.optimiser.learning_rate * factor,
+                "images_per_second": (done - logged) * learner.batch * learner.images / (now - last),
+                "waiting": waited / max(now - last, 1e-9),
+                "time": time.time(),
+            }
+            if scorer is not None and validated:
+                val_ap = scorer(plain, autocast, device)
+                record["val_map"] = float(np.nanmean(val_ap))
             if log:
-                now = time.monotonic()
-                log.write(
-                    {
-                        "step": done,
-                        "epoch": round(done / learner.epoch_steps, 4),
-                        **dict(zip(["loss", *terms], numbers, strict=True)),
-                        "learning_rate": learner.optimiser.learning_rate * factor,
-                        "images_per_second": (done - logged) * learner.batch * learner.images / (now - last),
-                        "waiting": waited / max(now - last, 1e-9),
-                        "time": time.time(),
-                    }
-                )
-                last, logged = now, done
+                log.write(record)
+            last, logged = time.monotonic(), done  # a validation is no part of the rate
             waited_all, waited = waited_all + waited, 0.0
         if done % compute.checkpoint_steps == 0 and done < learner.steps:
             with tempfile.TemporaryDirectory() as directory:
@@ -270,9 +412,14 @@ def _train(settings: dict[str, Any]) -> None:
     if rank == 0:
         save(plain.state_dict(), folder / WEIGHTS)
         seconds = time.monotonic() - began
-        (folder / "fit.json").write_text(
-            json.dumps({"seconds": seconds, "steps": learner.steps - start, "waiting": waited_all / max(seconds, 1e-9)})
+        result = FitResult(
+            seconds=seconds,
+            steps=learner.steps - start,
+            waiting=waited_all / max(seconds, 1e-9),
+            precision=precision,
+            val_ap=None if val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in val_ap],
         )
+        write_json(folder / "fit.json", result._asdict())
     if world > 1:
         torch.distributed.barrier()
 
@@ -329,18 +476,23 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
                 if known:
                     raise known
 
-    check_cpus(compute)
     gpu = uses_gpu(compute)
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
-    place = ("threads" if nodes == 1 else "tasks") if compute.decode == "auto" else compute.decode
+    alone = nodes == 1 or compute.min_workers is not None  # elastic workers may leave no CPU to tasks
+    place: Place = ("threads" if alone else "tasks") if compute.decode == "auto" else compute.decode
+    check_cpus(compute, place)
     resources = {"CPU": compute.worker_cpus} | ({"GPU": 1.0} if gpu else {})
 
+    # Two numbers make it elastic, which Ray's stubs do not know.
+    workers: Any = (compute.min_workers, compute.workers) if compute.min_workers else compute.workers
     # The folder of a stage in work carries the stage's key, so a checkpoint found in it is this configuration's.
     trainer = ray.train.torch.TorchTrainer(
         _worker,
         train_loop_config={"learner": learner, "compute": compute, "folder": str(folder), "place": place},
         scaling_config=ray.train.ScalingConfig(
-            num_workers=compute.workers, use_gpu=gpu, resources_per_worker=resources
+            num_workers=workers,
+            use_gpu=gpu,
+            resources_per_worker=resources,
         ),
         run_config=ray.train.RunConfig(
             name="checkpoints",
@@ -360,4 +512,4 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
 
         with follow(folder / STEPS, on_records):
             _interruptible(trainer.fit)
-    return FitResult(**json.loads((folder / "fit.json").read_text()))
+    return FitResult(**read_json(folder / "fit.json"))

@@ -66,6 +66,10 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("pseudo_masks", "background", "none"),
     ("evaluate", "thresholds", 1),
     ("compute", "workers", 0),
+    ("compute", "min_workers", 0),
+    ("compute", "micro_batch", 0),
+    ("classifier", "val_every", -1),
+    ("classifier", "optimiser", {"precision": "fp16"}),
     ("compute", "worker_cpus", 0),
     ("data", "max_rejected", -1),
     ("data", "train_list", 7),
@@ -86,6 +90,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
         ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
         ({"segmenter": {"backbone": "vgg16", "stride": 4}}, "stride 4 exists for the backbone small only"),
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
+        ({"compute": {"workers": 2, "min_workers": 3}}, "min_workers 3 is more than workers 2"),
         ({"compute": {"workers": 6}}, "classifier.batch is 5 for compute.workers 6"),
         ({"compute": {"workers": 11}, "classifier": {"batch": 12}}, "segmenter.batch is 10 for compute.workers 11"),
         ({"pseudo_masks": {"threshold": 0.2, "background_threshold": 0.3}}, "0.3 is above threshold 0.2"),
@@ -117,7 +122,7 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
     Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
-    Config.model_validate({"compute": {"workers": 5}})
+    Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
     Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
     CrfConfig(iterations=0)

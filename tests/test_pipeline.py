@@ -232,6 +232,66 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
 
 
+def test_average_precision_on_val_tags_is_logged_every_epoch(first: pipeline.RunResult) -> None:
+    summary, tracker = first.context.summary("train_classifier"), first.context.tracker
+    logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
+    assert [m.step for m in logged] == [3, 6]
+    assert summary["counts"]["val mAP"] == pytest.approx(logged[-1].value, abs=0.02)
+    assert set(summary["val_ap"]) == set(first.context.classes)
+    assert summary["precision"] == "float32"
+    assert "val mAP" in (first.context.folder / "report.html").read_text()
+
+
+def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weights.backbone` names a file that is not there: nothing is trained from it, so nobody asks for it."""
+    trained = first.context.inputs["train_classifier"] / "weights.pt"
+    shutil.copy(trained, tmp_path / "mine.pt")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = ("weights.classifier=~/mine.pt", f"weights.backbone={tmp_path / 'absent.pth'}", "weights.segmenter=none")
+    resolved = settings(root, *values)
+    pipeline.check(resolved.config, workspace)
+    result = pipeline.run(resolved, workspace, "taken", until="localize")
+    assert result.context.computed["train_classifier"]
+    summary = result.context.summary("train_classifier")
+    assert summary["counts"] == {"steps": 0}
+    assert "not trained but taken from" in summary["notes"][0]
+    assert bytes_of(result.context.inputs["train_classifier"] / "weights.pt") == bytes_of(trained)
+    for table in ("single", "maps"):
+        ours, theirs = (read_table(r.context.inputs["localize"] / table) for r in (result, first))
+        assert ours.equals(theirs)
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "found"),
+    [
+        ("absent.pt", (), "absent.pt is no file"),
+        ("mine.pt", ("classifier.channels=48", "segmenter.channels=48"), "mine.pt does not fit this configuration"),
+        ("mine.pt", ("classifier.head=shared",), "mine.pt does not fit this configuration"),
+        ("garbage.pt", (), "garbage.pt does not fit this configuration"),
+    ],
+)
+def test_a_trained_classifier_that_is_not_there_or_does_not_fit_is_named_before_the_run(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path, value: str, more: Any, found: str
+) -> None:
+    shutil.copy(first.context.inputs["train_classifier"] / "weights.pt", tmp_path / "mine.pt")
+    (tmp_path / "garbage.pt").write_bytes(b"PK garbage")
+    resolved = settings(root, f"weights.classifier={tmp_path / value}", *more)
+    with pytest.raises(UserError, match=found):
+        pipeline.check(resolved.config, workspace)
+
+
+def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
+    root = draw(tmp_path)
+    lists = root / "ImageSets/Segmentation"
+    (lists / "val_cls.txt").write_text((lists / "val.txt").read_text())
+    result = pipeline.run(settings(root), workspace, "no-val", until="train_classifier")
+    summary = result.context.summary("train_classifier")
+    assert summary["val_ap"] is None
+    assert "no image of the split val has a tag" in " ".join(summary["notes"])
+
+
 def test_without_related_images_single_round_maps_are_the_maps(
     first: pipeline.RunResult, root: Path, workspace: Workspace
 ) -> None:

@@ -71,9 +71,23 @@ def test_best_point_is_the_first_of_the_highest_mious(mious: list[float], best: 
 
 def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
     assert loss_terms(records()) == ["basic", "contrastive"]
-    assert loss_terms([{"step": 1, "epoch": 0.1, "loss": 1.0}]) == []
+    assert loss_terms([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]) == []
     without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]
     assert training_chart(records()).light == training_chart(without_time).light
+
+
+def test_mean_average_precision_has_a_chart_of_its_own_where_it_is_known() -> None:
+    without = training_chart(records())
+    assert training_chart(records(val_map=None)).light == without.light
+    validated = [record | ({"val_map": 50.0} if i % 4 == 3 else {}) for i, record in enumerate(records())]
+    plot = training_chart(validated)
+    assert plot.height > without.height
+    green = np.array(ImageColor.getrgb(THEMES["light"].series[2]))
+
+    def drawn(chart: Plot) -> int:
+        return int((pixels(chart.light) == green).all(axis=2).sum())
+
+    assert drawn(plot) > drawn(without) + 500
 
 
 def test_a_thin_line_ends_each_epoch_of_a_training() -> None:

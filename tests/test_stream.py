@@ -22,7 +22,7 @@ from mcis.datasets.tags import Tags
 from mcis.datasets.voc import list_voc
 
 quick = settings(deadline=None, max_examples=60)
-COLUMNS = ("images_m", "images_n", "m", "n", "epoch", "kind")
+COLUMNS = ("images_m", "images_n", "m", "n", "epoch", "kind", "row", "unshared_m", "unshared_n")
 PADDING = [124, 116, 104]
 SIZE = 24
 
@@ -194,7 +194,8 @@ def same(found: Sequence[Batch], expected: Sequence[Batch]) -> None:
     for one, other in zip(found, expected, strict=True):
         assert set(one) == set(COLUMNS)
         for name in COLUMNS:
-            assert one[name].dtype == (np.uint8 if name.startswith("images") or name == "kind" else np.int64)
+            kind = "u" if name.startswith("images") or name == "kind" else "b" if name.startswith("unshared") else "i"
+            assert one[name].dtype == {"u": np.uint8, "b": np.bool_, "i": np.int64}[kind]
             np.testing.assert_array_equal(one[name], other[name])
 
 
@@ -203,6 +204,7 @@ def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Tab
     (batch,) = [decoder(drawn, Share(0, 1, 3, 5))({"id": np.arange(2)})]
     for name in ("m", "n", "epoch"):
         np.testing.assert_array_equal(batch[name], getattr(rows, name))
+    np.testing.assert_array_equal(batch["row"], np.arange(15, 25))
     for side in ("m", "n"):
         assert batch[f"images_{side}"].shape == (10, SIZE, SIZE, 3)
         for place, image in zip(batch[side], batch[f"images_{side}"], strict=True):
@@ -220,6 +222,38 @@ def test_the_workers_rows_make_up_the_batch(drawn: pa.Table, world: int) -> None
             for rank in range(world):
                 together[rank::world] = parts[rank][step][name]
             np.testing.assert_array_equal(together, batch[name])
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, rank: int) -> None:
+    """Against sets, pair by pair, the pairs of other workers too; a worker's own rows alone say something else."""
+    tags = [set(each) for each in drawn["tags"].to_pylist()]
+    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1)
+    seen, own = [], []
+    for step, batch in enumerate(decoded(drawn, Share(rank, 3, 0, 60), batch=3)):
+        rows = sampler.rows(3 * step, 3 * step + 3)
+        pairs = list(zip(rows.m.tolist(), rows.n.tolist(), strict=True))
+        expected = [any(tags[m] - tags[n] for m, n in pairs), any(tags[n] - tags[m] for m, n in pairs)]
+        assert [set(batch[f"unshared_{side}"].tolist()) for side in "mn"] == [{expected[0]}, {expected[1]}]
+        m, n = pairs[rank]
+        seen.append(expected)
+        own.append([bool(tags[m] - tags[n]), bool(tags[n] - tags[m])])
+    assert {value for each in seen for value in each} == {True, False}
+    assert seen != own
+
+
+def test_an_image_that_is_twice_in_an_epoch_is_cropped_twice(drawn: pa.Table) -> None:
+    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1, balance=1.0)
+    squares = Squares(drawn["uri"].to_pylist(), SIZE)
+    decode = PairDecoder(squares, sampler, batch=24, share=Share(0, 1, 0, 1), crop_scales=(1.0, 1.5))
+    batch = decode({"id": np.array([0])})
+    assert set(batch["epoch"].tolist()) == {0}
+    crops: dict[int, list[bytes]] = {}
+    for image, pixels in zip(batch["m"].tolist(), batch["images_m"], strict=True):
+        crops.setdefault(image, []).append(pixels.tobytes())
+    again = [pictures for pictures in crops.values() if len(pictures) > 1]
+    assert again
+    assert all(len(set(pictures)) > 1 for pictures in again)
 
 
 # --- the two places

@@ -2,28 +2,50 @@
 
 import json
 import os
+import pickle
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor, nn
 
+from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares
+from mcis.datasets.images import Squares, read_rgb
+from mcis.datasets.maps import Shards
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.synthetic import draw
 from mcis.datasets.tags import Tags
 from mcis.datasets.voc import list_voc
 from mcis.models.backbones import Backbone
-from mcis.platform.config import ClassifierConfig, ComputeConfig, Optimiser
+from mcis.models.metrics import average_precision
+from mcis.platform.config import ClassifierConfig, ComputeConfig, Optimiser, SegmenterConfig
 from mcis.platform.runtime import user_error_in
-from mcis.platform.stages.train_classifier import ClassifierLearner
+from mcis.platform.stages.train_classifier import ClassifierLearner, val_scores
+from mcis.platform.stages.train_segmenter import SegmenterLearner
 from mcis.platform.tracking import Tracker
-from mcis.platform.training import STEPS, WEIGHTS, _StepLog, build_optimiser, fit, learning_rate, load_weights
+from mcis.platform.training import (
+    STEPS,
+    WEIGHTS,
+    Learner,
+    Network,
+    Validation,
+    _StepLog,
+    build_optimiser,
+    fit,
+    learning_rate,
+    load_weights,
+)
 from mcis.platform.workspace import Workspace
 
 # --- rates
@@ -178,10 +200,11 @@ def test_the_step_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """A drawn data set of 24 images and a workspace with its MLflow store."""
+    """A drawn data set of 24 + 8 images and a workspace with its MLflow store."""
 
     learner: ClassifierLearner
     workspace: Workspace
+    validation: Validation | None = None
 
     def tracker(self, name: str) -> Tracker:
         return Tracker(self.workspace, self.workspace.run(name), name, identity=name)
@@ -190,8 +213,9 @@ class Surroundings:
 @pytest.fixture(scope="module")
 def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
     root = tmp_path_factory.mktemp("training")
-    draw(root / "VOC2012", train=24, val=4, size=48, classes=4)
-    rows = list_voc(root / "VOC2012", classes=root / "VOC2012/classes.txt").table.slice(0, 24)
+    draw(root / "VOC2012", train=24, val=8, size=48, classes=4)
+    table = list_voc(root / "VOC2012", classes=root / "VOC2012/classes.txt").table
+    rows, val = table.slice(0, 24), table.slice(24)
     config = ClassifierConfig(
         backbone="small",
         channels=12,
@@ -219,10 +243,15 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         pretrained=None,
     )
     assert learner.steps == 20
-    return Surroundings(learner=learner, workspace=Workspace(root / "workspace"))
+    validation = Validation(
+        images=Squares(val["uri"].to_pylist(), config.input_size),
+        tags=Tags.of_index(val["tags"], 4),
+        scores=val_scores,
+    )
+    return Surroundings(learner=learner, workspace=Workspace(root / "workspace"), validation=validation)
 
 
-def plain_loop(learner: ClassifierLearner) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+def plain_loop(learner: Learner) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Weights after a training without Ray, and the loss terms of each step."""
     torch.manual_seed(learner.seed)
     network: Any = learner.model()
@@ -231,14 +260,14 @@ def plain_loop(learner: ClassifierLearner) -> tuple[dict[str, Tensor], list[dict
     decode = learner.decoder(Share(0, 1, 0, learner.steps))
     terms = []
     for step in range(learner.steps):
-        epoch = step * learner.batch // len(learner.pictures.uris)
         for group in optimiser.param_groups:
-            group["lr"] = 0.1 * group["factor"] * (0.1 if epoch >= 3 else 1)
-        losses = learner.losses(network, decode({"id": np.array([step])}), step, torch.device("cpu"))
+            group["lr"] = 0.1 * group["factor"] * (0.1 if step * learner.batch // 24 >= 3 else 1)
+        batch = decode({"id": np.array([step])})
+        losses = learner.losses(network, batch, step, torch.device("cpu"))
         optimiser.zero_grad()
-        torch.stack(list(losses.values())).sum().backward()
+        (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
         optimiser.step()
-        terms.append({name: float(value.detach()) for name, value in losses.items()})
+        terms.append({name: float(value.detach()) / learner.count(batch) for name, value in losses.items()})
     return network.state_dict(), terms
 
 
@@ -258,23 +287,39 @@ def test_the_plain_loop_does_train(here: Surroundings) -> None:
 
 
 def test_a_side_without_an_unshared_label_in_the_whole_batch_has_no_contrastive_term(here: Surroundings) -> None:
-    tags_m, tags_n = torch.tensor([[1.0, 1, 0, 0], [0, 0, 1, 0]]), torch.tensor([[1.0, 0, 0, 0], [0, 0, 1, 0]])
-    weights = here.learner._contrastive_weights
-    assert weights(tags_m, tags_n, step=7).tolist() == [1, 0]
-    assert weights(tags_n, tags_m, step=7).tolist() == [0, 1]
-    assert weights(tags_n, tags_n, step=7).tolist() == [0, 0]
-    assert weights(tags_m, tags_n, step=4).tolist() == [0, 0], "it begins with epoch 1"
+    def weights(m: bool, n: bool, step: int = 7) -> tuple[float, float]:
+        batch = {"unshared_m": np.array([m, m]), "unshared_n": np.array([n, n])}
+        return here.learner._contrastive_weights(batch, step)
+
+    assert weights(True, True) == (1, 1)
+    assert weights(True, False) == (1, 0)
+    assert weights(False, True) == (0, 1)
+    assert weights(False, False) == (0, 0)
+    assert weights(True, True, step=4) == (0, 0), "it begins with epoch 1"
 
 
-@pytest.mark.parametrize("batch", [5, pytest.param(4, marks=pytest.mark.slow)])
-def test_two_workers_train_the_same_weights(here: Surroundings, tmp_path: Path, ray_local: None, batch: int) -> None:
-    """Five pairs are three and two: gradients weigh pairs, not workers."""
+@pytest.mark.parametrize(
+    ("batch", "workers", "micro"),
+    [
+        (5, 2, 2),
+        pytest.param(5, 2, None, marks=pytest.mark.slow),
+        pytest.param(5, 1, 2, marks=pytest.mark.slow),
+        pytest.param(4, 2, None, marks=pytest.mark.slow),
+    ],
+)
+def test_workers_and_micro_batches_train_the_same_weights(
+    here: Surroundings, tmp_path: Path, ray_local: None, batch: int, workers: int, micro: int | None
+) -> None:
+    """Five pairs are three and two: gradients weigh pairs, not workers. In twos, one worker has two micro batches."""
     config = here.learner.config.model_copy(update={"batch": batch, "epochs": 2})
     learner = replace(here.learner, config=config)
     weights, terms = plain_loop(learner)
-    tracker = here.tracker(f"batch-{batch}")
-    result = fit(learner, tmp_path, ComputeConfig(workers=2, threads=1), tracker, label="classifier")
+    tracker = here.tracker(f"batch-{batch}-{workers}-{micro}")
+    compute = ComputeConfig(workers=workers, micro_batch=micro, threads=1)
+    result = fit(learner, tmp_path, compute, tracker, label="classifier")
     assert result.steps == learner.steps
+    assert result.precision == "float32"
+    assert result.val_ap is None
     found = trained(tmp_path)
     assert found.keys() == weights.keys()
     for key, value in weights.items():
@@ -289,45 +334,314 @@ def test_two_workers_train_the_same_weights(here: Surroundings, tmp_path: Path, 
         assert record["epoch"] == pytest.approx(record["step"] * batch / 24, abs=1e-3)
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [(m.step, m.value) for m in logged] == [(r["step"], r["loss"]) for r in records]
+    waiting = tracker.client.get_metric_history(tracker.run_id, "classifier.waiting")
+    assert [m.value for m in waiting] == [r["waiting"] for r in records]
+    assert all(0 <= m.value <= 1 for m in waiting)
 
 
-def test_a_training_that_was_killed_ends_in_the_same_bits(here: Surroundings, tmp_path: Path, ray_local: None) -> None:
-    """Checkpoints after steps 8 and 16, a failure in step 13: the log's line of step 10 is cut off and comes again."""
-    snapshot = "checkpoints/checkpoint_manager_snapshot.json"
-
-    @dataclass(frozen=True, kw_only=True)
-    class Failing(ClassifierLearner):
-        """Writes down where its streams start, and fails once."""
-
-        folder: Path
-
-        def decoder(self, share: Share) -> PairDecoder:
-            with (self.folder / "starts").open("a") as file:
-                file.write(f"{share.start} ")
-            return super().decoder(share)
-
-        def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
-            if step == 13 and not (self.folder / "failed").exists():
-                deadline = time.monotonic() + 60
-                while not (self.folder / snapshot).exists() and time.monotonic() < deadline:
-                    time.sleep(0.1)  # until the checkpoint is on record
-                (self.folder / "failed").touch()
-                raise RuntimeError("a node was lost")
-            return super().losses(model, batch, step, device)
-
-    learner = Failing(**vars(here.learner), folder=tmp_path)
-    compute = ComputeConfig(threads=1, checkpoint_steps=8, max_failures=1)
-    tracker = here.tracker("killed")
-    result = fit(learner, tmp_path, compute, tracker, label="classifier")
-    assert (tmp_path / "starts").read_text() == "0 8 "
-    assert result.steps == 12
-    weights, terms = plain_loop(here.learner)
+@pytest.mark.slow
+def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    """Half of the masks are almost all ignored: means of workers or of micro batches would be another loss."""
+    (tmp_path / "masks").mkdir()
+    rng = np.random.default_rng(0)
+    shapes = [read_rgb(uri).shape[:2] for uri in here.learner.pictures.uris]
+    masks = [rng.integers(0, 5, shape).astype(np.uint8) for shape in shapes]
+    for mask in masks[::2]:
+        mask[4:] = 255
+    ids = [str(number) for number in range(24)]
+    table = pa.table({"image_id": ids, "mask": [encode_labels(mask) for mask in masks]})
+    pq.write_table(table, tmp_path / "masks" / "part-00000000-00000024.parquet")
+    optimiser = here.learner.optimiser
+    learner = SegmenterLearner(
+        config=SegmenterConfig(
+            backbone="small", channels=12, width=8, dilation=1, crop=32, batch=5, steps=10, optimiser=optimiser
+        ),
+        seed=3,
+        classes=4,
+        image_ids=ids,
+        uris=here.learner.pictures.uris,
+        masks=Shards(tmp_path / "masks"),
+        start=None,
+        pretrained=None,
+    )
+    weights, terms = plain_loop(learner)
+    compute = ComputeConfig(workers=2, micro_batch=2, threads=1)
+    fit(learner, tmp_path, compute, here.tracker("segmenter"), label="segmenter")
     for key, value in trained(tmp_path).items():
+        torch.testing.assert_close(value, weights[key], rtol=1e-4, atol=1e-6)
+    (line,) = (tmp_path / STEPS).read_text().splitlines()
+    assert json.loads(line)["loss"] == pytest.approx(terms[9]["pixel"], rel=1e-4)
+
+
+def test_bf16_trains_float32_weights_to_about_the_same_loss(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    half = here.learner.config.optimiser.model_copy(update={"precision": "bf16"})
+    learner = replace(here.learner, config=here.learner.config.model_copy(update={"optimiser": half}))
+    result = fit(learner, tmp_path, ComputeConfig(threads=1), here.tracker("bf16"), label="classifier")
+    assert result.precision == "bf16"
+    weights, terms = plain_loop(here.learner)
+    found = trained(tmp_path)
+    assert {value.dtype for value in found.values()} == {torch.float32}
+    assert not any(torch.equal(value, weights[key]) for key, value in found.items())
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in found.values())
+    last = json.loads((tmp_path / STEPS).read_text().splitlines()[-1])
+    assert last["loss"] == pytest.approx(sum(terms[19].values()), rel=0.02)
+
+
+def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    """At the end of epochs 2 and 4, on two workers and on one, against the scores of a plain loop's weights."""
+    assert here.validation is not None
+    validation = replace(here.validation, every=2)
+    learner = replace(here.learner, validation=validation)
+    weights, _ = plain_loop(here.learner)
+    found = {}
+    for workers in (1, 2):
+        folder, tracker = tmp_path / str(workers), here.tracker(f"validated-{workers}")
+        folder.mkdir()
+        result = fit(learner, folder, ComputeConfig(workers=workers, threads=1), tracker, label="classifier")
+        records = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
+        assert [r["step"] for r in records if "val_map" in r] == [10, 20]
+        assert result.val_ap is not None
+        found[workers] = [r["val_map"] for r in records]
+        logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
+        assert [(m.step, m.value) for m in logged] == list(zip([10, 20], found[workers], strict=True))
+        if workers == 1:
+            assert all(torch.equal(value, weights[key]) for key, value in trained(folder).items())
+    assert found[1] == pytest.approx(found[2], abs=1e-6)
+
+    network: Any = learner.model()
+    network.load_state_dict(weights)
+    network.to(memory_format=torch.channels_last)
+    every = np.arange(len(validation.tags))
+    with torch.inference_mode():
+        scores = torch.cat([val_scores(network, torch.from_numpy(validation.images(every[[i]]))) for i in every])
+    expected = average_precision(scores.double().numpy(), validation.tags.matrix(every))
+    assert found[1][-1] == pytest.approx(np.nanmean(expected))
+    assert result.val_ap == [None if np.isnan(v) else pytest.approx(v, abs=0.006) for v in expected]
+    assert 0 < found[1][-1] < 100
+
+
+SNAPSHOT = "checkpoints/checkpoint_manager_snapshot.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Struck(ClassifierLearner):
+    """Writes down where its streams start, and in step 13 falls to `blow`, once a checkpoint is on record; but once."""
+
+    folder: Path
+    blow: Callable[[], None]
+
+    def decoder(self, share: Share) -> PairDecoder:
+        with (self.folder / "starts").open("a") as file:
+            file.write(f"{share.start} ")
+        return super().decoder(share)
+
+    def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+        if step == 13 and not (self.folder / "struck").exists():
+            deadline = time.monotonic() + 60
+            while not (self.folder / SNAPSHOT).exists() and time.monotonic() < deadline:
+                time.sleep(0.1)
+            (self.folder / "struck").write_text(str(os.getpid()))
+            self.blow()
+        return super().losses(model, batch, step, device)
+
+
+def by_value() -> None:
+    """This module is not installed, so what it defines travels to Ray's processes as it is."""
+    import ray.cloudpickle
+
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+def check_that_it_went_on(folder: Path, learner: ClassifierLearner) -> None:
+    """The training was cut in the middle of an epoch, went on from step 8, and ended in the bits of a plain loop.
+
+    Checkpoints lie behind steps 8 and 16. Its log's line of step 10, already written, was cut off and came again.
+    """
+    assert (8 / learner.epoch_steps) % 1 > 0.1, "a checkpoint at an epoch's end proves less"
+    assert (folder / "starts").read_text() == "0 8 "
+    weights, terms = plain_loop(learner)
+    for key, value in trained(folder).items():
         assert torch.equal(value, weights[key]), f"{key} differs by {(value - weights[key]).abs().max():.1e}"
-    assert steps_of(tmp_path / STEPS) == [10, 20]
+    assert steps_of(folder / STEPS) == [10, 20]
+    losses = [json.loads(line)["loss"] for line in (folder / STEPS).read_text().splitlines()]
+    assert losses == pytest.approx([sum(terms[9].values()), sum(terms[19].values())], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "the worker killed",
+        pytest.param("an error", marks=pytest.mark.slow),
+        pytest.param("a second start", marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_that_was_cut_ends_in_the_same_bits(
+    here: Surroundings, tmp_path: Path, ray_local: None, how: str
+) -> None:
+    def blow() -> None:
+        if how == "the worker killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise RuntimeError("a node was lost")
+
+    by_value()
+    learner = Struck(**vars(here.learner), folder=tmp_path, blow=blow)
+    again = how == "a second start"
+    compute = ComputeConfig(threads=1, checkpoint_steps=8, max_failures=0 if again else 1)
+    tracker = here.tracker(how.replace(" ", "-"))
+    if again:
+        with pytest.raises(Exception, match="a node was lost"):
+            fit(learner, tmp_path, compute, tracker, label="classifier")
+        assert steps_of(tmp_path / STEPS) == [10]
+        assert not (tmp_path / WEIGHTS).exists()
+    result = fit(learner, tmp_path, compute, tracker, label="classifier")
+    assert result.steps == 12
+    check_that_it_went_on(tmp_path, here.learner)
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [m.step for m in logged] == [10, 20]
-    assert logged[1].value == pytest.approx(sum(terms[19].values()), rel=1e-6)
+
+
+DRIVER = """
+import pickle, sys, time
+sys.path.insert(0, sys.argv[1])
+import test_training
+from mcis.platform.config import ComputeConfig
+from mcis.platform.runtime import ray_session
+from mcis.platform.training import fit
+
+test_training.by_value()
+
+def blow():
+    time.sleep(600)  # until the driver is killed
+
+with open(sys.argv[2], "rb") as file:
+    given, workspace, folder = pickle.load(file)
+here = test_training.Surroundings(learner=given, workspace=workspace)
+learner = test_training.Struck(**vars(given), folder=folder, blow=blow)
+compute = ComputeConfig(threads=1, checkpoint_steps=8)
+with ray_session(compute):
+    fit(learner, folder, compute, here.tracker("driver"), label="classifier")
+"""
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+def test_a_training_whose_driver_was_killed_goes_on_at_the_next_start(here: Surroundings, tmp_path: Path) -> None:
+    """The process that called `fit` is killed while its worker is in step 13; the same command then ends the work."""
+    task, folder = tmp_path / "task.pickle", tmp_path / "stage"
+    folder.mkdir()
+    (tmp_path / "driver.py").write_text(DRIVER)
+    task.write_bytes(pickle.dumps((here.learner, here.workspace, folder)))
+    command = [sys.executable, str(tmp_path / "driver.py"), str(Path(__file__).parent), str(task)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as driver:
+        for _ in range(1200):
+            if (folder / "struck").exists() and (folder / "struck").read_text():
+                break
+            assert driver.poll() is None, driver.communicate()
+            time.sleep(0.1)
+        driver.kill()
+        assert driver.wait() == -signal.SIGKILL
+    worker = int((folder / "struck").read_text())
+    for _ in range(600):
+        if not alive(worker):
+            break
+        time.sleep(0.1)
+    assert not alive(worker), "the worker outlives its driver"
+    assert (folder / SNAPSHOT).exists()
+    assert steps_of(folder / STEPS) == [10]
+    assert not (folder / WEIGHTS).exists()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    check_that_it_went_on(folder, here.learner)
+
+
+ELASTIC = """
+import pickle, sys, threading, time
+import ray
+from ray.cluster_utils import Cluster
+sys.path.insert(0, sys.argv[1])
+import test_training
+from mcis.platform.config import ComputeConfig
+from mcis.platform.training import fit
+
+test_training.by_value()
+
+def blow():
+    time.sleep(600)  # until its node is removed, or the other worker's
+
+with open(sys.argv[2], "rb") as file:
+    given, workspace, folder = pickle.load(file)
+here = test_training.Surroundings(learner=given, workspace=workspace)
+learner = test_training.Struck(**vars(given), folder=folder, blow=blow)
+quick = {"health_check_period_ms": 500, "health_check_failure_threshold": 3}
+node = {"num_cpus": 2, "object_store_memory": 2**27}
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False, "_system_config": quick})
+lost = cluster.add_node(**node)
+ray.init(address=cluster.address, log_to_driver=False)
+
+def remove():
+    while not (folder / "struck").exists():
+        time.sleep(0.1)
+    cluster.remove_node(lost, allow_graceful=False)
+
+threading.Thread(target=remove, daemon=True).start()
+compute = ComputeConfig(workers=2, min_workers=1, worker_cpus=1.5, threads=1, checkpoint_steps=8)
+fit(learner, folder, compute, here.tracker("elastic"), label="classifier")
+ray.shutdown()
+cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_an_elastic_training_goes_on_with_the_workers_that_are_left(here: Surroundings, tmp_path: Path) -> None:
+    """Two nodes with a worker each, one of which is lost in step 13: the other goes on alone, with the same batches."""
+    task, folder = tmp_path / "task.pickle", tmp_path / "stage"
+    folder.mkdir()
+    (tmp_path / "elastic.py").write_text(ELASTIC)
+    task.write_bytes(pickle.dumps((here.learner, here.workspace, folder)))
+    command = [sys.executable, str(tmp_path / "elastic.py"), str(Path(__file__).parent), str(task)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "starts").read_text() == "0 0 8 ", "two workers from the beginning, then one"
+    weights, _ = plain_loop(here.learner)
+    for key, value in trained(folder).items():
+        torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5)
+    assert steps_of(folder / STEPS) == [10, 20]
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_configuration_is_named(here: Surroundings, tmp_path: Path, ray_local: None) -> None:
+    def blow() -> None:
+        raise RuntimeError("a node was lost")
+
+    by_value()
+    struck = Struck(**vars(here.learner), folder=tmp_path, blow=blow)
+    compute = ComputeConfig(threads=1, checkpoint_steps=8, max_failures=0)
+    with pytest.raises(Exception, match="a node was lost"):
+        fit(struck, tmp_path, compute, here.tracker("before"), label="classifier")
+    wider = replace(here.learner, config=here.learner.config.model_copy(update={"channels": 24}))
+    with pytest.raises(Exception, match="does not fit this configuration") as caught:
+        fit(wider, tmp_path, compute, here.tracker("after"), label="classifier")
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert str(tmp_path) in error.found
+    assert "size mismatch" in error.found
+    assert f"remove {tmp_path}" in error.remedy
+    assert not (tmp_path / WEIGHTS).exists()
 
 
 def test_a_file_that_vanishes_ends_a_training_with_the_users_error(

@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares
+from mcis.datasets.images import Squares, image_bytes
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation, augment
 from mcis.models.backbones import BACKBONES, Backbone, load_pretrained, normalise, to_unit
-from mcis.models.classifier import CoAttentionClassifier
-from mcis.models.losses import pair_losses
+from mcis.models.classifier import CoAttentionClassifier, pool
+from mcis.models.losses import PairScores, pair_losses
 from mcis.platform.cache import decoded_cache
 from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.training import WEIGHTS, fit, load_weights, save
-from mcis.platform.weights import classifier_weights
+from mcis.platform.training import WEIGHTS, Network, Validation, fit, load_weights, save
+from mcis.platform.weights import classifier_weights, trained_classifier
 
 _AUGMENT_M, _AUGMENT_N = 2, 3
 
@@ -60,9 +60,17 @@ def load_classifier(config: Config, folder: Path, classes: int) -> CoAttentionCl
 def device_images(
     batch: Batch, name: str, draws: NDArray[np.float64], how: Augmentation, device: torch.device
 ) -> Tensor:
-    """uint8 images of a batch -> augmented and normalised on the device, (B, 3, H, W)."""
+    """uint8 images of a batch -> augmented and normalised on the device, (B, 3, H, W), channels last."""
     images = to_unit(torch.from_numpy(np.array(batch[name])).to(device, non_blocking=True))
-    return normalise(augment(images, how, torch.from_numpy(draws).to(device, torch.float32)))
+    images = normalise(augment(images, how, torch.from_numpy(draws).to(device, torch.float32)))
+    return images.contiguous(memory_format=torch.channels_last)  # as the weights are
+
+
+def val_scores(model: nn.Module, images: Tensor) -> Tensor:
+    """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
+    assert isinstance(model, CoAttentionClassifier)
+    scores: Tensor = pool(model.phi(model.backbone(normalise(to_unit(images)))).float())
+    return scores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +83,7 @@ class ClassifierLearner:
     source: NDArray[np.bool_] | None
     pictures: Squares
     pretrained: Path | None
+    validation: Validation | None = None
     images: int = 2
 
     @property
@@ -128,46 +137,53 @@ class ClassifierLearner:
     def image_uris(self, batch: Batch) -> list[str]:
         return [self.pictures.uris[i] for side in ("m", "n") for i in batch[side].tolist()]
 
-    def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
-        c, epoch = self.config, batch["epoch"]
+    def count(self, batch: Batch) -> int:
+        return len(batch["m"])
+
+    def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+        c, row = self.config, batch["row"]
         how = Augmentation(jitter=c.colour_jitter, flip=c.flip, shift=c.shift)
         images_m, images_n = (
-            device_images(
-                batch, name, uniforms(self.seed, epoch, batch[side], purpose, Augmentation.DRAWS), how, device
-            )
+            device_images(batch, name, uniforms(self.seed, row, batch[side], purpose, Augmentation.DRAWS), how, device)
             for name, side, purpose in (("images_m", "m", _AUGMENT_M), ("images_n", "n", _AUGMENT_N))
         )
         tags_m, tags_n = (torch.from_numpy(self.tags.matrix(batch[s])).to(device, torch.float32) for s in ("m", "n"))
         kind = torch.from_numpy(batch["kind"].astype(np.int64)).to(device) if c.kinds > 1 else None
         scores, selves = model(images_m, images_n, c.self_pairs, kind)
+        scores, selves = _float32(scores), [_float32(own) for own in selves]
         terms = {
-            name: values.sum() / self.batch
+            name: values.sum()
             for name, values in pair_losses(scores, tags_m, tags_n, reduction=c.loss_reduction).items()
         }
         if "contrastive_m" in terms:
-            weights = self._contrastive_weights(tags_m, tags_n, step)
-            terms["contrastive"] = weights[0] * terms.pop("contrastive_m") + weights[1] * terms.pop("contrastive_n")
+            of_m, of_n = self._contrastive_weights(batch, step)
+            terms["contrastive"] = of_m * terms.pop("contrastive_m") + of_n * terms.pop("contrastive_n")
         for own in selves:
             for name, values in pair_losses(own, tags_m, tags_m, reduction=c.loss_reduction).items():
-                terms[f"self_{name}"] = (
-                    terms.get(f"self_{name}", torch.zeros((), device=device)) + values.sum() / self.batch
-                )
+                terms[f"self_{name}"] = terms.get(f"self_{name}", torch.zeros((), device=device)) + values.sum()
         return terms
 
-    def _contrastive_weights(self, tags_m: Tensor, tags_n: Tensor, step: int) -> Tensor:
-        """1 or 0 for each side: from the configured epoch on, and, as released, where a side has an unshared label."""
-        begun = float(int(step / self.epoch_steps) >= self.config.contrastive_from_epoch)
+    def _contrastive_weights(self, batch: Batch, step: int) -> tuple[float, float]:
+        """1 or 0 for each side: from the configured epoch on, and, as released, where the whole batch's pairs have an
+        unshared label on that side.
+        """
+        begun = int(step / self.epoch_steps) >= self.config.contrastive_from_epoch
         if not self.config.contrastive_needs_unshared:
-            return tags_m.new_full((2,), begun)
-        shared = tags_m * tags_n
-        unshared = torch.stack([(tags_m - shared).sum(), (tags_n - shared).sum()])
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(unshared)
-        return (unshared > 0).float() * begun
+            return float(begun), float(begun)
+        return float(begun and batch["unshared_m"][0]), float(begun and batch["unshared_n"][0])
 
 
-def _take(config: Config, context: RunContext) -> dict[str, Any]:
-    path, classes = Path(config.weights.classifier or ""), len(context.classes)
+def _float32(scores: PairScores) -> PairScores:
+    known = {name: each.float() for name, each in scores._asdict().items() if each is not None}
+    return PairScores(**known)
+
+
+def taken_over(config: Config, path: Path, classes: int) -> CoAttentionClassifier:
+    """The trained classifier in the file `weights.classifier` names.
+
+    Raises:
+        UserError: the file is damaged or of another configuration.
+    """
     model = build_classifier(config.classifier, classes)
     try:
         load_weights(model, path)
@@ -177,15 +193,17 @@ def _take(config: Config, context: RunContext) -> dict[str, Any]:
             f"the classifier of this configuration ({config.classifier.backbone}, {classes} classes)",
             "give the recipe and values that it was trained with; released weights need --recipe released",
         ) from None
-    save(model.state_dict(), context.part / WEIGHTS)
+    return model
+
+
+def _take(config: Config, context: RunContext, path: Path) -> dict[str, Any]:
+    save(taken_over(config, path, len(context.classes)).state_dict(), context.part / WEIGHTS)
     return {"busy": 0.0, "counts": {"steps": 0}, "notes": [f"the classifier was not trained but taken from {path}"]}
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file, or the trained classifier's."""
-    if config.weights.classifier:
-        return file_stamps([config.weights.classifier])
-    path = classifier_weights(config, context.workspace)
+    path = trained_classifier(config) or classifier_weights(config, context.workspace)
     return file_stamps([str(path)]) if path else None
 
 
@@ -195,8 +213,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     Raises:
         UserError: weights cannot be had or do not fit, or the loss is not finite.
     """
-    if config.weights.classifier:
-        return _take(config, context)
+    if trained := trained_classifier(config):
+        return _take(config, context, trained)
     rows = split_rows(context, "train", tagged=True)
     size = config.classifier.input_size
     middle = config.classifier.sizing == "short_side"
@@ -210,6 +228,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         source=np.array(rows["domain"].to_pylist()) == "source",
         pictures=Squares(rows["uri"].to_pylist(), size, middle=middle, cache=cache),
         pretrained=classifier_weights(config, context.workspace),
+        validation=_validation(config, context, len(rows)),
     )
     try:
         sampler = learner.sampler()
@@ -221,11 +240,41 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         ) from None
     result = fit(learner, context.part, config.compute, context.tracker, label="classifier")
     counts: dict[str, Any] = {"steps": learner.steps}
-    notes = []
+    notes = [f"the classifier was trained in {result.precision}"] if result.precision != "float32" else []
+    val_ap = None
+    if result.val_ap:
+        val_ap = dict(zip(context.classes, result.val_ap, strict=True))
+        known = [ap for ap in result.val_ap if ap is not None]
+        counts["val mAP"] = round(sum(known) / len(known), 2)
+    elif config.classifier.val_every:
+        notes.append("no image of the split val has a tag: there is no mean average precision of the classifier")
     if learner.source is not None and learner.source.any():
         kinds = sampler.kind_counts(0)
         counts["pairs of the first epoch"] = dict(zip(KINDS, kinds.drawn.tolist(), strict=True))
         moved = int(np.abs(kinds.wanted - kinds.drawn).sum()) // 2
         if moved:
             notes.append(f"{moved} pair(s) of the first epoch are of another kind than wanted: a class lacks a domain")
-    return {"busy": result.seconds, "waiting": result.waiting, "counts": counts, "notes": notes}
+    return {
+        "busy": result.seconds,
+        "waiting": result.waiting,
+        "precision": result.precision,
+        "val_ap": val_ap,
+        "counts": counts,
+        "notes": notes,
+    }
+
+
+def _validation(config: Config, context: RunContext, training: int) -> Validation | None:
+    """The tagged val images, decoded once where the cache holds them beside the `training` images."""
+    c, compute = config.classifier, config.compute
+    rows = split_rows(context, "val", tagged=True)
+    if not c.val_every or not len(rows):
+        return None
+    room = (training + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
+    cache = decoded_cache(rows, c.input_size, context, compute) if room else None
+    return Validation(
+        images=Squares(rows["uri"].to_pylist(), c.input_size, cache=cache),
+        tags=Tags.of_index(rows["tags"], len(context.classes)),
+        scores=val_scores,
+        every=c.val_every,
+    )

@@ -21,12 +21,13 @@ from mcis.datasets.stream import Batch, Share, random_crop
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import load_pretrained
 from mcis.models.losses import pixel_ce
+from mcis.models.metrics import IGNORE
 from mcis.models.segmenters import SEGMENTERS
 from mcis.platform.config import Config, Optimiser, SegmenterConfig
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
 from mcis.platform.stages.train_classifier import build_backbone, device_images, load_classifier
-from mcis.platform.training import WEIGHTS, fit, load_weights
+from mcis.platform.training import WEIGHTS, Network, fit, load_weights
 from mcis.platform.weights import segmenter_weights
 from mcis.platform.workspace import read_table
 
@@ -97,6 +98,7 @@ class SegmenterLearner:
     masks: Shards
     start: dict[str, Tensor] | None
     pretrained: Path | None
+    validation: None = None
     images: int = 1
 
     @property
@@ -140,13 +142,14 @@ class SegmenterLearner:
     def image_uris(self, batch: Batch) -> list[str]:
         return [self.uris[i] for i in batch["index"].tolist()]
 
-    def losses(self, model: nn.Module, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def count(self, batch: Batch) -> int:
+        return int((batch["labels"] != IGNORE).sum())
+
+    def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         draws = uniforms(self.seed, batch["epoch"], batch["index"], _JITTER, Augmentation.DRAWS)
         images = device_images(batch, "images", draws, Augmentation(jitter=self.config.colour_jitter), device)
-        total, count = pixel_ce(model(images), torch.from_numpy(np.array(batch["labels"])).to(device))
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(count)
-        return {"pixel": total / count.clamp(min=1)}
+        labels = torch.from_numpy(np.array(batch["labels"])).to(device)
+        return {"pixel": pixel_ce(model(images).float(), labels)[0]}
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -190,6 +193,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     return {
         "busy": result.seconds,
         "waiting": result.waiting,
+        "precision": result.precision,
+        "notes": [f"the segmenter was trained in {result.precision}"] if result.precision != "float32" else [],
         "counts": {
             "steps": learner.steps,
             "training images": len(rows),
