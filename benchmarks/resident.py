@@ -1,0 +1,95 @@
+"""Training from the stream over training with all batches in memory.
+
+Recipe `small`, whose step is the shortest and so leaves the stream the least time. The stream reads the decoded cache,
+as the stage does, in a thread beside the training. Both sides train the same network on the same batches, in turn.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+import photos
+import pyarrow as pa
+import torch
+from stream import tags_of
+
+from mcis.datasets.images import MakeSquares, Squares
+from mcis.datasets.stream import Batch, Share, batches
+from mcis.platform.settings import resolve
+from mcis.platform.stages.train_classifier import ClassifierLearner
+from mcis.platform.training import build_optimiser
+from mcis.platform.workspace import write_table
+
+TARGET = 0.95
+
+
+def train(learner: ClassifierLearner, stream: Iterator[Batch], steps: int) -> float:
+    """Images a second of `steps` updates."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    model: Any = learner.model()
+    model.to(device, memory_format=torch.channels_last)
+    optimiser = build_optimiser(model, learner.optimiser)
+    began, images = 0.0, 0
+    for step in range(steps):
+        if step == steps // 4:  # by then both sides have their buffers
+            began, images = time.perf_counter(), 0
+        batch = next(stream)
+        loss = torch.stack(list(learner.losses(model, batch, step, device).values())).sum() / learner.count(batch)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        images += 2 * len(batch["m"])
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return images / (time.perf_counter() - began)
+
+
+def main() -> None:
+    """Trains both ways in turn and prints the ratio of the medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print(machine.describe())
+    config = resolve("voc", "small").config.classifier
+    with tempfile.TemporaryDirectory() as folder:
+        paths = photos.make(Path(folder) / "images", arguments.images)
+        cache = Path(folder) / "cache"
+        for first in range(0, len(paths), 64):
+            part = paths[first : first + 64]
+            name = f"part-{first:08d}-{first + len(part):08d}.arrow"
+            write_table(cache / name, MakeSquares(config.input_size)(pa.table({"uri": part})))
+        learner = ClassifierLearner(
+            config=config,
+            seed=0,
+            tags=tags_of(arguments.images),
+            source=None,
+            pictures=Squares(paths, config.input_size, cache=cache),
+            pretrained=None,
+        )
+        share = Share(0, 1, 0, arguments.steps)
+        decode = learner.decoder(share)
+        resident = [decode({"id": np.array([step])}) for step in range(arguments.steps)]
+        found: dict[str, list[float]] = {"stream": [], "resident": []}
+        for _ in range(arguments.rounds):
+            streamed = batches(decode, batch=learner.batch, share=share, place="threads", threads=1)
+            found["stream"].append(train(learner, streamed, arguments.steps))
+            found["resident"].append(train(learner, iter(resident), arguments.steps))
+    middle = {side: statistics.median(rates) for side, rates in found.items()}
+    for side, rate in middle.items():
+        print(f"{side:10}{rate:8.0f} images/s ({min(found[side]):.0f}..{max(found[side]):.0f})")
+    print(
+        f"ratio {middle['stream'] / middle['resident']:.2f} target {TARGET}: training from the stream, of resident data"
+    )
+
+
+if __name__ == "__main__":
+    main()
