@@ -19,7 +19,7 @@ requests of a few bytes a pair, for a whole batch at once, and the pairs are tho
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -277,6 +277,8 @@ def related_images(
     *,
     seed: int,
     may_repeat: bool = False,
+    domain: Literal["target", "source", "both"] = "both",
+    source: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int64]:
     """The related images of B images, of each for one of its classes (section 3.2), (B, count) positions in the index.
 
@@ -288,12 +290,20 @@ def related_images(
         members: of all training images.
         images, classes: (B,); each image has the class.
         may_repeat: with repetition, and the image itself may be drawn (released recipe).
+        domain: of the related images; where the class has no other image there, they are of both.
+        source: (B,), image is of the domain source; None = none is.
     """
     low, high = members.part(classes)
+    own = np.ones(len(images), bool)  # the image is among the candidates and has to be stepped over
+    if domain != "both":
+        inside = (np.zeros(len(images), bool) if source is None else source) == (domain == "source")
+        first, last = members.part(classes, domain == "source")
+        enough = last - first > (inside & (not may_repeat))
+        low, high, own = np.where(enough, first, low), np.where(enough, last, high), inside | ~enough
     draws = uniforms(seed, classes, images, _RELATED, count)
     if may_repeat:
         return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
-    size = np.maximum(high - low - 1, 0)
+    size = high - low - own
     choice = np.empty((len(images), count), np.int64)
     for r in range(count):
         # The r-th of those that are left, counted over all by stepping over those taken, the smallest first.

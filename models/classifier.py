@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
-from mcis.models.localization import multi_round
+from mcis.models.localization import affinity_query, contrastive_round, multi_round
 from mcis.models.losses import PairScores
 
 Attention = Literal["none", "co", "co+contrastive"]
@@ -142,6 +142,18 @@ class CoAttentionClassifier(nn.Module):
             return coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=scale)
         return coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=scale))
 
+    def facing_weights(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor:
+        """W_P from the target's side, (C, C) or (R, C, C): transposed where the target is the pair's n."""
+        w_p = self.affinity_weights(kind)
+        if isinstance(target_is_n, Tensor):
+            return torch.where(target_is_n[:, None, None], w_p.mT, w_p)
+        return w_p.mT if target_is_n else w_p
+
+    def query(self, target: Tensor, *, kind: Tensor | None = None, target_is_n: bool | Tensor = False) -> Tensor:
+        """What of `co_map` and `contrastive_map` an image's maps share, (HW, C), or (R, HW, C) for R W_P."""
+        w_p = self.facing_weights(kind, target_is_n)
+        return affinity_query(target, w_p, form=self.affinity_form, scale=self.affinity_scale)
+
     def co_map(
         self,
         target: Tensor,
@@ -150,27 +162,38 @@ class CoAttentionClassifier(nn.Module):
         *,
         kind: Tensor | None = None,
         target_is_n: bool | Tensor = False,
+        query: Tensor | None = None,
     ) -> Tensor:
         """Mean co-attentive activation (H, W) of a class in `target` (C, H, W), seen with `related` (R, C, H', W').
 
         Where `target_is_n`, for all or (R,), the target is the pair's second image, whose affinity is the transpose:
-        F_n^T W_P^T F_m. That is so for an image of the source related to one of the target; `kind` is (R,).
+        F_n^T W_P^T F_m. That is so for an image of the source related to one of the target; `kind` is (R,). `query`
+        stands for both, where several maps share it.
         """
+        query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_weights()
-        w_p = self.affinity_weights(kind)
-        if isinstance(target_is_n, Tensor):
-            w_p = torch.where(target_is_n[:, None, None], w_p.mT, w_p)
-        elif target_is_n:
-            w_p = w_p.mT
-        return multi_round(
-            target,
-            related,
-            w_p,
-            weight[tag, :, 0, 0],
-            None if bias is None else bias[tag],
-            form=self.affinity_form,
-            scale=self.affinity_scale,
-        )
+        of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
+        return multi_round(query, related, *of_tag, form=self.affinity_form).view(target.shape[1:])
+
+    def contrastive_map(
+        self,
+        target: Tensor,
+        others: Tensor,
+        tag: int,
+        *,
+        kind: Tensor | None = None,
+        target_is_n: bool | Tensor = False,
+        query: Tensor | None = None,
+    ) -> Tensor:
+        """Mean contrastive activation (H, W) of a class in `target` against `others` (Q, C, H', W') that lack it.
+
+        `kind`, `target_is_n` and `query` as in `co_map`, for Q images.
+        """
+        query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
+        weight, bias = self.common_weights()
+        gate = self.w_b.weight[0, :, 0, 0], None if self.w_b.bias is None else self.w_b.bias[0]
+        of_tag = weight[tag, :, 0, 0] @ target.flatten(1), None if bias is None else bias[tag]
+        return contrastive_round(query, others, *gate, *of_tag, form=self.affinity_form).view(target.shape[1:])
 
     def forward(
         self, images_m: Tensor, images_n: Tensor, self_transforms: tuple[str, ...] = (), kind: Tensor | None = None

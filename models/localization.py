@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mcis.models.coattention import AffinityForm, positions
+from mcis.models.coattention import AffinityForm, positions, unshared
 
 
 def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -38,33 +38,66 @@ def embed(backbone: nn.Module, images: Tensor, *, extra_scales: Sequence[float] 
     return total / ((1 + len(extra_scales)) * (2 if mirror else 1))
 
 
+def affinity_query(target: Tensor, w_p: Tensor, *, form: AffinityForm = "bilinear", scale: float = 1.0) -> Tensor:
+    """The target's side of Eq. 2, scale * F_n^T W_P: (C, H, W) -> (HW, C), or (R, HW, C) for W_P (R, C, C).
+
+    It is the same for all related images that share W_P, whatever their class.
+    """
+    return positions(target[None], form)[0] @ w_p * scale
+
+
+def _attended(query: Tensor, seen: Tensor, weight: Tensor, form: AffinityForm) -> Tensor:
+    """weight^T F^{n∩r} for images r seen (R, C, H', W'): attention over one value a position, (R, HW)."""
+    attention = torch.softmax(query @ positions(seen, form).transpose(1, 2), dim=2)  # (R, HW, H'W')
+    values = torch.einsum("rchw,c->rhw", seen, weight).flatten(1)
+    return (attention @ values[:, :, None])[:, :, 0]
+
+
 def multi_round(
-    target: Tensor,
-    related: Tensor,
-    w_p: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    form: AffinityForm = "bilinear",
-    scale: float = 1.0,
+    query: Tensor, related: Tensor, weight: Tensor, bias: Tensor | None, *, form: AffinityForm = "bilinear"
 ) -> Tensor:
     """Mean over related images of the target's co-attentive activation of one class (section 3.2, second strategy).
 
     Args:
-        target: F_n of the image whose map is wanted, (C, H, W).
+        query: `affinity_query` of the image whose map is wanted, (HW, C), or one a related image, (R, HW, C).
         related: F_r of R images that share the class, (R, C, H', W').
-        w_p: W_P, (C, C), or one for each related image, (R, C, C); `form` and `scale` as in `coattention.affinity`.
         weight, bias: the class's row of the layer for co-attentive features, (C,) and ().
 
     Returns:
-        L_{n,k}, (H, W), before clipping and normalising.
+        L_{n,k} position by position, (HW,), before clipping and normalising.
     """
-    query = positions(target[None], form)[0] @ w_p * scale  # (HW, C), shared by all related images of one W_P
-    attention = torch.softmax(query @ positions(related, form).transpose(1, 2), dim=2)  # (R, HW, H'W')
-    values = torch.einsum("rchw,c->rhw", related, weight).flatten(1)
-    if bias is not None:
-        values = values + bias
-    return (attention @ values[:, :, None]).mean(dim=0)[:, 0].view(target.shape[1:])
+    mean = _attended(query, related, weight, form).mean(dim=0)
+    return mean if bias is None else mean + bias
+
+
+def contrastive_round(
+    query: Tensor,
+    others: Tensor,
+    w_b: Tensor,
+    b_b: Tensor | None,
+    values: Tensor,
+    bias: Tensor | None,
+    *,
+    form: AffinityForm = "bilinear",
+) -> Tensor:
+    """Mean over other images of the target's contrastive activation of one class (Eq. 7-10; section 4.5).
+
+    W_B F^{n∩q} is attention over W_B F_q, one value a position, and the class layer on F_n * (1 - B) is that on F_n
+    times (1 - B), so neither feature is laid out.
+
+    Args:
+        query: as in `multi_round`, for Q images.
+        others: F_q of Q images that lack the class, (Q, C, H', W').
+        w_b, b_b: W_B, (C,), and its bias, () or None.
+        values: the class's row of the layer for contrastive features times F_n, without its bias, (HW,).
+        bias: that bias, ().
+
+    Returns:
+        (HW,), before clipping and normalising.
+    """
+    gate = _attended(query, others, w_b, form)[:, None]
+    mean = unshared(values, gate if b_b is None else gate + b_b).mean(dim=0)[0]
+    return mean if bias is None else mean + bias
 
 
 def normalise_maps(maps: Tensor) -> Tensor:

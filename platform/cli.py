@@ -152,6 +152,37 @@ def study_references(
         references(resolved, workspace, name, until=until, parallel=parallel, verbose=verbose)
 
 
+@study_app.command(
+    "effect", epilog="Example: `mcis study effect --voc VOCdevkit/VOC2012 --name effect --recipe small --seeds 3`"
+)
+def study_effect(
+    name: Name,
+    setting: Setting = "voc",
+    voc: Voc = None,
+    single: Single = None,
+    web: Web = None,
+    lid: Lid = None,
+    tags: Tags = None,
+    recipe: Recipe = "paper",
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds one after the other.")] = 3,
+    until: Annotated[
+        str, typer.Option(help="Last stage of the cells that the paper's tables have; the others end at pseudo_masks.")
+    ] = "evaluate",
+    parallel: Annotated[int, typer.Option(min=1, help="Trials at a time.")] = 1,
+    verbose: Verbose = False,
+) -> None:
+    """Training with neither, one or both co-attentions, times related images, over seeds (tables 5 and 6)."""
+    with plain_errors(verbose):
+        from mcis.platform.settings import resolve
+        from mcis.tuning.studies import effect
+
+        options = data_options(voc=voc, single=single, web=web, lid=lid, tags=tags)
+        resolved = resolve(setting, recipe, options, assignments or [])
+        effect(resolved, workspace, name, seeds=seeds, until=until, parallel=parallel, verbose=verbose)
+
+
 @app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")
 def import_weights(
     file: Annotated[Path, typer.Argument(help="Checkpoint of the authors' released code.")],

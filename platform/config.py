@@ -231,12 +231,19 @@ class LocalizeConfig(Section):
     """`paper`: mean over the R co-attentive activations; `released`: mean with four self pairs' maps (RECIPE)."""
     related_may_repeat: bool = False
     """Related images drawn with repetition, the image itself included (RECIPE: yes)."""
+    related_from: Literal["target", "source", "both"] = "both"
+    """Domain that related images are drawn from: the setting's own images, the single-label images, or either. A class
+    without another image there takes from both."""
+    contrastive: bool = False
+    """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
     extra_scales: tuple[Rate, ...] = ()
     """Further factors of the input size at which an image is embedded; its features are averaged over all."""
     mirror: bool = False
     """Average the features with those of the mirror image, mirrored back."""
     batch: Positive = 32
     """Images embedded at a time."""
+    features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
+    """Bound of the features kept at a time, GiB; where an index needs more, its classes are localized in rounds."""
 
 
 class CrfConfig(Section):
@@ -447,6 +454,16 @@ class Config(Section):
             problems.append(
                 f"localize.related is {self.localize.related} but classifier.attention is none, which has no "
                 "co-attention to relate images by; set localize.related=0 or classifier.attention=co"
+            )
+        if self.localize.contrastive and c.attention != "co+contrastive":
+            problems.append(
+                f"localize.contrastive is set but classifier.attention is {c.attention}, which trains no contrastive "
+                "co-attention; set localize.contrastive=false or classifier.attention=co+contrastive"
+            )
+        if self.localize.contrastive and self.localize.related == 0:
+            problems.append(
+                "localize.contrastive is set but localize.related is 0, so there is no image to contrast with; set "
+                "localize.contrastive=false or localize.related=3"
             )
         if c.keep_epoch is not None and c.keep_epoch >= c.epochs:
             problems.append(f"classifier.keep_epoch {c.keep_epoch} is not before classifier.epochs {c.epochs}")

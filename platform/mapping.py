@@ -29,6 +29,12 @@ class MapResult(NamedTuple):
     busy: float
 
 
+def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, tuple[int, int]]:
+    """The shards of a table: name -> first row, number of rows."""
+    counts = {first: min(shard_rows, rows - first) for first in range(0, rows, shard_rows)}
+    return {f"part-{first:08d}-{first + count:08d}.{suffix}": (first, count) for first, count in counts.items()}
+
+
 class _Shards:
     """Computes and writes shards of a table; what travels back is a line of account for each.
 
@@ -91,10 +97,7 @@ def map_table(
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
     folder.mkdir(parents=True, exist_ok=True)
-    wanted = {}
-    for first in range(0, len(table), shard_rows):
-        rows = min(shard_rows, len(table) - first)
-        wanted[f"part-{first:08d}-{first + rows:08d}.{suffix}"] = (first, rows)
+    wanted = shards_of(len(table), shard_rows, suffix)
     there = {file.name for file in folder.glob("part-*")}
     for name in there - wanted.keys():
         (folder / name).unlink()

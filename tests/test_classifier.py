@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import mcis.models.classifier
 from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import SELF_TRANSFORMS, Attention, CoAttentionClassifier, pair_kinds, pool, transform
-from mcis.models.coattention import affinity, coattend
+from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.losses import PairScores, pair_losses
 
 Array = NDArray[np.float64]
@@ -323,3 +323,27 @@ def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
         torch.testing.assert_close(model.co_map(target[0], other, 1, target_is_n=second), expected)
         wrong = model.co_map(target[0], other, 1, target_is_n=not second)
         assert not torch.allclose(wrong, expected)
+
+
+@pytest.mark.parametrize("options", FORMS[:4], ids=str)
+@pytest.mark.parametrize("tag", [0, K - 1])
+def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: dict[str, Any], tag: int) -> None:
+    """Eq. 7-9 from either side of a pair, with each pair's own W_P, and the query shared with the co-attentive maps."""
+    model = classifier(kinds=3, **options)
+    model.w_p.data += torch.randn(3, C, C, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    target, others = features(5, 1, 2, 3), features(6, 3, 3, 2)
+    kind, target_is_n = torch.tensor([1, 2, 1]), torch.tensor([False, True, False])
+    with torch.inference_mode():
+        head = model.common_head if model.own_head else model.phi
+        maps = []
+        for one, k, second in zip(others, kind, target_is_n, strict=True):
+            w_p = model.w_p[k].T if second else model.w_p[k]
+            p = affinity(target, one[None], w_p, form=model.affinity_form, scale=model.affinity_scale)
+            maps.append(head(unshared(target, model.w_b(coattend(target, one[None], p).m)))[0, tag])
+        got = model.contrastive_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
+        query = model.query(target[0], kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(model.contrastive_map(target[0], others, tag, query=query), got)
+        co_map = model.co_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(model.co_map(target[0], others, tag, query=query), co_map)
+        assert not torch.allclose(co_map, got)

@@ -56,6 +56,8 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "optimiser", {"name": "adam"}),
     ("localize", "related", 9),
     ("localize", "related", -1),
+    ("localize", "related_from", "web"),
+    ("localize", "features_gb", 0),
     ("segmenter", "stride", 16),
     ("segmenter", "scales", [1.0, 0]),
     ("segmenter", "dropout", -0.1),
@@ -87,6 +89,8 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
     ("values", "said"),
     [
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
+        ({"classifier": {"attention": "co"}, "localize": {"contrastive": True}}, "contrastive is set but .* is co,"),
+        ({"localize": {"contrastive": True, "related": 0}}, "localize.contrastive is set but localize.related is 0"),
         ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
         ({"segmenter": {"backbone": "vgg16", "stride": 4}}, "stride 4 exists for the backbone small only"),
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
@@ -126,3 +130,10 @@ def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
     CrfConfig(iterations=0)
+
+
+def test_the_bound_of_features_is_in_no_stages_key() -> None:
+    """It changes no result, so maps that were made under another bound are taken as they are."""
+    bound, other = (Config.model_validate({"localize": {"features_gb": g}}).localize for g in (1, 2))
+    assert bound != other
+    assert bound.model_dump(mode="json") == other.model_dump(mode="json")

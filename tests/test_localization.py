@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mcis.models.backbones import small
-from mcis.models.coattention import AffinityForm, affinity, coattend
+from mcis.models.coattention import AffinityForm, affinity, coattend, unshared
 from mcis.models.localization import (
+    affinity_query,
+    contrastive_round,
     embed,
     multi_round,
     normalise_maps,
@@ -92,7 +94,8 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
     rng = np.random.default_rng(seed)
     target, related, w_p = normal(rng, c, *of_target), normal(rng, r, c, *of_related), normal(rng, c, c)
     weight, bias = normal(rng, c), normal(rng, 1)[0] if with_bias else None
-    got = multi_round(target, related, w_p, weight, bias, form=form, scale=scale)
+    query = affinity_query(target, w_p, form=form, scale=scale)
+    got = multi_round(query, related, weight, bias, form=form).view(target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
     each = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
     np.testing.assert_allclose(got, np.mean(each, axis=0), atol=1e-9)
@@ -106,7 +109,7 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
     repeated = target.expand(2, -1, -1, -1)
     common = coattend(repeated, related, affinity(repeated, related, w_p, scale=2.0)).m
     long_way = (torch.einsum("rchw,c->rhw", common, weight) + bias).mean(dim=0)
-    short = multi_round(target, related, w_p, weight, bias, scale=2.0)
+    short = multi_round(affinity_query(target, w_p, scale=2.0), related, weight, bias).view(target.shape[1:])
     torch.testing.assert_close(short, long_way)
     ahead = normal(rng, 2, 3)
     for a, b in zip(
@@ -115,11 +118,60 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
         torch.testing.assert_close(a, b)
 
 
+@quick
+@given(
+    seed=seeds,
+    c=side,
+    q=side,
+    of_target=st.tuples(side, side),
+    of_other=st.tuples(side, side),
+    form=st.sampled_from(FORMS),
+    scale=st.sampled_from([0.5, 1.0, 15.0]),
+    with_bias=st.booleans(),
+    gate_bias=st.booleans(),
+)
+def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
+    seed: int,
+    c: int,
+    q: int,
+    of_target: tuple[int, int],
+    of_other: tuple[int, int],
+    form: AffinityForm,
+    scale: float,
+    with_bias: bool,
+    gate_bias: bool,
+) -> None:
+    """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
+    rng = np.random.default_rng(seed)
+    target, others, w_p = normal(rng, c, *of_target), normal(rng, q, c, *of_other), normal(rng, c, c)
+    w_b, weight = normal(rng, c), normal(rng, c)
+    bias, b_b = normal(rng, 1)[0] if with_bias else None, normal(rng, 1)[0] if gate_bias else None
+    query = affinity_query(target, w_p, form=form, scale=scale)
+    got = contrastive_round(query, others, w_b, b_b, weight @ target.flatten(1), bias, form=form)
+    each = []
+    for other in others:
+        common = coattend(target[None], other[None], affinity(target[None], other[None], w_p, form=form, scale=scale)).m
+        gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None], None if b_b is None else b_b[None])
+        layer = weight[None, :, None, None], None if bias is None else bias[None]
+        each.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
+    torch.testing.assert_close(got, torch.stack(each).mean(dim=0).flatten(), atol=1e-9, rtol=0)
+
+
+def test_each_related_image_may_meet_a_query_of_its_own() -> None:
+    rng = np.random.default_rng(7)
+    target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
+    query = affinity_query(target, w_p, scale=2.0)
+    assert query.shape == (2, 6, 3)
+    each = [multi_round(affinity_query(target, w_p[r], scale=2.0), related[r : r + 1], weight, None) for r in range(2)]
+    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(each).mean(dim=0))
+
+
 def test_the_same_related_image_twice_adds_nothing() -> None:
     rng = np.random.default_rng(6)
     target, related, w_p, weight = normal(rng, 3, 2, 2), normal(rng, 1, 3, 2, 2), normal(rng, 3, 3), normal(rng, 3)
-    once = multi_round(target, related, w_p, weight, None)
-    torch.testing.assert_close(multi_round(target, related.repeat(3, 1, 1, 1), w_p, weight, None), once)
+    query = affinity_query(target, w_p)
+    once = multi_round(query, related, weight, None)
+    torch.testing.assert_close(multi_round(query, related.repeat(3, 1, 1, 1), weight, None), once)
 
 
 # --- normalised, combined and resized

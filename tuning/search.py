@@ -3,9 +3,10 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config import Config
 from mcis.platform.progress import bar
 from mcis.platform.runtime import user_error_in
 from mcis.platform.settings import Values, resolve
@@ -32,16 +33,16 @@ def _trial(parameters: dict[str, Any]) -> None:
     tune.report({"name": settings["name"], "scores": result.scores})
 
 
+class Trial(NamedTuple):
+    """A run of the pipeline: its name, what its configuration changes, and its last stage."""
+
+    name: str
+    values: Values
+    until: str
+
+
 def run_trials(
-    setting: str,
-    recipe: str,
-    trials: Sequence[tuple[str, Values]],
-    *,
-    workspace: Workspace,
-    study: str,
-    parent: str,
-    until: str,
-    parallel: int,
+    config: Config, trials: Sequence[Trial], *, workspace: Workspace, study: str, parent: str, parallel: int
 ) -> dict[str, list[dict[str, Any]]]:
     """Runs trials of the pipeline and returns the entries of scores.json of each, by run name.
 
@@ -49,7 +50,7 @@ def run_trials(
     would keep it from the training workers that they wait for.
 
     Args:
-        trials: run name and dotted configuration values of each.
+        config: whose setting and recipe all trials share.
         parent: MLflow run that the trials' runs become children of.
         parallel: trials at a time.
 
@@ -60,15 +61,14 @@ def run_trials(
 
     keep = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
     common = {
-        "setting": setting,
-        "recipe": recipe,
+        "setting": config.setting,
+        "recipe": config.recipe,
         "workspace": str(workspace.root),
         "study": study,
         "parent": parent,
-        "until": until,
         "environment": {name: os.environ[name] for name in keep if name in os.environ},
     }
-    space = [{**common, "name": name, "values": values} for name, values in trials]
+    space = [{**common, **trial._asdict()} for trial in trials]
     with bar(f"study {study}", len(space), "trials") as progress:
         progress.update(0, "stages that are the same are shared")
         tuner = tune.Tuner(

@@ -1,6 +1,10 @@
 """The paper's ablations as studies: one MLflow run each, its trials the children, a table at the end."""
 
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
@@ -9,10 +13,21 @@ from mcis.platform.runtime import ray_session
 from mcis.platform.settings import Resolved, Values, leaves
 from mcis.platform.tracking import Tracker
 from mcis.platform.workspace import Workspace, fingerprint, write_json, written_aside
-from mcis.tuning.search import run_trials
-from mcis.tuning.tables import headline, related_images_picture, related_images_table
+from mcis.tuning.search import Trial, run_trials
+from mcis.tuning.tables import (
+    COLUMNS,
+    PAPER_EFFECT,
+    Effect,
+    effect_picture,
+    effect_table,
+    headline,
+    related_images_picture,
+    related_images_table,
+)
 
 RELATED = tuple(range(6))
+TRAININGS = ("co", "co+contrastive")
+EFFECT_RELATED = (0, 1, 3, 5)
 
 
 def changed_values(resolved: Resolved) -> Values:
@@ -25,61 +40,158 @@ def changed_values(resolved: Resolved) -> Values:
     }
 
 
-def references(
-    resolved: Resolved, workspace: Path, name: str, *, until: str, parallel: int, verbose: bool = False
-) -> dict[int, dict[str, float]]:
-    """Related images R = 0..5 over one trained classifier (table 7): mIoU in percent by R and column.
+@contextlib.contextmanager
+def _study(
+    resolved: Resolved, workspace: Path, name: str, kind: str, swept: Sequence[str], *, verbose: bool
+) -> Iterator[tuple[Workspace, Tracker]]:
+    """A connected Ray, and the study's MLflow run, which the trials' runs become children of.
 
-    Writes runs/NAME/study.json and related_images.png; the trials are the runs NAME-r0 .. NAME-r5.
-
-    Raises:
-        UserError: a classifier without co-attention, an unknown stage, or a trial that failed.
+    It is made first, since it creates MLflow's store before several trials touch it at once.
     """
     config = resolved.config
-    if config.classifier.attention == "none":
-        raise UserError(
-            "the study of related images with classifier.attention=none",
-            "a classifier with co-attention",
-            "set classifier.attention=co or co+contrastive",
-        )
-    if until not in pipeline.STAGES:
-        raise UserError(f"--until {until}", f"one of {', '.join(pipeline.STAGES)}", "choose one of them")
     place = Workspace(workspace)
     pipeline.check(config, place)
-    folder = place.run(name)
-    values = changed_values(resolved)
     with ray_session(config.compute, verbose=verbose):
-        # Creates MLflow's store before several trials touch it at once, and the run that they become children of.
-        tracker = Tracker(place, folder, name, identity=fingerprint(name, values, config.recipe))
+        identity = fingerprint(name, kind, changed_values(resolved), config.recipe)
+        tracker = Tracker(place, place.run(name), name, identity=identity)
         status = "FAILED"
         try:
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": "references"})
-            tracker.parameters({key: value for key, value in leaves(config) if key != "localize.related"})
-            scores = run_trials(
-                config.setting,
-                config.recipe,
-                [(f"{name}-r{related}", {**values, "localize.related": related}) for related in RELATED],
-                workspace=place,
-                study=name,
-                parent=tracker.run_id,
-                until=until,
-                parallel=parallel,
-            )
-            figures = {related: headline(scores[f"{name}-r{related}"], related) for related in RELATED}
-            write_json(folder / "study.json", {"related_images": figures})
-            with written_aside(folder / "related_images.png") as aside:
-                related_images_picture(figures, aside)
-            for related, row in figures.items():
-                for column, value in row.items():
-                    tracker.metric_at(f"miou.{column.replace(',', '')}", value, related)
-            tracker.artifact(folder / "study.json")
-            tracker.artifact(folder / "related_images.png")
+            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": kind})
+            tracker.parameters({key: value for key, value in leaves(config) if key not in swept})
+            yield place, tracker
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
             raise
         finally:
             tracker.finish(status)
+
+
+def _needs_co_attention(resolved: Resolved, study: str) -> None:
+    if resolved.config.classifier.attention == "none":
+        raise UserError(
+            f"the study of {study} with classifier.attention=none",
+            "a classifier with co-attention",
+            "set classifier.attention=co or co+contrastive",
+        )
+
+
+def _keep(figures: Any, name: str, picture: Callable[[Any, Path], None], place: Workspace, tracker: Tracker) -> None:
+    """Writes the study's figures and their picture, and keeps both with its MLflow run."""
+    folder = place.run(name)
+    write_json(folder / "study.json", figures)
+    with written_aside(folder / "study.png") as aside:
+        picture(figures, aside)
+    tracker.artifact(folder / "study.json")
+    tracker.artifact(folder / "study.png")
+
+
+def references(
+    resolved: Resolved, workspace: Path, name: str, *, until: str, parallel: int, verbose: bool = False
+) -> dict[int, dict[str, float]]:
+    """Related images R = 0..5 over one trained classifier (table 7): mIoU in percent by R and column.
+
+    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0 .. NAME-r5.
+
+    Raises:
+        UserError: a classifier without co-attention, an unknown stage, or a trial that failed.
+    """
+    _needs_co_attention(resolved, "related images")
+    _known_stage(until)
+    trials = [
+        Trial(f"{name}-r{related}", {**changed_values(resolved), "localize.related": related}, until)
+        for related in RELATED
+    ]
+    with _study(resolved, workspace, name, "references", ("localize.related",), verbose=verbose) as (place, tracker):
+        scores = run_trials(
+            resolved.config, trials, workspace=place, study=name, parent=tracker.run_id, parallel=parallel
+        )
+        figures = {related: headline(scores[f"{name}-r{related}"], related) for related in RELATED}
+        _keep({"related_images": figures}, name, lambda _, path: related_images_picture(figures, path), place, tracker)
+        for related, row in figures.items():
+            for column, value in row.items():
+                tracker.metric_at(f"miou.{column.replace(',', '')}", value, related)
     console.print(related_images_table(figures, f"mIoU % by number of related images, {name}"))
-    console.print(f"table: {folder / 'study.json'}, picture: {folder / 'related_images.png'}")
+    console.print(f"table and picture: {place.run(name) / 'study.json'}, study.png beside it")
     return figures
+
+
+def effect(
+    resolved: Resolved,
+    workspace: Path,
+    name: str,
+    *,
+    seeds: int,
+    until: str,
+    parallel: int,
+    verbose: bool = False,
+) -> list[Effect]:
+    """What co-attention brings (tables 5 and 6): training with neither, one or both, times related images R.
+
+    Each cell is the mean over seeds of whole runs. Up to the pseudo masks all cells are computed; `until=evaluate`
+    takes those of the paper's two tables on to the segmenter. Writes runs/NAME/study.json and study.png; the trials are
+    the runs NAME-<training>-r<R>-s<seed>.
+
+    Args:
+        seeds: how many, counted from the configuration's.
+
+    Raises:
+        UserError: an unknown stage, or a trial that failed.
+    """
+    _needs_co_attention(resolved, "the effect of co-attention")
+    _known_stage(until)
+    cells = [
+        (attention, related)
+        for attention in TRAININGS
+        for related in EFFECT_RELATED
+        if attention != "none" or not related
+    ]
+    trials = {
+        (attention, related, seed): Trial(
+            f"{name}-{attention.replace('+', '-')}-r{related}-s{seed}",
+            {
+                **changed_values(resolved),
+                "classifier.attention": attention,
+                "localize.related": related,
+                "seed": resolved.config.seed + seed,
+            },
+            until if (attention, related) in PAPER_EFFECT else earlier(until, "pseudo_masks"),
+        )
+        for seed in range(seeds)
+        for attention, related in cells
+    }
+    swept = ("classifier.attention", "localize.related", "seed")
+    with _study(resolved, workspace, name, "effect", swept, verbose=verbose) as (place, tracker):
+        scores = run_trials(
+            resolved.config,
+            list(trials.values()),
+            workspace=place,
+            study=name,
+            parent=tracker.run_id,
+            parallel=parallel,
+        )
+        figures = []
+        for attention, related in cells:
+            rows = [headline(scores[trials[attention, related, seed].name], related) for seed in range(seeds)]
+            figures.append(Effect(attention, related, {c: [row[c] for row in rows] for c in COLUMNS if c in rows[0]}))
+        _keep([cell._asdict() for cell in figures], name, lambda _, path: effect_picture(figures, path), place, tracker)
+        tracker.metrics(
+            {
+                f"miou.{column.replace(',', '')}.{cell.attention.replace('+', '-')}.r{cell.related}": mean(values)
+                for cell in figures
+                for column, values in cell.miou.items()
+            }
+        )
+    console.print(effect_table(figures, f"mIoU %, mean and deviation over {seeds} seeds, {name}"))
+    console.print(f"table and picture: {place.run(name) / 'study.json'}, study.png beside it")
+    return figures
+
+
+def _known_stage(until: str) -> None:
+    if until not in pipeline.STAGES:
+        raise UserError(f"--until {until}", f"one of {', '.join(pipeline.STAGES)}", "choose one of them")
+
+
+def earlier(one: str, other: str) -> str:
+    """The stage of the two that comes first on the journey."""
+    return min(one, other, key=pipeline.STAGES.index)

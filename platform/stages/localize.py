@@ -4,12 +4,18 @@ A map holds class activations at feature resolution, unscaled; `models.localizat
 Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
 once; its features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory
 stays bounded by what the operating system caches and a map costs attention alone.
+
+Where the features of all images exceed `localize.features_gb`, the classes are worked off in rounds, each with a file
+of the features that its maps need, and an image is embedded once in every round that needs it. The maps are the same.
 """
 
+import math
 import os
 import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,58 +23,73 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import map_rows
+from mcis.datasets.maps import Shards, map_rows
 from mcis.datasets.pairs import related_images
 from mcis.datasets.tags import Members, Tags
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
 from mcis.models.localization import embed, released_map, resize_maps, single_round
-from mcis.platform.config import Config
+from mcis.platform.config import Config, LocalizeConfig
 from mcis.platform.context import RunContext
-from mcis.platform.mapping import map_table
+from mcis.platform.mapping import Worker, map_table, shards_of
 from mcis.platform.runtime import uses_gpu
 from mcis.platform.stages.index import split_rows
 from mcis.platform.stages.train_classifier import load_classifier
-from mcis.platform.workspace import disk_errors
+from mcis.platform.workspace import disk_errors, read_json, write_json
+
+_GIB = 2**30
 
 
 class Embed:
-    """Image rows -> single-round maps; keeps the features and, as released, the sum of the self pairs' maps."""
+    """Image rows -> single-round maps; keeps the features and, as released, the sum of the self pairs' maps.
 
-    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, multi: bool, gpu: bool):
-        self.config, self.multi, self.device = config, multi, torch.device("cuda" if gpu else "cpu")
+    Maps are made of the rows that are `fresh`, that is embedded for the first time.
+
+    Args:
+        features: file of the round's features, None = they are not kept.
+        selves: file of the self pairs' maps, None = there are none.
+    """
+
+    def __init__(
+        self, config: Config, weights: Path, classes: int, gpu: bool, features: Path | None, selves: Path | None
+    ):
+        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.model = load_classifier(config, weights, classes).to(self.device)
-        self.features = np.load(folder / "features.npy", mmap_mode="r+")
-        self.selves = np.load(folder / "selves.npy", mmap_mode="r+")
+        self.features = None if features is None else np.load(features, mmap_mode="r+")
+        self.selves = None if selves is None else np.load(selves, mmap_mode="r+")
+        self.batch = min(config.localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        batch = self.config.localize.batch
-        parts = [self._batch(rows.slice(start, batch)) for start in range(0, len(rows), batch)]
+        parts = [self._batch(rows.slice(start, self.batch)) for start in range(0, len(rows), self.batch)]
         return pa.concat_tables(parts)
 
     def _batch(self, rows: pa.Table) -> pa.Table:
         size = self.config.classifier.input_size
         pixels = np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()])
+        # Kernels are chosen by shape: a batch is always filled up, so that an image's features are bit for bit the
+        # same whatever company its round gives it.
+        pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
         images = normalise(to_unit(torch.from_numpy(pixels).to(self.device)))
         localize = self.config.localize
         features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
-        if self.multi:
-            self.features[rows["position"].to_numpy()] = features.cpu().numpy().astype(np.float16)
+        if self.features is not None:
+            self.features[rows["slot"].to_numpy()] = features[: len(rows)].cpu().numpy().astype(np.float16)
         activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
-        ids, tags, maps = [], [], []
-        for place, (image_id, image_tags) in enumerate(
-            zip(rows["image_id"].to_pylist(), rows["tags"].to_pylist(), strict=True)
-        ):
-            ids += [image_id] * len(image_tags)
-            tags += image_tags
-            maps.append(activations[place, image_tags])
-            if self.multi and self.config.localize.aggregation == "released":
-                first = rows["first_map"][place].as_py()
-                kind = torch.tensor([int(rows["domain"][place].as_py() == "source")], device=self.device)
-                total = self._self_maps(images[place], features[place], image_tags, kind)
-                self.selves[first : first + len(image_tags)] = total.cpu().numpy().astype(np.float16)
+        ids, tags, maps = [], [], [activations[0, :0]]
+        for place, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
+            if not row["fresh"]:
+                continue
+            ids += [row["image_id"]] * len(row["tags"])
+            tags += row["tags"]
+            maps.append(activations[place, row["tags"]])
+            if self.selves is not None:
+                kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
+                total = self._self_maps(images[place], features[place], row["tags"], kind)
+                first = row["first_map"]
+                self.selves[first : first + len(row["tags"])] = total.cpu().numpy().astype(np.float16)
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
 
     def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
@@ -93,123 +114,405 @@ class Embed:
 
 
 class Relate:
-    """Image rows with their related images -> maps of the multi-round inference."""
+    """Image rows with their related images -> maps of the multi-round inference.
 
-    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, gpu: bool, source: NDArray[np.bool_]):
+    Args:
+        source: of the images in `features`, (N,), whether they are of the domain source.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Path,
+        classes: int,
+        gpu: bool,
+        features: Path,
+        selves: Path | None,
+        source: NDArray[np.bool_],
+    ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
+        self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         self.model = load_classifier(config, weights, classes).to(self.device)
-        self.features = np.load(folder / "features.npy", mmap_mode="r")
-        self.selves = np.load(folder / "selves.npy", mmap_mode="r")
+        self.features = np.load(features, mmap_mode="r")
+        self.selves = None if selves is None else np.load(selves, mmap_mode="r")
 
-    def _features(self, positions: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(self.features[positions].astype(np.float32)).to(self.device)
+    def _features(self, slots: list[int]) -> Tensor:
+        return torch.from_numpy(self.features[slots].astype(np.float32)).to(self.device)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        images = rows.to_pylist()
+        ids = [row["image_id"] for row in images for _ in row["tags"]]
+        maps = torch.cat([self.maps(row) for row in images])
+        return map_rows(ids, [tag for row in images for tag in row["tags"]], maps.cpu().numpy())
 
     @torch.inference_mode()
+    def maps(self, row: dict[str, Any]) -> Tensor:
+        """The maps of one image's tags, (T, H, W)."""
+        target = self._features([row["slot"]])[0]
+        # F_n^T W_P depends on the other image's domain alone: all maps of an image share it.
+        own = self.source[row["slot"]].expand(len(self.domains))
+        queries = self.model.query(target, kind=pair_kinds(own, self.domains), target_is_n=own & ~self.domains)
+        maps = []
+        for tag, number, related, others in zip(row["tags"], row["maps"], row["related"], row["others"], strict=True):
+            one = self.model.co_map(target, self._features(related), tag, query=self._facing(queries, related))
+            if others:
+                facing = self._facing(queries, others)
+                contrastive = self.model.contrastive_map(target, self._features(others), tag, query=facing)
+                one = (len(related) * one + len(others) * contrastive) / (len(related) + len(others))
+            if self.selves is not None:
+                selves = torch.from_numpy(self.selves[number].astype(np.float32)).to(self.device)
+                one = ((selves + released_map(one)) / 5 * 255).round() / 255
+            maps.append(one)
+        return torch.stack(maps)
+
+    def _facing(self, queries: Tensor, others: list[int]) -> Tensor:
+        """The query that each of the other images meets, (R, HW, C), or the only one, (HW, C)."""
+        return queries[0] if len(queries) == 1 else queries[self.source[others].long()]
+
+
+class Merge:
+    """Image rows -> their maps, from the tables of all rounds."""
+
+    def __init__(self, tables: list[Shards]):
+        self.tables = tables
+
     def __call__(self, rows: pa.Table) -> pa.Table:
-        ids, tags, maps = [], [], []
-        for row in rows.to_pylist():
-            target = self._features(np.array([row["position"]]))[0]
-            for place, (tag, related) in enumerate(zip(row["tags"], row["related"], strict=True)):
-                own, others = self.source[row["position"]], self.source[torch.tensor(related)]
-                raw = self.model.co_map(
-                    target,
-                    self._features(np.array(related)),
-                    tag,
-                    kind=pair_kinds(own, others),
-                    target_is_n=own & ~others,
-                )
-                if self.config.localize.aggregation == "released":
-                    selves = torch.from_numpy(self.selves[row["first_map"] + place].astype(np.float32)).to(self.device)
-                    one = ((selves + released_map(raw)) / 5 * 255).round() / 255
-                else:
-                    one = raw
-                ids.append(row["image_id"])
-                tags.append(tag)
-                maps.append(one)
-        return map_rows(ids, tags, torch.stack(maps).cpu().numpy())
+        ids = rows["image_id"].to_pylist()
+        pairs = zip(ids, rows["tags"].to_pylist(), strict=True)
+        wanted = {pair: n for n, pair in enumerate((i, tag) for i, tags in pairs for tag in tags)}
+        # A table at a time, so that each shard is read once.
+        parts = [found for table in self.tables for i in ids if (found := table.rows(i)) is not None]
+        maps = pa.concat_tables(parts)
+        place = [wanted[pair] for pair in zip(maps["image_id"].to_pylist(), maps["class"].to_pylist(), strict=True)]
+        return maps.take(np.argsort(place))
 
 
-def with_related(rows: pa.Table, config: Config, tags: Tags) -> pa.Table:
-    """Adds to image rows: position, first_map (place of the image's first map among all) and related (T lists of R)."""
-    start, positions, count = tags.start.astype(np.int64), np.arange(len(rows)), config.localize.related
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Relations:
+    """What the T maps are made of. Maps are counted image by image and tag by tag; images are positions in the rows."""
+
+    start: NDArray[np.int64]
+    """(N + 1,) where each image's maps begin."""
+    image: NDArray[np.int64]
+    """(T,) whose map it is."""
+    tag: NDArray[np.int64]
+    """(T,) its class."""
+    related: NDArray[np.int64]
+    """(T, R) related images."""
+    others: NDArray[np.int64]
+    """(O,) images with which contrastive activations are computed, map by map."""
+    others_start: NDArray[np.int64]
+    """(T + 1,) where each map's others begin."""
+
+    def needs(self, classes: int) -> list[NDArray[np.int64]]:
+        """The images whose features the maps of each class are made of, K arrays that ascend."""
+        of_others = np.repeat(self.tag, np.diff(self.others_start))
+        out = []
+        for k in range(classes):
+            mine = self.tag == k
+            parts = (self.image[mine], self.related[mine].reshape(-1), self.others[of_others == k])
+            out.append(np.unique(np.concatenate(parts)))
+        return out
+
+
+def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For each map the related images of its image's other tags that lack its class: a pair shares one, not the other.
+
+    Args:
+        tags: of N images; their T tags are the maps.
+        related: (T, R) positions.
+
+    Returns:
+        (O,) positions, map by map, and (T + 1,) where each map's begin.
+    """
+    start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
+    count = np.diff(start)
+    fellows = np.repeat(count, count)  # (T,) tags of the map's image
+    map_, first = np.repeat(np.arange(len(tag)), fellows), np.cumsum(fellows) - fellows
+    fellow = np.repeat(np.repeat(start[:-1], count) - first, fellows) + np.arange(len(map_))
+    found = related[fellow]
+    have = np.sort(np.repeat(np.arange(len(tags)), count) * tags.classes + tag)
+    asked = found * tags.classes + tag[map_][:, None]
+    # Images of the map's own row have its class, so they drop out as well.
+    lacks = have[np.minimum(np.searchsorted(have, asked), len(have) - 1)] != asked
+    kept = np.bincount(np.repeat(map_, lacks.sum(axis=1)), minlength=len(tag))
+    return found[lacks], np.concatenate([[0], np.cumsum(kept)])
+
+
+def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_]) -> Relations:
+    """Draws the related images of all maps.
+
+    Args:
+        tags: of N images, each with at least one.
+        source: (N,), image is of the domain source.
+    """
+    start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
+    image = np.repeat(np.arange(len(tags)), np.diff(start))
     related = related_images(
-        Members.of(tags),
-        np.repeat(positions, np.diff(start)),
-        tags.values.astype(np.int64),
-        count,
-        seed=config.seed,
-        may_repeat=config.localize.related_may_repeat,
+        Members.of(tags, source),
+        image,
+        tag,
+        config.related,
+        seed=seed,
+        may_repeat=config.related_may_repeat,
+        domain=config.related_from,
+        source=source[image],
     )
-    of_tags = pa.LargeListArray.from_arrays(np.arange(len(related) + 1) * count, related.reshape(-1))
-    rows = rows.append_column("position", pa.array(positions, pa.int64()))
-    rows = rows.append_column("first_map", pa.array(start[:-1], pa.int64()))
-    return rows.append_column("related", pa.LargeListArray.from_arrays(start, of_tags))
+    others, others_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
+    if config.contrastive:
+        others, others_start = contrastive_images(tags, related)
+    return Relations(start=start, image=image, tag=tag, related=related, others=others, others_start=others_start)
 
 
-def make_feature_files(config: Config, weights: Path, classes: int, rows: pa.Table, folder: Path) -> list[Path]:
-    """Makes the memory-mapped files of features and self pairs' maps, unless they are there; empty for R = 0."""
+def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:
+    """Groups the classes into rounds, none of which needs the features of more than `images` images at a time.
+
+    Memory as a function of images: a round keeps 2 C H W bytes (float16) of each image that any of its classes needs,
+    1 MiB with VGG-16 at 256x256; in one round that is 10.3 GiB for VOC's 10,582 images and 341 GiB for LID's 349,319.
+    Images that classes of a round have in common are kept and embedded once, those that rounds have in common once a
+    round. So a round begins with the largest class that is left and goes on, while one fits, with the class that shares
+    most images with it, among equals with the largest.
+
+    Args:
+        needs: of each class the positions of the images, (n_k,), none twice; a class without any is in no round.
+        images: the bound.
+
+    Raises:
+        ValueError: a class alone needs more.
+    """
+    left = {k: len(need) for k, need in enumerate(needs) if len(need)}
+    if left and max(left.values()) > images:
+        raise ValueError(f"a class needs {max(left.values())} images, more than {images}")
+    rounds: list[list[int]] = []
+    while left:
+        inside = np.zeros(1 + max(int(needs[k].max()) for k in left), bool)
+        rounds.append([])
+        while left:
+            shared = {k: int(inside[needs[k]].sum()) for k in left}
+            room = images - int(inside.sum())
+            fit = [k for k in left if left[k] - shared[k] <= room]
+            if not fit:
+                break
+            k = max(fit, key=lambda k: (shared[k], left[k], -k))
+            inside[needs[k]] = True
+            rounds[-1].append(k)
+            del left[k]
+    return [sorted(classes) for classes in rounds]
+
+
+def _nested(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))
+
+
+def embed_rows(
+    rows: pa.Table, start: NDArray[np.int64], images: NDArray[np.int64], fresh: NDArray[np.bool_]
+) -> pa.Table:
+    """What `Embed` reads: the rows of some images, each with its `slot` in the features, first map, and `fresh`."""
+    columns = {"slot": np.arange(len(images)), "first_map": start[images], "fresh": fresh}
+    part = rows.select(["image_id", "uri", "domain", "tags"]).take(pa.array(images))
+    return pa.table({**{name: part[name] for name in part.column_names}, **columns})
+
+
+def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], images: NDArray[np.int64]) -> pa.Table:
+    """What `Relate` reads: the images that have any of some classes, with their maps of these, and places in `images`.
+
+    Columns: image_id, slot, and a list of T entries each: tags, maps (their numbers), related, others (lists of slots).
+    """
+    maps = np.flatnonzero(np.isin(relations.tag, classes))
+    own, first = np.unique(relations.image[maps], return_index=True)
+    start = np.append(first, len(maps))
+    counts = np.diff(relations.others_start)
+    of_others = np.repeat(np.isin(relations.tag, classes), counts)
+    related = np.searchsorted(images, relations.related[maps])
+    others = np.searchsorted(images, relations.others[of_others])
+    by_map = np.arange(len(maps) + 1) * related.shape[1], np.concatenate([[0], np.cumsum(counts[maps])])
+    return pa.table(
+        {
+            "image_id": rows["image_id"].take(pa.array(own)),
+            "slot": np.searchsorted(images, own),
+            "tags": _nested(start, relations.tag[maps]),
+            "maps": _nested(start, maps),
+            "related": _nested(start, _nested(by_map[0], related.reshape(-1))),
+            "others": _nested(start, _nested(by_map[1], others)),
+        }
+    )
+
+
+def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int, int]:
+    """C, H, W of an image's features."""
     size = config.classifier.input_size
     with torch.inference_mode():
-        blank = torch.zeros(1, 3, size, size)
-        shape = tuple(load_classifier(config, weights, classes).backbone(blank).shape[1:])
-    multi = config.localize.related > 0
-    maps = sum(map(len, rows["tags"].to_pylist()))
-    files = {"features.npy": (len(rows) if multi else 0, *shape), "selves.npy": (maps if multi else 0, *shape[1:])}
-    with disk_errors(folder):
-        for name, dimensions in files.items():
-            if not (folder / name).exists():
-                aside = folder / f".{name}"
-                np.lib.format.open_memmap(aside, mode="w+", dtype=np.float16, shape=dimensions).flush()
-                with aside.open("r+b") as file:  # a full disk shows here, not as a fault in some worker's memory
-                    os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
-                aside.rename(folder / name)
-    return [folder / name for name in files]
+        c, h, w = load_classifier(config, weights, classes).backbone(torch.zeros(1, 3, size, size)).shape[1:]
+    return c, h, w
+
+
+def make_file(path: Path, shape: tuple[int, ...]) -> None:
+    """A memory-mapped file of zeros, float16, with all its room on the disk."""
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}")
+        np.lib.format.open_memmap(aside, mode="w+", dtype=np.float16, shape=shape).flush()
+        with aside.open("r+b") as file:  # a full disk shows here, not as a fault in some worker's memory
+            os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
+        aside.rename(path)
+
+
+class Plan(NamedTuple):
+    """The rounds: classes of each, and images whose features each keeps, positions that ascend.
+
+    Attributes:
+        shape: of an image's features, (C, H, W).
+        gib: of the largest round's features.
+    """
+
+    classes: list[list[int]]
+    images: list[NDArray[np.int64]]
+    shape: tuple[int, int, int]
+    gib: float
+
+
+def plan_rounds(
+    config: Config, needs: Sequence[NDArray[np.int64]], shape: tuple[int, int, int], names: Sequence[str]
+) -> Plan:
+    """The rounds that keep `localize.features_gb`, for features of some shape (C, H, W) and class names.
+
+    Raises:
+        UserError: a class alone needs more.
+    """
+    bound, image_bytes = config.localize.features_gb, 2 * math.prod(shape)
+    largest = max(range(len(needs)), key=lambda k: len(needs[k]))
+    try:
+        plan = feature_rounds(needs, int(bound * _GIB // image_bytes))
+    except ValueError:
+        gib = len(needs[largest]) * image_bytes / _GIB
+        raise UserError(
+            f"the maps of class {names[largest]} need the features of {len(needs[largest])} images, {gib:.3g} GiB",
+            f"at most localize.features_gb={bound:g} GiB a class",
+            f"set localize.features_gb={1.01 * gib:.3g} or more, or a smaller classifier.input_size",
+        ) from None
+    images = [np.unique(np.concatenate([needs[k] for k in group])) for group in plan]
+    return Plan(plan, images, shape, max(map(len, images)) * image_bytes / _GIB)
+
+
+def _missing(rows: pa.Table, folder: Path, config: Config) -> bool:
+    return any(not (folder / name).exists() for name in shards_of(len(rows), config.compute.shard_rows))
+
+
+def _map(
+    config: Config, worker: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, rows: pa.Table, label: str
+) -> float:
+    """Maps the rows on the GPUs, where they are used, and returns the busy seconds."""
+    gpus = config.compute.workers if worker is not Merge and uses_gpu(config.compute) else 0
+    shard_rows = config.compute.shard_rows
+    return map_table(rows, worker, arguments, folder, label=label, shard_rows=shard_rows, gpus=gpus).busy
+
+
+def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> float:
+    """Without related images: the single-round maps are the maps."""
+    arguments = config, context.inputs["train_classifier"], len(context.classes), uses_gpu(config.compute), None, None
+    start = np.zeros(len(rows), np.int64)
+    of_rows = embed_rows(rows, start, np.arange(len(rows)), np.ones(len(rows), bool))
+    busy = _map(config, Embed, arguments, context.part / "single", of_rows, "embed")
+    shutil.copytree(context.part / "single", context.part / "maps", dirs_exist_ok=True)
+    return busy
+
+
+def _in_rounds(config: Config, context: RunContext, rows: pa.Table, relations: Relations, plan: Plan) -> float:
+    """Both tables by way of features; what an interrupted call has finished is not done again. Returns busy seconds."""
+    part, source, busy = context.part, np.array(rows["domain"].to_pylist()) == "source", 0.0
+    shared = config, context.inputs["train_classifier"], len(context.classes), uses_gpu(config.compute)
+    selves = part / "selves.npy" if config.localize.aggregation == "released" else None
+    folders = [part / f"round-{n}" for n in range(len(plan.classes))] if len(plan.classes) > 1 else [part]
+    if _missing(rows, part / "single", config) or _missing(rows, part / "maps", config):
+        _start_afresh_unless_it_fits(part, plan, selves, (len(relations.tag), *plan.shape[1:]))
+        seen = np.zeros(len(rows), bool)
+        for number, (folder, group, images) in enumerate(zip(folders, plan.classes, plan.images, strict=True), 1):
+            to_embed = embed_rows(rows, relations.start, images, ~seen[images])
+            to_relate = relate_rows(rows, relations, group, images)
+            seen[images] = True
+            features, of = folder / "features.npy", f" {number}/{len(folders)}" * (len(folders) > 1)
+            if _missing(to_embed, folder / "single", config) or _missing(to_relate, folder / "maps", config):
+                if not features.exists():  # then whatever was embedded is of no more use
+                    shutil.rmtree(folder / "single", ignore_errors=True)
+                    make_file(features, (len(images), *plan.shape))
+                paths = features, selves
+                busy += _map(config, Embed, (*shared, *paths), folder / "single", to_embed, f"embed{of}")
+                arguments = *shared, *paths, source[images]
+                busy += _map(config, Relate, arguments, folder / "maps", to_relate, f"localize{of}")
+            features.unlink(missing_ok=True)
+        if len(folders) > 1:
+            for name in ("single", "maps"):
+                tables = [Shards(folder / name) for folder in folders]
+                busy += _map(config, Merge, (tables,), part / name, rows, f"merge {name}")
+    for folder in part.glob("round-*"):
+        shutil.rmtree(folder)
+    for path in part.glob("*.npy"):
+        path.unlink()
+    return busy
+
+
+def _start_afresh_unless_it_fits(part: Path, plan: Plan, selves: Path | None, shape: tuple[int, ...]) -> None:
+    """Removes what an earlier call left if it was made by other rounds, or without the self pairs' maps it needs."""
+    made = part / "plan.json"
+    if not made.exists() or read_json(made) != plan.classes or (selves and not selves.exists()):
+        shutil.rmtree(part)
+        write_json(made, plan.classes)
+        if selves:
+            make_file(selves, shape)
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
-    """Writes the localization maps of all tagged training images; after a kill only missing shards are computed."""
-    compute, classes, weights = config.compute, len(context.classes), context.inputs["train_classifier"]
-    rows = split_rows(context, "train", tagged=True)
-    rows = with_related(rows, config, Tags.of_index(rows["tags"], classes))
-    gpu = uses_gpu(compute)
-    multi = config.localize.related > 0
-    files = make_feature_files(config, weights, classes, rows, context.part)
-    embedded = map_table(
-        rows,
-        Embed,
-        (config, weights, classes, context.part, multi, gpu),
-        context.part / "single",
-        label="embed",
-        shard_rows=compute.shard_rows,
-        gpus=compute.workers if gpu else 0,
-    )
-    busy = embedded.busy
-    if multi:
-        busy += map_table(
-            rows,
-            Relate,
-            (config, weights, classes, context.part, gpu, np.array(rows["domain"].to_pylist()) == "source"),
-            context.part / "maps",
-            label="localize",
-            shard_rows=compute.shard_rows,
-            gpus=compute.workers if gpu else 0,
-        ).busy
-    else:
-        shutil.copytree(context.part / "single", context.part / "maps", dirs_exist_ok=True)
-    for path in files:
-        path.unlink()
-    repeated = sum(
-        len(set(related)) < config.localize.related for image in rows["related"].to_pylist() for related in image
-    )
-    return {
-        "busy": busy,
-        "counts": {
-            "images": len(rows),
-            "maps": sum(map(len, rows["tags"].to_pylist())),
-            "maps whose related images repeat": repeated if multi else 0,
-        },
-        "notes": [f"{repeated} map(s) of classes with too few images repeat related images"]
-        if multi and repeated
-        else [],
-    }
+    """Writes the localization maps of all tagged training images; after a kill only missing shards are computed.
+
+    Raises:
+        UserError: no training image has a tag, or none is of the domain that related images are to be of, or the
+            features of a class exceed their bound.
+    """
+    localize, names = config.localize, context.classes
+    rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train"))
+    counts: dict[str, Any] = {"images": len(rows), "images without tags": all_images - len(rows)}
+    if not len(rows):
+        raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
+    if not localize.related:
+        counts["maps"] = sum(map(len, rows["tags"].to_pylist()))
+        return {"busy": _single_round_alone(config, context, rows), "counts": counts, "notes": []}
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    domain = localize.related_from
+    if domain != "both" and not (source == (domain == "source")).any():
+        raise UserError(
+            f"localize.related_from is {domain}, but no tagged training image of setting {config.setting} is of it",
+            "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
+            "set localize.related_from=both, or a setting such as voc+single",
+        )
+    relations = draw_relations(localize, config.seed, Tags.of_index(rows["tags"], len(names)), source)
+    shape = feature_shape(config, context.inputs["train_classifier"], len(names))
+    plan = plan_rounds(config, relations.needs(len(names)), shape, names)
+    busy = _in_rounds(config, context, rows, relations, plan)
+
+    ordered = np.sort(relations.related, axis=1)
+    repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
+    counts |= {"maps": len(relations.tag), "maps whose related images repeat": int(repeats.sum())}
+    notes = []
+    if repeats.any() and not localize.related_may_repeat:
+        notes.append(
+            f"{repeats.sum()} map(s) of classes with too few images repeat related images; that of a class's only "
+            "image is related to itself"
+        )
+    if domain != "both":
+        moved = int((source[relations.related] != (domain == "source")).any(axis=1).sum())
+        counts["maps whose related images are of the other domain"] = moved
+        if moved:
+            notes.append(
+                f"{moved} map(s) have related images of both domains: their class has no other of the {domain}"
+            )
+    if localize.contrastive:
+        counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
+    embedded = sum(map(len, plan.images))
+    counts |= {"rounds": len(plan.classes), "images embedded": embedded, "GiB of features": round(plan.gib, 3)}
+    if len(plan.classes) > 1:
+        notes.append(
+            f"features are kept in {len(plan.classes)} rounds to hold localize.features_gb={localize.features_gb:g}: "
+            f"{embedded} embeddings of {len(rows)} images"
+        )
+    return {"busy": busy, "counts": counts, "notes": notes}
