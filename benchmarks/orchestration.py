@@ -93,7 +93,8 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     embed = localize.Embed(config, folder / "classifier", classes, False, features, None)
     embedded = embed(localize.embed_rows(train_rows, relations.start, everyone, ~nowhere))
     write_table(folder / "single" / "part-000000.parquet", embedded)
-    relate = localize.Relate(config, folder / "classifier", classes, False, features, None, nowhere)
+    bank = (relations.bank, tags.matrix(relations.bank)) if len(relations.bank) else None
+    relate = localize.Relate(config, folder / "classifier", classes, False, features, None, nowhere, bank)
     related = relate(localize.relate_rows(train_rows, relations, range(classes), everyone))
     write_table(folder / "maps" / "part-000000.parquet", related)
     lap("localize")

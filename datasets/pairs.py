@@ -33,7 +33,7 @@ KINDS = ("target-target", "source-source", "target-source")
 """Their names."""
 
 # Purposes of draws; those of images' augmentation lie between.
-_PARTNER, _BALANCED, _RELATED = 1, 6, 7
+_PARTNER, _BALANCED, _RELATED, _STRANGERS = 1, 6, 7, 10
 # Purposes of orders: of an epoch's slots, and of the images of all domains, the target's, the source's.
 _IMAGES, _TARGETS, _SOURCES, _SLOTS = 0, 1, 2, 3
 _KIND_BY_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)  # images of the source: 0, 1, 2
@@ -82,6 +82,8 @@ class PairSampler:
         epoch_pairs: E, pairs an epoch; None = as many as images with a tag.
         balance: share of the pairs, in [0, 1], in which not an image takes its turn but a class is drawn, all classes
             with the same chance, and m out of its images; the class is then the pair's. 1 = class-balanced sampling.
+        strangers: share of the pairs, in [0, 1], whose n is any other tagged image, of the domain that the kind names;
+            what such a pair shares is whatever the two have in common, often nothing.
 
     Raises:
         ValueError: no image has a tag, or an option is out of its range, or a kind of the mix has no images or no room.
@@ -97,6 +99,7 @@ class PairSampler:
         mix: Sequence[float] | None = None,
         epoch_pairs: int | None = None,
         balance: float = 0.0,
+        strangers: float = 0.0,
     ):
         if not tags.tagged:
             raise ValueError("no image has a tag, so there is no pair")
@@ -104,9 +107,10 @@ class PairSampler:
             raise ValueError(f"source has shape {source.shape}, expected one value for each of {len(tags)} images")
         if epoch_pairs is not None and epoch_pairs < 1:
             raise ValueError(f"an epoch of {epoch_pairs} pairs, expected at least 1")
-        if not 0 <= balance <= 1:
-            raise ValueError(f"balance {balance} is outside of [0, 1]")
-        self.tags, self.seed, self.itself, self.balance = tags, seed, itself, balance
+        for name, share in (("balance", balance), ("strangers", strangers)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"{name} {share} is outside of [0, 1]")
+        self.tags, self.seed, self.itself, self.balance, self.strangers = tags, seed, itself, balance, strangers
         self.members = Members.of(tags, source)
         self._images, targets = _tagged_images(tags, source)
         self._domains = np.array([0, targets, tags.tagged])  # where in _images each begins and ends
@@ -136,7 +140,7 @@ class PairSampler:
         return self.tags.nbytes + self.members.nbytes + (0 if self._images is None else self._images.nbytes)
 
     def partners(self, epoch: NDArray[np.int64] | int, m: NDArray[np.int64]) -> NDArray[np.int64]:
-        """n for each m, (N,) positions in the index, as `rows` draws it without mix and balance."""
+        """n for each m, (N,) positions in the index, as `rows` draws it without mix, balance and strangers."""
         draws = uniforms(self.seed, epoch, m, _PARTNER, 2)
         nowhere = np.zeros(len(m), bool)
         return self._partners(m, nowhere, self._classes(m, draws[:, 0]), draws[:, 1], None)[0]
@@ -163,6 +167,11 @@ class PairSampler:
             m[here], classes[here], of_source[here] = drawn
             choice[here] = draws[here, 3]
         n, n_of_source = self._partners(m, of_source, classes, choice, wanted)
+        if self.strangers:
+            draws = uniforms(self.seed, epoch, position, _STRANGERS, 2)
+            here = np.flatnonzero(draws[:, 0] < self.strangers)
+            domains = None if wanted is None else wanted[here]
+            n[here], n_of_source[here] = self._strangers(m[here], of_source[here], draws[here, 1], domains)
         turned = of_source & ~n_of_source
         kinds = _KIND_BY_SOURCES[of_source.astype(np.intp) + n_of_source]
         return PairRows(np.where(turned, n, m), np.where(turned, m, n), epoch, kinds)
@@ -215,6 +224,29 @@ class PairSampler:
             classes[here] = k = filled[(of_class[here] * len(filled)).astype(np.int64)]
             place[here] = low[k] + (of_image[here] * (high - low)[k]).astype(np.int64)
         return self.members.images[place].astype(np.int64), classes, place >= self.members.split[classes]
+
+    def _strangers(
+        self,
+        m: NDArray[np.int64],
+        of_source: NDArray[np.bool_],
+        draw: NDArray[np.float64],
+        wanted: NDArray[np.bool_] | None,
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """n for each m out of all tagged images, and whether it is of the source, (B,); arguments as of `_partners`."""
+        low, high = (
+            (np.zeros(len(m), np.int64), np.full(len(m), self._domains[2]))
+            if wanted is None
+            else (self._domains[wanted.astype(np.intp)], self._domains[wanted.astype(np.intp) + 1])
+        )
+        own = True if wanted is None else of_source == wanted
+        size = high - low - own  # the last one stands in for m; without anyone else m is its own partner
+        at = low + (draw * size).astype(np.int64)
+
+        def image(at: NDArray[np.int64]) -> NDArray[np.int64]:
+            return at if self._images is None else self._images[at].astype(np.int64)
+
+        at = np.where(image(at) == m, high - 1, at)
+        return image(at), at >= self._domains[1]
 
     def _partners(
         self,

@@ -4,8 +4,10 @@ Every backbone is fully convolutional and has no statistics of the batch in it (
 all), so that one image's features do not depend on its company or on the number of workers.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,16 +38,39 @@ class Backbone(nn.Module):
         channels: C of the features.
         stride: input pixels per feature position.
         new_layers: names (prefixes) of parameters that have no pretrained weights; they learn faster (RECIPE: x10).
+        textures: name of the early layer of the body whose channels tell textures apart, and how many they are.
     """
 
-    def __init__(self, body: nn.Module, *, channels: int, stride: int, new_layers: tuple[str, ...] = ()):
+    def __init__(
+        self,
+        body: nn.Module,
+        *,
+        channels: int,
+        stride: int,
+        new_layers: tuple[str, ...] = (),
+        textures: tuple[str, int],
+    ):
         super().__init__()
         self.body = body
-        self.channels, self.stride, self.new_layers = channels, stride, new_layers
+        self.channels, self.stride, self.new_layers, self.textures = channels, stride, new_layers, textures
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+    @contextlib.contextmanager
+    def watching_textures(self) -> Iterator[list[Tensor]]:
+        """Collects the output of the texture layer, (B, C', h, w), of every pass inside."""
+        seen: list[Tensor] = []
+
+        def watch(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+            seen.append(output)
+
+        handle = self.body.get_submodule(self.textures[0]).register_forward_hook(watch)
+        try:
+            yield seen
+        finally:
+            handle.remove()
 
 
 def small(*, channels: int = 96, stride: int = 8) -> Backbone:
@@ -75,7 +100,13 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
         nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
         layers += [conv, nn.ReLU(inplace=True)]
-    return Backbone(nn.Sequential(*layers[:-1]), channels=channels, stride=stride, new_layers=("body",))
+    return Backbone(
+        nn.Sequential(*layers[:-1]),
+        channels=channels,
+        stride=stride,
+        new_layers=("body",),
+        textures=("3", 2 * third),  # behind the second ReLU
+    )
 
 
 class _Vgg16(nn.Module):
@@ -106,7 +137,13 @@ def vgg16(*, extra_convs: bool = True) -> Backbone:
 
     256x256 pixels -> 32x32x512 (section 4.1 of the paper; strides and dilations from the released recipe).
     """
-    return Backbone(_Vgg16(extra_convs), channels=512, stride=8, new_layers=("body.extra_convs",))
+    return Backbone(
+        _Vgg16(extra_convs),
+        channels=512,
+        stride=8,
+        new_layers=("body.extra_convs",),
+        textures=("features.16", 256),  # pool3
+    )
 
 
 def _resnet(name: str) -> Backbone:
@@ -123,7 +160,7 @@ def _resnet(name: str) -> Backbone:
             out: Tensor = super().forward(x)["out"]
             return out
 
-    return Backbone(Body(net, {"layer4": "out"}), channels=2048, stride=8)
+    return Backbone(Body(net, {"layer4": "out"}), channels=2048, stride=8, textures=("layer2", 512))
 
 
 def resnet50() -> Backbone:
@@ -173,7 +210,7 @@ def vit_b_16() -> Backbone:
 
     256x256 pixels -> 16x16x768. Images are resized to whole patches, the position embeddings to the image.
     """
-    return Backbone(Vit(), channels=768, stride=16)
+    return Backbone(Vit(), channels=768, stride=16, textures=("conv_proj", 768))
 
 
 BACKBONES: Mapping[str, Callable[..., Backbone]] = {

@@ -204,6 +204,9 @@ class ClassifierConfig(Section):
     """Pairs an epoch; None = as many as images with a tag."""
     class_balance: Share = 0.0
     """Share of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
+    strangers: Share = 0.0
+    """Share of the pairs whose n is any other image, whatever its classes (section 3.2: every pair shares one). Two
+    that share nothing teach the affinity where not to look: without them background attends to objects as well."""
     batch: Positive = 5
     """Pairs a step, over all workers (section 4.1)."""
     epochs: Positive = 15
@@ -227,8 +230,14 @@ class LocalizeConfig(Section):
 
     related: int = Field(default=3, ge=0, le=8)
     """Related images R a class; 0 = single round (section 3.2: 3)."""
-    aggregation: Literal["paper", "released"] = "paper"
-    """`paper`: mean over the R co-attentive activations; `released`: mean with four self pairs' maps (RECIPE)."""
+    aggregation: Literal["paper", "released", "single"] = "paper"
+    """`paper`: mean over the R co-attentive activations; `released`: mean with four self pairs' maps (RECIPE);
+    `single`: the single-round activation, to which related images add evidence alone."""
+    evidence: NonNegative = 0.0
+    """Weight of shared evidence: how much better a position's texture is found again in the related images than in
+    images without the class, times the activations' deviation, added to the map. 0 = none (the paper)."""
+    bank: Positive = 32
+    """Images, drawn at random, among which those without a class stand for all images without it (evidence)."""
     related_may_repeat: bool = False
     """Related images drawn with repetition, the image itself included (RECIPE: yes)."""
     related_from: Literal["target", "source", "both"] = "both"
@@ -464,6 +473,17 @@ class Config(Section):
             problems.append(
                 "localize.contrastive is set but localize.related is 0, so there is no image to contrast with; set "
                 "localize.contrastive=false or localize.related=3"
+            )
+        local = self.localize
+        if local.related and local.aggregation == "single" and (local.contrastive or not local.evidence):
+            problems.append(
+                "localize.aggregation is single, whose only use of related images is evidence; set localize.evidence "
+                "above 0 and localize.contrastive=false, or localize.related=0"
+            )
+        if local.evidence and local.aggregation == "released":
+            problems.append(
+                "localize.evidence is set but localize.aggregation is released, whose maps are no activations to add "
+                "it to; set localize.evidence=0 or another aggregation"
             )
         if c.keep_epoch is not None and c.keep_epoch >= c.epochs:
             problems.append(f"classifier.keep_epoch {c.keep_epoch} is not before classifier.epochs {c.epochs}")

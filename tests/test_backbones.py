@@ -102,6 +102,19 @@ def test_layers_without_pretrained_weights_are_named(built: dict[str, Backbone],
     assert len(found) == {"small": 10, "vgg16": 6}.get(name, 0)
 
 
+@pytest.mark.parametrize("name", BACKBONES)
+def test_the_texture_layer_is_watched_without_changing_the_features(built: dict[str, Backbone], name: str) -> None:
+    backbone = built[name].eval()
+    pictures = images(1, 3, 64, 48)
+    with torch.inference_mode():
+        with backbone.watching_textures() as seen:
+            features = backbone(pictures)
+        torch.testing.assert_close(backbone(pictures), features, rtol=0, atol=0)
+    (textures,) = seen  # nothing is collected behind the block
+    assert textures.shape[:2] == (1, backbone.textures[1])
+    assert all(at >= to for at, to in zip(textures.shape[2:], features.shape[2:], strict=True)), "no coarser"
+
+
 # --- small
 
 

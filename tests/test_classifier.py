@@ -305,7 +305,7 @@ def test_the_transformations_of_self_pairs() -> None:
 
 def test_any_backbone_will_do() -> None:
     body = nn.Conv2d(3, 5, 1)
-    model = CoAttentionClassifier(Backbone(body, channels=5, stride=1), classes=2)
+    model = CoAttentionClassifier(Backbone(body, channels=5, stride=1, textures=("0", 5)), classes=2)
     scores, selves = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
     assert [s.shape for s in present(scores).values()] == [(1, 2)] * 6
     assert selves == []

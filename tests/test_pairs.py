@@ -24,7 +24,7 @@ from mcis.datasets.pairs import (
 from mcis.datasets.tags import Members, Tags
 
 quick = settings(deadline=None, max_examples=60)
-PARTNER, BALANCED = 1, 6  # purposes of draws
+PARTNER, BALANCED, STRANGERS = 1, 6, 10  # purposes of draws
 IMAGES, TARGETS, SOURCES, SLOTS = 0, 1, 2, 3  # purposes of orders
 Matrix = NDArray[np.bool_]
 
@@ -75,6 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
                 options["mix"] = [float(p) for p in possible]
     options["epoch_pairs"] = draw(st.sampled_from([7, 30] if "mix" in options else [None, None, 1, 5, 30]))
     options["balance"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
+    options["strangers"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
     return Case(tags, options)
 
 
@@ -129,6 +130,11 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int, int]:
         if choice := found if itself else stepping_over(found, m):
             n = pick(choice, of_partner)
             break
+    strange, of_stranger = uniforms(seed, epoch, np.array([position]), STRANGERS, 2)[0]
+    if strange < case.options["strangers"]:
+        found = targets + sources if mix is None else sources if kind != TARGET_TARGET else targets
+        choice = stepping_over(found, m)
+        n = pick(choice, of_stranger) if choice else m
     if is_source[m] and not is_source[n]:
         m, n = n, m
     found_kind = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
@@ -145,8 +151,8 @@ def test_rows_are_the_references(case: Case) -> None:
     assert [c.dtype for c in rows] == [np.int64, np.int64, np.int64, np.uint8]
     for m, n in zip(rows.m, rows.n, strict=True):
         common = case.tags[m] & case.tags[n]
-        assert common.any()
-        if m == n and not case.options["itself"]:
+        assert common.any() or case.options["strangers"]
+        if m == n and not case.options["itself"] and not case.options["strangers"]:
             assert (case.tags[:, common].sum(axis=0) == 1).any(), "itself, though its class has another image"
     length = len(sampler)
     epoch = [slow_row(case, row) for row in range(length, 2 * length)]
@@ -440,6 +446,7 @@ def test_bytes_a_tag(domain: bool) -> None:
         ({"source": np.ones(3, bool)}, r"source has shape \(3,\)"),
         ({"epoch_pairs": 0}, "an epoch of 0 pairs"),
         ({"balance": 1.5}, "balance 1.5 is outside"),
+        ({"strangers": -0.1}, "strangers -0.1 is outside"),
         ({"balance": float("nan")}, "balance nan is outside"),
         ({"mix": (1, 1)}, "expected weights of the three kinds"),
         ({"mix": (1, -1, 1)}, "expected weights of the three kinds"),

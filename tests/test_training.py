@@ -94,7 +94,7 @@ class _Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
-        self.backbone = Backbone(body, channels=4, stride=1, new_layers=("body.1",))
+        self.backbone = Backbone(body, channels=4, stride=1, new_layers=("body.1",), textures=("0", 4))
         self.head = nn.Conv2d(4, 2, 1)
         self.w_p = nn.Parameter(torch.eye(4))
 

@@ -22,7 +22,9 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
+from mcis.datasets.draws import permuted
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards, map_rows
@@ -30,7 +32,15 @@ from mcis.datasets.pairs import related_images
 from mcis.datasets.tags import Members, Tags
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
-from mcis.models.localization import embed, released_map, resize_maps, single_round
+from mcis.models.localization import (
+    embed,
+    released_map,
+    resize_maps,
+    shared_evidence,
+    single_round,
+    texture_match,
+    texture_vectors,
+)
 from mcis.platform.config import Config, LocalizeConfig
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import Worker, map_table, shards_of
@@ -40,6 +50,7 @@ from mcis.platform.stages.train_classifier import load_classifier
 from mcis.platform.workspace import disk_errors, read_json, write_json
 
 _GIB = 2**30
+_BANK = 4  # purpose of an order, beside those of `datasets.pairs`
 
 
 class Embed:
@@ -74,9 +85,14 @@ class Embed:
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
         images = normalise(to_unit(torch.from_numpy(pixels).to(self.device)))
         localize = self.config.localize
-        features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
+        with self.model.backbone.watching_textures() as seen:
+            features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
         if self.features is not None:
-            self.features[rows["slot"].to_numpy()] = features[: len(rows)].cpu().numpy().astype(np.float16)
+            kept = [features]
+            if localize.evidence:  # textures of the image as it is: the first pass
+                kept.append(functional.adaptive_avg_pool2d(seen[0], (features.shape[2], features.shape[3])))
+            together = torch.cat(kept, dim=1)[: len(rows)]
+            self.features[rows["slot"].to_numpy()] = together.cpu().numpy().astype(np.float16)
         activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
         ids, tags, maps = [], [], [activations[0, :0]]
         for place, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
@@ -118,6 +134,7 @@ class Relate:
 
     Args:
         source: of the images in `features`, (N,), whether they are of the domain source.
+        bank: slots of the bank's images (B,) and their tags (B, K), where evidence is asked for.
     """
 
     def __init__(
@@ -129,6 +146,7 @@ class Relate:
         features: Path,
         selves: Path | None,
         source: NDArray[np.bool_],
+        bank: tuple[NDArray[np.int64], NDArray[np.bool_]] | None,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
@@ -136,9 +154,25 @@ class Relate:
         self.model = load_classifier(config, weights, classes).to(self.device)
         self.features = np.load(features, mmap_mode="r")
         self.selves = None if selves is None else np.load(selves, mmap_mode="r")
+        self.bank = None if bank is None else self._bank(*bank)
 
     def _features(self, slots: list[int]) -> Tensor:
+        """Features (N, C, H, W), and behind them textures, where evidence is asked for."""
         return torch.from_numpy(self.features[slots].astype(np.float32)).to(self.device)
+
+    @torch.inference_mode()
+    def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> "_Bank":
+        kept, c = self._features(slots.tolist()), self.model.backbone.channels
+        activations = single_round(kept[:, :c], self.model.phi.weight, self.model.phi.bias)
+        textures = kept[:, c:].transpose(0, 1).flatten(1)
+        mean, deviation = textures.mean(dim=1), textures.std(dim=1)
+        return _Bank(
+            vectors=texture_vectors(kept[:, c:], mean, deviation),
+            lacks=torch.from_numpy(~tags).to(self.device),
+            mean=mean,
+            deviation=deviation,
+            weight=self.config.localize.evidence * float(activations.std()),
+        )
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
@@ -149,17 +183,31 @@ class Relate:
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:
         """The maps of one image's tags, (T, H, W)."""
-        target = self._features([row["slot"]])[0]
+        localize, c = self.config.localize, self.model.backbone.channels
+        kept = self._features([row["slot"]])[0]
+        target = kept[:c]
         # F_n^T W_P depends on the other image's domain alone: all maps of an image share it.
         own = self.source[row["slot"]].expand(len(self.domains))
         queries = self.model.query(target, kind=pair_kinds(own, self.domains), target_is_n=own & ~self.domains)
+        single = single_round(target[None], self.model.phi.weight, self.model.phi.bias)[0]
+        if self.bank:
+            vectors = texture_vectors(kept[c:], self.bank.mean, self.bank.deviation)
+            elsewhere = texture_match(vectors, self.bank.vectors)  # (B, HW), shared by all maps of the image
         maps = []
         for tag, number, related, others in zip(row["tags"], row["maps"], row["related"], row["others"], strict=True):
-            one = self.model.co_map(target, self._features(related), tag, query=self._facing(queries, related))
+            near = self._features(related)
+            if localize.aggregation == "single":
+                one = single[tag]
+            else:
+                one = self.model.co_map(target, near[:, :c], tag, query=self._facing(queries, related))
             if others:
-                facing = self._facing(queries, others)
-                contrastive = self.model.contrastive_map(target, self._features(others), tag, query=facing)
+                facing, far = self._facing(queries, others), self._features(others)[:, :c]
+                contrastive = self.model.contrastive_map(target, far, tag, query=facing)
                 one = (len(related) * one + len(others) * contrastive) / (len(related) + len(others))
+            if self.bank:
+                here = texture_match(vectors, texture_vectors(near[:, c:], self.bank.mean, self.bank.deviation))
+                evidence = shared_evidence(here, elsewhere[self.bank.lacks[:, tag]])
+                one = one + self.bank.weight * evidence.view(one.shape)
             if self.selves is not None:
                 selves = torch.from_numpy(self.selves[number].astype(np.float32)).to(self.device)
                 one = ((selves + released_map(one)) / 5 * 255).round() / 255
@@ -169,6 +217,18 @@ class Relate:
     def _facing(self, queries: Tensor, others: list[int]) -> Tensor:
         """The query that each of the other images meets, (R, HW, C), or the only one, (HW, C)."""
         return queries[0] if len(queries) == 1 else queries[self.source[others].long()]
+
+
+class _Bank(NamedTuple):
+    """Images that stand for all: texture vectors (B, HW, C'), which lack a class (B, K), mean and deviation of the
+    texture channels (C',), and what a unit of evidence adds to an activation.
+    """
+
+    vectors: Tensor
+    lacks: Tensor
+    mean: Tensor
+    deviation: Tensor
+    weight: float
 
 
 class Merge:
@@ -204,6 +264,8 @@ class Relations:
     """(O,) images with which contrastive activations are computed, map by map."""
     others_start: NDArray[np.int64]
     """(T + 1,) where each map's others begin."""
+    bank: NDArray[np.int64]
+    """(B,) images that evidence contrasts related ones with, ascending; none where there is no evidence."""
 
     def needs(self, classes: int) -> list[NDArray[np.int64]]:
         """The images whose features the maps of each class are made of, K arrays that ascend."""
@@ -211,8 +273,8 @@ class Relations:
         out = []
         for k in range(classes):
             mine = self.tag == k
-            parts = (self.image[mine], self.related[mine].reshape(-1), self.others[of_others == k])
-            out.append(np.unique(np.concatenate(parts)))
+            parts = self.image[mine], self.related[mine].reshape(-1), self.others[of_others == k]
+            out.append(np.unique(np.concatenate((*parts, self.bank) if mine.any() else parts)))
         return out
 
 
@@ -262,7 +324,12 @@ def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArra
     others, others_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
     if config.contrastive:
         others, others_start = contrastive_images(tags, related)
-    return Relations(start=start, image=image, tag=tag, related=related, others=others, others_start=others_start)
+    bank = np.zeros(0, np.int64)
+    if config.evidence:
+        bank = np.sort(permuted(seed, 0, len(tags), np.arange(min(config.bank, len(tags))), _BANK))
+    return Relations(
+        start=start, image=image, tag=tag, related=related, others=others, others_start=others_start, bank=bank
+    )
 
 
 def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:
@@ -340,11 +407,12 @@ def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], im
 
 
 def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int, int]:
-    """C, H, W of an image's features."""
+    """C, H, W of what is kept of an image: features, and textures where evidence is asked for."""
     size = config.classifier.input_size
     with torch.inference_mode():
-        c, h, w = load_classifier(config, weights, classes).backbone(torch.zeros(1, 3, size, size)).shape[1:]
-    return c, h, w
+        backbone = load_classifier(config, weights, classes).backbone
+        c, h, w = backbone(torch.zeros(1, 3, size, size)).shape[1:]
+    return c + (backbone.textures[1] if config.localize.evidence else 0), h, w
 
 
 def make_file(path: Path, shape: tuple[int, ...]) -> None:
@@ -418,7 +486,9 @@ def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> 
     return busy
 
 
-def _in_rounds(config: Config, context: RunContext, rows: pa.Table, relations: Relations, plan: Plan) -> float:
+def _in_rounds(
+    config: Config, context: RunContext, rows: pa.Table, tags: Tags, relations: Relations, plan: Plan
+) -> float:
     """Both tables by way of features; what an interrupted call has finished is not done again. Returns busy seconds."""
     part, source, busy = context.part, np.array(rows["domain"].to_pylist()) == "source", 0.0
     shared = config, context.inputs["train_classifier"], len(context.classes), uses_gpu(config.compute)
@@ -438,7 +508,10 @@ def _in_rounds(config: Config, context: RunContext, rows: pa.Table, relations: R
                     make_file(features, (len(images), *plan.shape))
                 paths = features, selves
                 busy += _map(config, Embed, (*shared, *paths), folder / "single", to_embed, f"embed{of}")
-                arguments = *shared, *paths, source[images]
+                bank = None
+                if len(relations.bank):
+                    bank = np.searchsorted(images, relations.bank), tags.matrix(relations.bank)
+                arguments = *shared, *paths, source[images], bank
                 busy += _map(config, Relate, arguments, folder / "maps", to_relate, f"localize{of}")
             features.unlink(missing_ok=True)
         if len(folders) > 1:
@@ -485,10 +558,11 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
             "set localize.related_from=both, or a setting such as voc+single",
         )
-    relations = draw_relations(localize, config.seed, Tags.of_index(rows["tags"], len(names)), source)
+    tags = Tags.of_index(rows["tags"], len(names))
+    relations = draw_relations(localize, config.seed, tags, source)
     shape = feature_shape(config, context.inputs["train_classifier"], len(names))
     plan = plan_rounds(config, relations.needs(len(names)), shape, names)
-    busy = _in_rounds(config, context, rows, relations, plan)
+    busy = _in_rounds(config, context, rows, tags, relations, plan)
 
     ordered = np.sort(relations.related, axis=1)
     repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
@@ -506,6 +580,11 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             notes.append(
                 f"{moved} map(s) have related images of both domains: their class has no other of the {domain}"
             )
+    if localize.evidence:
+        everywhere = np.flatnonzero(tags.matrix(relations.bank).all(axis=0))
+        counts["maps without unrelated images in the bank"] = missing = int(np.isin(relations.tag, everywhere).sum())
+        if missing:
+            notes.append(f"{missing} map(s) have no evidence: every image of the bank has their class")
     if localize.contrastive:
         counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
     embedded = sum(map(len, plan.images))

@@ -132,6 +132,7 @@ class ClassifierLearner:
             mix=c.pair_mix,
             epoch_pairs=c.epoch_pairs,
             balance=c.class_balance,
+            strangers=c.strangers,
         )
 
     def image_uris(self, batch: Batch) -> list[str]:
