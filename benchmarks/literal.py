@@ -47,11 +47,8 @@ def forward(
     return pair_scores(model, images_m, images_n), selves
 
 
-def co_map(
-    model: CoAttentionClassifier, image: Tensor, other: Tensor, tag: int, *, seen_from_n: bool = False
-) -> Tensor:
-    """Class activation (h, w) of one image's co-attentive features from a forward of the pair; images (3, H, W)."""
-    f_m, f_n = model.backbone(image[None]), model.backbone(other[None])
-    seen_m, seen_n = co_attentive(model, f_m, f_n)
-    weight, bias = model.common_weights()
-    return functional.conv2d(seen_n if seen_from_n else seen_m, weight, bias)[0, tag]
+def co_maps(model: CoAttentionClassifier, image: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Activations (K, h, w) of all classes on both images' co-attentive features, from a forward of the pair."""
+    seen = co_attentive(model, model.backbone(image[None]), model.backbone(other[None]))
+    own, others = (functional.conv2d(each, *model.common_weights())[0] for each in seen)
+    return own, others

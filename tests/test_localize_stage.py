@@ -11,21 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from mcis.datasets import synthetic
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
+from mcis.datasets.relations import Relations
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.localization import embed, scale_maps
 from mcis.platform import pipeline
-from mcis.platform.config import Config, LocalizeConfig
+from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import MapResult
 from mcis.platform.settings import resolve
@@ -35,7 +33,6 @@ from mcis.platform.stages.train_classifier import build_classifier, load_classif
 from mcis.platform.training import WEIGHTS, save
 from mcis.platform.workspace import Workspace, read_table, write_table
 
-quick = settings(deadline=None, max_examples=60)
 TINY = (
     "classifier.epochs=4",
     "classifier.channels=24",
@@ -107,7 +104,7 @@ def three_kinds(trained: Trained, folder: Path) -> Trained:
     )
 
 
-def relations_of(config: Config, context: RunContext) -> tuple[localize.Relations, NDArray[np.bool_]]:
+def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArray[np.bool_]]:
     rows = split_rows(context, "train", tagged=True)
     source = np.array(rows["domain"].to_pylist()) == "source"
     tags = Tags.of_index(rows["tags"], len(context.classes))
@@ -479,62 +476,3 @@ def test_without_any_tag_there_is_nothing_to_localize(trained: Trained, tmp_path
     made = with_index(trained, tmp_path, lambda row: {**row, "tags": []})
     with pytest.raises(UserError, match="none of 30 training images has a tag"):
         localize.run(made.config(), made.into(tmp_path / "part"))
-
-
-# --- plans
-
-
-@st.composite
-def all_needs(draw: st.DrawFn) -> list[NDArray[np.int64]]:
-    matrix = draw(arrays(bool, (draw(st.integers(1, 12)), draw(st.integers(1, 8)))))
-    return [np.flatnonzero(column) for column in matrix.T]
-
-
-@quick
-@given(all_needs(), st.integers(0, 6))
-def test_every_class_is_in_one_round_and_every_round_keeps_the_bound(needs: list[NDArray[np.int64]], room: int) -> None:
-    largest = max(map(len, needs))
-    bound = largest + room
-    rounds = localize.feature_rounds(needs, bound)
-    assert sorted(k for classes in rounds for k in classes) == [k for k, need in enumerate(needs) if len(need)]
-    kept = [set().union(*(needs[k].tolist() for k in classes)) for classes in rounds]
-    assert all(0 < len(images) <= bound for images in kept)
-    assert rounds == localize.feature_rounds(needs, bound)
-    # No round could have taken in a class of a later one.
-    for number, images in enumerate(kept):
-        for later in rounds[number + 1 :]:
-            assert all(len(images | set(needs[k].tolist())) > bound for k in later)
-    if len(set().union(*(need.tolist() for need in needs))) <= bound:
-        assert len(rounds) <= 1
-    if largest:
-        with pytest.raises(ValueError, match=f"a class needs {largest} images"):
-            localize.feature_rounds(needs, largest - 1)
-
-
-def test_classes_that_share_images_come_together() -> None:
-    """0 and 2 have the same images, 1 and 3 likewise."""
-    needs = [np.arange(5), np.arange(5, 11), np.arange(4), np.arange(6, 11)]
-    assert localize.feature_rounds(needs, 7) == [[1, 3], [0, 2]]
-    assert localize.feature_rounds(needs, 11) == [[0, 1, 2, 3]]
-
-
-@quick
-@given(arrays(bool, st.tuples(st.integers(1, 10), st.just(4))), st.integers(0, 9), st.integers(1, 3))
-def test_contrastive_images_are_related_by_another_tag_and_lack_the_maps_own(
-    matrix: NDArray[np.bool_], seed: int, related: int
-) -> None:
-    matrix[:, 0] |= ~matrix.any(axis=1)
-    config = LocalizeConfig(related=related, contrastive=True)
-    drawn = localize.draw_relations(config, seed, Tags.of_matrix(matrix), np.zeros(len(matrix), bool))
-    rows = dict(zip(zip(drawn.image.tolist(), drawn.tag.tolist(), strict=True), drawn.related.tolist(), strict=True))
-    for number, (image, tag) in enumerate(rows):
-        others = drawn.others[drawn.others_start[number] : drawn.others_start[number + 1]].tolist()
-        fellows = [k for k in range(4) if matrix[image, k] and k != tag]
-        assert others == [q for k in fellows for q in rows[image, k] if not matrix[q, tag]]
-    for k, need in enumerate(drawn.needs(4)):
-        wanted: set[int] = set()
-        for number, (image, tag) in enumerate(rows):
-            if tag == k:
-                wanted |= {image, *rows[image, tag]}
-                wanted |= set(drawn.others[drawn.others_start[number] : drawn.others_start[number + 1]].tolist())
-        assert need.tolist() == sorted(wanted)

@@ -1,0 +1,145 @@
+"""Localization maps a second over forwards of every pair of an image and a related one.
+
+VGG-16 at 256x256, R = 3 related images a class, tags an image as in VOC's train_aug. This side is what the stage runs:
+each image embedded once, features kept in float16, attention over one activation a position, queries shared by all maps
+of an image. The other side runs the classifier on each pair, as the released code does, for both aggregations.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import literal
+import machine
+import numpy as np
+import photos
+import pyarrow as pa
+import torch
+
+from mcis.datasets.images import read_rgb
+from mcis.datasets.tags import Tags
+from mcis.models.backbones import normalise, to_unit
+from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform
+from mcis.models.localization import normalise_maps, released_map, resize_maps
+from mcis.platform.config import Config
+from mcis.platform.settings import resolve
+from mcis.platform.stages import localize
+from mcis.platform.stages.train_classifier import build_classifier
+from mcis.platform.training import WEIGHTS, save
+
+TARGETS = {"paper": 7.0, "released": 2.2}
+CLASSES = 20
+TAGS = (0.6375, 0.2735, 0.0731, 0.0133, 0.0026)
+"""Shares of train_aug's 10,582 images with 1, 2, ... tags: 1.47 tags an image."""
+
+
+def table(paths: list[str]) -> tuple[pa.Table, Tags]:
+    """Index rows of images with as many tags each as TAGS says, of few classes, so that each has related images."""
+    bounds = np.cumsum(TAGS)
+    counts = 1 + np.searchsorted(bounds, (np.arange(len(paths)) + 0.5) / len(paths) * bounds[-1])
+    tags = [[(place + k) % 5 for k in range(count)] for place, count in enumerate(counts)]
+    matrix = np.zeros((len(paths), CLASSES), bool)
+    for place, own in enumerate(tags):
+        matrix[place, own] = True
+    columns: dict[str, Any] = {"image_id": paths, "uri": paths, "domain": ["target"] * len(paths)}
+    return pa.table({**columns, "tags": [sorted(own) for own in tags]}), Tags.of_matrix(matrix)
+
+
+def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) -> tuple[float, list[torch.Tensor]]:
+    """Seconds, and the maps."""
+    everyone, nowhere = np.arange(len(rows)), np.zeros(len(rows), bool)
+    relations = localize.draw_relations(config.localize, config.seed, tags, nowhere)
+    features, selves = folder / "features.npy", folder / "selves.npy"
+    shape = localize.feature_shape(config, folder, CLASSES)
+    localize.make_file(features, (len(rows), *shape))
+    localize.make_file(selves, (len(relations.tag), *shape[1:]))
+    kept = selves if config.localize.aggregation == "released" else None
+    embed = localize.Embed(config, folder, CLASSES, gpu, features, kept)
+    relate = localize.Relate(config, folder, CLASSES, gpu, features, kept, nowhere, None)
+    to_embed = localize.embed_rows(rows, relations.start, everyone, ~nowhere)
+    to_relate = localize.relate_rows(rows, relations, range(CLASSES), everyone)
+    began = time.perf_counter()
+    embed(to_embed)
+    maps = [one for row in to_relate.to_pylist() for one in relate.maps(row).cpu()]
+    return time.perf_counter() - began, maps
+
+
+@torch.inference_mode()
+def pair_by_pair(
+    config: Config, model: CoAttentionClassifier, rows: pa.Table, tags: Tags, device: torch.device
+) -> tuple[float, list[torch.Tensor]]:
+    """Seconds, and the maps."""
+    relations = localize.draw_relations(config.localize, config.seed, tags, np.zeros(len(rows), bool))
+    size, uris, maps = config.classifier.input_size, rows["uri"].to_pylist(), []
+    began = time.perf_counter()
+
+    def read(position: int) -> torch.Tensor:
+        return normalise(to_unit(torch.from_numpy(read_rgb(uris[position], size))[None].to(device)))[0]
+
+    for position, own in enumerate(rows["tags"].to_pylist()):
+        image = read(position)
+        selves = torch.zeros(len(own))
+        if config.localize.aggregation == "released":
+            selves = sum(_self_maps(model, image, name, own) for name in SELF_TRANSFORMS)  # type: ignore[assignment]
+        for place, tag in enumerate(own):
+            others = relations.related[relations.start[position] + place].tolist()
+            mean = torch.stack([literal.co_maps(model, image, read(other))[0][tag] for other in others]).mean(dim=0)
+            if config.localize.aggregation == "released":
+                mean = ((selves[place] + released_map(mean)) / 5 * 255).round() / 255
+            maps.append(mean.cpu())
+    return time.perf_counter() - began, maps
+
+
+def _self_maps(model: CoAttentionClassifier, image: torch.Tensor, name: str, tags: list[int]) -> torch.Tensor:
+    """Maps of a self pair, both of them for the flip, from one forward for all classes, (T, H, W)."""
+    own, seen = literal.co_maps(model, image, transform(image[None], name)[0])
+    theirs = torch.stack([released_map(seen[tag]) for tag in tags])
+    if name == "flip":
+        return torch.stack([released_map(own[tag], always=True) for tag in tags]) + theirs.flip(2)
+    return resize_maps(theirs, *own.shape[1:])
+
+
+def main() -> None:
+    """Runs both sides of both aggregations in turn and prints the ratios of their medians."""
+    gpu = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=512 if gpu else 8)
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args()
+    print(machine.describe())
+    torch.set_num_threads(machine.cores())
+    device, lines = torch.device("cuda" if gpu else "cpu"), []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        rows, tags = table(photos.make(folder / "images", arguments.images))
+        for recipe, target in TARGETS.items():
+            config = resolve("voc", recipe, {}, [f"localize.batch={arguments.images if not gpu else 32}"]).config
+            torch.manual_seed(0)
+            model = build_classifier(config.classifier, CLASSES).eval()
+            save(model.state_dict(), folder / WEIGHTS)
+            model.to(device)
+            found: dict[str, list[float]] = {"ours": [], "pairs": []}
+            for _ in range(arguments.rounds):
+                seconds, maps = ours(config, folder, rows, tags, gpu)
+                found["ours"].append(seconds)
+                seconds, expected = pair_by_pair(config, model, rows, tags, device)
+                found["pairs"].append(seconds)
+            apart = max(
+                float((normalise_maps(a) - normalise_maps(b)).abs().max()) for a, b in zip(maps, expected, strict=True)
+            )
+            middle = {side: statistics.median(each) for side, each in found.items()}
+            for side, each in middle.items():
+                print(f"{recipe}, {side}: {len(rows) / each:.2f} images/s, {len(maps) / each:.2f} maps/s")
+            print(f"{recipe}: maps in [0, 1] differ by at most {apart:.1e}")
+            lines.append(
+                f"ratio {middle['pairs'] / middle['ours']:.2f} target {target:g}: localization maps `{recipe}`, R = 3, "
+                "against a forward of each pair"
+            )
+    print("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
