@@ -196,7 +196,12 @@ class CoAttentionClassifier(nn.Module):
         return contrastive_round(query, others, *gate, *of_tag, form=self.affinity_form).view(target.shape[1:])
 
     def forward(
-        self, images_m: Tensor, images_n: Tensor, self_transforms: tuple[str, ...] = (), kind: Tensor | None = None
+        self,
+        images_m: Tensor,
+        images_n: Tensor,
+        self_transforms: tuple[str, ...] = (),
+        kind: Tensor | None = None,
+        plain_m: Tensor | None = None,
     ) -> tuple[PairScores, list[PairScores]]:
         """Scores of the pairs, and of each self pair (m, tau m), from one backbone pass over both images of a pair.
 
@@ -204,13 +209,15 @@ class CoAttentionClassifier(nn.Module):
             images_m, images_n: (B, 3, H, W), normalised.
             self_transforms: names out of SELF_TRANSFORMS; without contrastive terms, m's features are shared.
             kind: (B,), where there are three W_P.
+            plain_m: m without colour jitter, of which tau(m) is made (RECIPE); None = images_m.
         """
         f_m, f_n = self.backbone(torch.cat([images_m, images_n])).chunk(2)
         pairs = self.pair_scores(f_m, f_n, kind)
         # m is of the source in the second kind alone, and a self pair is of one domain.
         own = None if kind is None else (kind == 1).long()
+        plain = images_m if plain_m is None else plain_m
         selves = [
-            self.pair_scores(f_m, self.backbone(transform(images_m, name)), own, contrastive=False)
+            self.pair_scores(f_m, self.backbone(transform(plain, name)), own, contrastive=False)
             for name in self_transforms
         ]
         return pairs, selves

@@ -1,7 +1,7 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,13 +144,18 @@ class ClassifierLearner:
     def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         c, row = self.config, batch["row"]
         how = Augmentation(jitter=c.colour_jitter, flip=c.flip, shift=c.shift)
-        images_m, images_n = (
-            device_images(batch, name, uniforms(self.seed, row, batch[side], purpose, Augmentation.DRAWS), how, device)
-            for name, side, purpose in (("images_m", "m", _AUGMENT_M), ("images_n", "n", _AUGMENT_N))
+        draws_m, draws_n = (
+            uniforms(self.seed, row, batch[side], purpose, Augmentation.DRAWS)
+            for side, purpose in (("m", _AUGMENT_M), ("n", _AUGMENT_N))
         )
+        images_m = device_images(batch, "images_m", draws_m, how, device)
+        images_n = device_images(batch, "images_n", draws_n, how, device)
+        plain_m = None
+        if c.self_pairs and any(c.colour_jitter):  # tau(m) keeps its colours (RECIPE)
+            plain_m = device_images(batch, "images_m", draws_m, replace(how, jitter=(0, 0, 0, 0)), device)
         tags_m, tags_n = (torch.from_numpy(self.tags.matrix(batch[s])).to(device, torch.float32) for s in ("m", "n"))
         kind = torch.from_numpy(batch["kind"].astype(np.int64)).to(device) if c.kinds > 1 else None
-        scores, selves = model(images_m, images_n, c.self_pairs, kind)
+        scores, selves = model(images_m, images_n, c.self_pairs, kind, plain_m)
         scores, selves = _float32(scores), [_float32(own) for own in selves]
         terms = {
             name: values.sum()
