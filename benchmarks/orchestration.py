@@ -98,7 +98,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     related = relate(localize.relate_rows(train_rows, relations, range(classes), everyone))
     write_table(folder / "maps" / "part-000000.parquet", related)
     lap("localize")
-    make = pseudo_masks.MakeMasks(config.pseudo_masks, Shards(folder / "maps"))
+    make = pseudo_masks.MakeMasks(config.pseudo_masks, config.maps.scale, Shards(folder / "maps"))
     write_table(folder / "masks" / "part-000000.parquet", make(train_rows))
     lap("pseudo_masks")
     learner = train_segmenter.SegmenterLearner(
@@ -118,7 +118,8 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     lap("predict")
     single, maps, masks = (Shards(folder / name) for name in ("single", "maps", "masks"))
     positions = pa.array(np.arange(len(train_rows)), pa.int64())
-    score = evaluate.ScoreTrain(classes, config.evaluate.thresholds, config.evaluate.salient, 0, single, maps, masks)
+    bins, scale, salient = config.evaluate.thresholds, config.maps.scale, config.evaluate.salient
+    score = evaluate.ScoreTrain(classes, bins, scale, salient, 0, single, maps, masks)
     score(train_rows.append_column("position", positions))
     evaluate.ScoreVal(classes, Shards(folder / "predictions"))(val_rows)
     lap("evaluate")

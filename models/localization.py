@@ -5,7 +5,7 @@ attention-weighted mean of the related image's own activations: phi(F_r A) = phi
 attended over in place of C, and each image is embedded once whatever the number of maps it takes part in.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -145,15 +145,36 @@ def normalise_maps(maps: Tensor) -> Tensor:
     return positive / positive.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
 
 
-def scale_maps(maps: Tensor, *, clip: bool = True) -> Tensor:
-    """Activation maps (..., H, W) -> [0, 1]: clipped at 0 and divided by the maximum, or min-max normalised whole.
-
-    Without clipping, evidence against a class still orders positions: where no class is seen, the least unlikely wins.
-    """
-    if clip:
-        return normalise_maps(maps)
+def _whole_range(maps: Tensor) -> Tensor:
     low = maps.amin(dim=(-2, -1), keepdim=True)
     return (maps - low) / (maps.amax(dim=(-2, -1), keepdim=True) - low).clamp(min=1e-6)
+
+
+def _signed_logarithm(maps: Tensor) -> Tensor:
+    return ((1 + maps.sign() * maps.abs().log1p() / 7) / 2).clamp(0, 1)
+
+
+SCALES: dict[str, Callable[[Tensor], Tensor]] = {
+    "maximum": normalise_maps,
+    "range": _whole_range,
+    "logarithm": _signed_logarithm,
+}
+
+
+def scale_maps(maps: Tensor, scale: str) -> Tensor:
+    """Activation maps (..., H, W) -> scores in [0, 1] that tags compete with.
+
+    `maximum`: each map is clipped at 0 and divided by its maximum (RECIPE). `range`: each is min-max normalised whole,
+    so that evidence against a class still orders positions: where no class is seen, the least unlikely wins.
+    `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped, is one scale for all maps, so that what the class layer is
+    surer of wins over what is merely an image's strongest; 0 becomes 0.5, and up to +-1,095 activations stay apart.
+
+    Raises:
+        ValueError: an unknown scale.
+    """
+    if scale not in SCALES:
+        raise ValueError(f"unknown scale {scale!r}; choose one of {', '.join(SCALES)}")
+    return SCALES[scale](maps)
 
 
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:

@@ -31,6 +31,7 @@ def from_saliency(
     tags: NDArray[np.int64],
     saliency: NDArray[np.uint8],
     *,
+    stretch: bool = True,
     level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
@@ -41,19 +42,21 @@ def from_saliency(
     """Pseudo mask with 1 - saliency as the background's score (released recipe, "Pseudo ground truth with saliency").
 
     Args:
-        maps: (T, H, W) in [0, 1], one a tag; each is min-max normalised here. tags: (T,) class indices.
+        maps: (T, H, W) in [0, 1], one a tag. tags: (T,) class indices.
         saliency: (H, W), 0..255, class-agnostic.
+        stretch: each map is min-max normalised first; without, maps compete as they are.
         level: saliency, of 255, from which background never wins and under which it always does; None = they compete.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.
         confident, doubt: background is ignored where saliency >= `doubt` (of 255) or a map exceeds `confident`.
         smallest: an image whose foreground covers less than this share is ignored whole.
     """
-    low = maps.min(axis=(1, 2), keepdims=True)
-    high = maps.max(axis=(1, 2), keepdims=True)
-    scaled = (maps - low) / np.maximum(high - low, 1e-6)
+    if stretch:
+        low = maps.min(axis=(1, 2), keepdims=True)
+        high = maps.max(axis=(1, 2), keepdims=True)
+        maps = (maps - low) / np.maximum(high - low, 1e-6)
     background = 1 - saliency.astype(np.float32) / 255
-    scores = np.concatenate([background[None], scaled])
+    scores = np.concatenate([background[None], maps])
     scores[scores < floor] = 0
     if level is not None:
         scores[0] = np.where(saliency >= level, -1, 2)
@@ -61,7 +64,7 @@ def from_saliency(
     labels = _labels(winners, tags)
     mask = labels.copy()
     mask[(scores > conflict).sum(axis=0) >= 2] = IGNORE
-    seen = np.maximum(saliency, np.where((scaled > confident).any(axis=0), 255, 0))
+    seen = np.maximum(saliency, np.where((maps > confident).any(axis=0), 255, 0))
     mask[(labels == 0) & (seen >= doubt)] = IGNORE
     if (labels > 0).mean() < smallest:
         mask[:] = IGNORE

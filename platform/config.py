@@ -274,13 +274,21 @@ class CrfConfig(Section):
     """Smallest probability before the logarithm."""
 
 
+class MapsConfig(Section):
+    """How localization maps are read for pseudo masks and their own scores; pictures show each by its maximum."""
+
+    scale: Literal["maximum", "range", "logarithm"] = "maximum"
+    """How activations become scores in [0, 1]. `maximum`: each map is clipped at 0 and divided by its maximum (RECIPE).
+    `range`: each map is min-max normalised whole. `logarithm`: all maps share one scale, (1 + sign(a) log(1 + |a|) / 7)
+    / 2 clipped to [0, 1], so that what a class layer is surer of wins over what is merely an image's strongest. The
+    thresholds on scores in `pseudo_masks` are then ones on activations: 0.5 is 0, 0.55 is 1, 0.66 is 8, 0.95 is 544."""
+
+
 class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue."""
 
     background: Literal["auto", "saliency", "crf"] = "auto"
     """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
-    clip: bool = True
-    """Activations below 0 count as 0 (RECIPE); without, each map is min-max normalised whole."""
     saliency_level: int | None = Field(default=None, ge=1, le=255)
     """Saliency, of 255, that decides alone between background and foreground; None = background scores 1 - saliency."""
     floor: Share = 0.3
@@ -294,9 +302,11 @@ class PseudoMasksConfig(Section):
     smallest: Share = 0.01
     """An image with less foreground is ignored whole (RECIPE)."""
     threshold: Share = 0.3
-    """Cue `crf`: background score against which foreground must win."""
+    """Cue `crf`: background score against which foreground must win. What suits depends on `maps.scale`: with
+    `logarithm` 0.5 is activation 0 and 0.66 is 8; a surer classifier wants more, as the sweep of the scores says."""
     background_threshold: Share = 0.1
-    """Cue `crf`: background score that is background for certain where it wins."""
+    """Cue `crf`: background score that is background for certain where it wins, at most `threshold`; what lies
+    between the two is ignored. With `logarithm` 0.55 is activation 1."""
     crf: CrfConfig = CrfConfig(iterations=10)
     """Cue `crf`: the CRF that moves edges."""
 
@@ -366,8 +376,8 @@ class PredictConfig(Section):
 class EvaluateConfig(Section):
     """Scores."""
 
-    thresholds: int = Field(default=64, ge=2, le=1024)
-    """Background thresholds i / thresholds tried on the localization maps, in one pass."""
+    thresholds: int = Field(default=128, ge=2, le=1024)
+    """Background thresholds i / thresholds tried on the localization maps' scores (`maps.scale`), in one pass."""
     salient: int = Field(default=128, ge=1, le=255)
     """Saliency, of 255, from which a pixel is salient for the marks without a classifier."""
 
@@ -443,6 +453,8 @@ class Config(Section):
     """Stage train_classifier."""
     localize: LocalizeConfig = LocalizeConfig()
     """Stage localize."""
+    maps: MapsConfig = MapsConfig()
+    """Stages pseudo_masks and evaluate."""
     pseudo_masks: PseudoMasksConfig = PseudoMasksConfig()
     """Stage pseudo_masks."""
     segmenter: SegmenterConfig = SegmenterConfig()
@@ -484,6 +496,11 @@ class Config(Section):
             problems.append(
                 "localize.evidence is set but localize.aggregation is released, whose maps are no activations to add "
                 "it to; set localize.evidence=0 or another aggregation"
+            )
+        if self.maps.scale == "logarithm" and self.localize.aggregation == "released":
+            problems.append(
+                "maps.scale is logarithm but localize.aggregation is released, whose maps are no activations: each is "
+                "normalised to [0, 1] already; set maps.scale=maximum or localize.aggregation=paper"
             )
         if c.keep_epoch is not None and c.keep_epoch >= c.epochs:
             problems.append(f"classifier.keep_epoch {c.keep_epoch} is not before classifier.epochs {c.epochs}")

@@ -35,9 +35,9 @@ _AT_ONCE = 4
 def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
     """Writes the pictures of a run below `out`, by image id, and returns how many there are.
 
-    Maps: `<id>/<class>.png`, 8-bit grey at the image's size, each map scaled to its own range, and
-    `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is one): `<id>.png`,
-    palette PNGs with label k + 1 for class index k.
+    Maps: `<id>/<class>.png`, 8-bit grey at the image's size, each map clipped at 0 and divided by its maximum, whatever
+    `maps.scale`, and `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is
+    one): `<id>.png`, palette PNGs with label k + 1 for class index k.
 
     Raises:
         UserError: there is no such thing, the run has not come so far, or an image id would lead out of the folder.
@@ -100,7 +100,8 @@ def _labels(table: pa.Table, what: str) -> Iterator[dict[str, Any]]:
 def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> int:
     found = shards.maps(row["image_id"])
     assert found is not None
-    maps = resize_maps(scale_maps(torch.from_numpy(found.maps)), row["height"], row["width"]).numpy()
+    scores = scale_maps(torch.from_numpy(found.maps), "maximum")
+    maps = resize_maps(scores, row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
     for k, one in zip(found.classes.tolist(), maps, strict=True):
         name = classes[k].replace("/", "_")

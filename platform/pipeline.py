@@ -38,7 +38,7 @@ JOURNEY = (
     Stage("index", (), ("data", "setting"), version=2),
     Stage("train_classifier", ("index",), ("seed", "weights", "classifier")),
     Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize")),
-    Stage("pseudo_masks", ("index", "localize"), ("pseudo_masks",)),
+    Stage("pseudo_masks", ("index", "localize"), ("maps", "pseudo_masks")),
     Stage(
         "train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "weights", "classifier", "segmenter")
     ),
@@ -46,8 +46,8 @@ JOURNEY = (
     Stage(
         "evaluate",
         ("index", "localize", "pseudo_masks", "predict"),
-        ("seed", "recipe", "weights", "evaluate"),
-        version=2,
+        ("seed", "recipe", "weights", "maps", "evaluate"),
+        version=3,
     ),
     Stage("report", (), ()),
 )

@@ -387,6 +387,7 @@ _MEANING: dict[str, Callable[[Any], str]] = {
     "images": count,
     "threshold": "{:g}".format,
     "background_cue": str,
+    "map_scale": str,
     "related_images": count,
     "scales": lambda scales: ", ".join(f"{scale:g}" for scale in scales),
     "mirror": lambda on: "yes" if on else "no",

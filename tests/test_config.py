@@ -64,6 +64,7 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("predict", "crop", 0),
     ("predict", "crf", {"iterations": -1}),
     ("predict", "crf", {"floor": 0}),
+    ("maps", "scale", "log"),
     ("pseudo_masks", "doubt", 257),
     ("pseudo_masks", "background", "none"),
     ("evaluate", "thresholds", 1),
@@ -91,6 +92,10 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
         ({"classifier": {"attention": "co"}, "localize": {"contrastive": True}}, "contrastive is set but .* is co,"),
         ({"localize": {"contrastive": True, "related": 0}}, "localize.contrastive is set but localize.related is 0"),
+        (
+            {"maps": {"scale": "logarithm"}, "localize": {"aggregation": "released"}},
+            "maps.scale is logarithm but localize.aggregation is released",
+        ),
         ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
         ({"segmenter": {"backbone": "vgg16", "stride": 4}}, "stride 4 exists for the backbone small only"),
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
@@ -126,6 +131,7 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
     Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
+    Config.model_validate({"maps": {"scale": "range"}, "localize": {"aggregation": "released"}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
     Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)

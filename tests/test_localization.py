@@ -1,6 +1,7 @@
 """Localization maps against phi applied to the co-attentive features themselves (section 3.2), and their resizing."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from mcis.models.backbones import small
 from mcis.models.coattention import AffinityForm, affinity, coattend, unshared
 from mcis.models.localization import (
+    SCALES,
     affinity_query,
     contrastive_round,
     embed,
@@ -26,6 +28,7 @@ from mcis.models.localization import (
     texture_match,
     texture_vectors,
 )
+from mcis.platform.config import MapsConfig
 
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
 quick = settings(deadline=None, max_examples=40)
@@ -297,6 +300,41 @@ def test_embedding_averages_over_scales_and_mirror_images() -> None:
 
 def test_maps_are_scaled_with_and_without_evidence_against_a_class() -> None:
     maps = torch.tensor([[[-2.0, 0.0], [1.0, 2.0]]])
-    torch.testing.assert_close(scale_maps(maps), torch.tensor([[[0.0, 0.0], [0.5, 1.0]]]))
-    torch.testing.assert_close(scale_maps(maps, clip=False), torch.tensor([[[0.0, 0.5], [0.75, 1.0]]]))
-    torch.testing.assert_close(scale_maps(torch.full((1, 2, 2), 3.0), clip=False), torch.zeros(1, 2, 2))
+    torch.testing.assert_close(scale_maps(maps, "maximum"), torch.tensor([[[0.0, 0.0], [0.5, 1.0]]]))
+    torch.testing.assert_close(scale_maps(maps, "range"), torch.tensor([[[0.0, 0.5], [0.75, 1.0]]]))
+    torch.testing.assert_close(scale_maps(torch.full((1, 2, 2), 3.0), "range"), torch.zeros(1, 2, 2))
+
+
+@quick
+@given(
+    st.lists(st.floats(-1e5, 1e5) | st.sampled_from([0.0, -1.0, math.e - 1, math.e**7, 20.0]), min_size=4, max_size=4)
+)
+def test_the_logarithm_is_one_scale_for_all_maps(values: list[float]) -> None:
+    def score(a: float) -> float:
+        return min(max((1 + math.copysign(math.log(1 + abs(a)), a) / 7) / 2, 0), 1)
+
+    got = scale_maps(torch.tensor(values, dtype=torch.float64).reshape(2, 1, 2), "logarithm")
+    np.testing.assert_allclose(got.flatten(), [score(a) for a in values], atol=1e-12)
+
+
+def test_a_class_that_is_surer_wins_by_the_logarithm_alone() -> None:
+    faint, sure = torch.tensor([[[0.1, 2.0]], [[20.0, 40.0]]])
+    maps = torch.stack([faint, sure])
+    assert scale_maps(maps, "maximum")[:, 0, 1].tolist() == [1, 1]
+    assert scale_maps(maps, "range")[:, 0, 1].tolist() == [1, 1]
+    scores = scale_maps(maps, "logarithm")
+    assert (scores[1] > scores[0]).all()
+    # What thresholds on scores mean as activations, as the configuration says.
+    known = torch.tensor([[[0.0, 1.0, 8.4, 544.0]]])
+    torch.testing.assert_close(
+        scale_maps(known, "logarithm"), torch.tensor([[[0.5, 0.55, 0.66, 0.95]]]), atol=1e-3, rtol=0
+    )
+
+
+def test_an_unknown_scale_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match="unknown scale 'log'; choose one of maximum, range, logarithm"):
+        scale_maps(torch.zeros(1, 2, 2), "log")
+
+
+def test_the_configuration_offers_the_scales_that_there_are() -> None:
+    assert get_args(MapsConfig.model_fields["scale"].annotation) == tuple(SCALES)

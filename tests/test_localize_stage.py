@@ -226,7 +226,7 @@ def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, as
     assert len(got) == len(expected) == summary["counts"]["maps"]
     for ours, theirs in zip(got, expected, strict=True):
         assert theirs.max() - theirs.min() > 0.01
-        difference = scale_maps(ours, clip=False) - scale_maps(theirs, clip=False)
+        difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
         assert difference.abs().max() < 5e-3
     relations, _ = relations_of(config, context)
     with_part = int((np.diff(relations.others_start) > 0).sum())
@@ -273,7 +273,7 @@ def largest_need(config: Config, context: RunContext) -> int:
 VARIANTS = {
     "paper": (),
     "contrastive": ("localize.contrastive=true", "localize.related=1"),
-    "released": ("localize.aggregation=released", "localize.related_may_repeat=true"),
+    "released": ("localize.aggregation=released", "localize.related_may_repeat=true", "maps.scale=maximum"),
 }
 
 
@@ -423,7 +423,7 @@ def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tm
     summary = localize.run(config, context)
     relations, source = relations_of(config, context)
     for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
-        difference = scale_maps(ours, clip=False) - scale_maps(theirs, clip=False)
+        difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
         assert difference.abs().max() < 5e-3
     name = "maps whose related images are of the other domain"
     if domain == "both":

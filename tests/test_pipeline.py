@@ -16,7 +16,7 @@ from mcis.platform import pipeline
 from mcis.platform.export import export
 from mcis.platform.runtime import user_error_in
 from mcis.platform.settings import Resolved, resolve
-from mcis.platform.workspace import Workspace, read_table
+from mcis.platform.workspace import Workspace, read_json, read_table
 
 TINY = (
     "classifier.epochs=2",
@@ -35,7 +35,7 @@ TINY = (
 )
 SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
-    "related_images", "ignored_share", "seed", "recipe", "weights", "git",
+    "map_scale", "related_images", "ignored_share", "seed", "recipe", "weights", "git",
 }  # fmt: skip
 
 
@@ -80,6 +80,7 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
         ("segmentation", "val", None, False),
         ("segmentation", "val", None, True),
     ]
+    assert [s["map_scale"] for s in first.scores] == ["logarithm"] * 3 + [None] * 4
     for score in first.scores:
         known = [v for v in score["iou"].values() if v is not None]
         assert score["miou"] == pytest.approx(sum(known) / len(known), abs=0.02)
@@ -155,6 +156,19 @@ def test_a_changed_threshold_never_retrains_the_classifier(
     assert [s for s in other.scores if s["what"] != "pseudo_masks"] == kept
     assert [s["what"] for s in other.scores].count("pseudo_masks") == 1
     assert "predict" not in other.context.inputs
+
+
+def test_another_scale_of_maps_is_another_score_of_the_same_maps(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    other = pipeline.run(settings(root, "maps.scale=range"), workspace, "range", until="pseudo_masks")
+    assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
+    assert [s["map_scale"] for s in other.scores] == ["range"] * 3 + [None] * 2
+    masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
+    assert masks[0] != masks[1]
+    curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
+    assert [set(curve) for curve in curves] == [{"single round", "R = 3"}] * 2
+    assert all(curves[0][name] != curves[1][name] for name in curves[0])
 
 
 def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
@@ -304,7 +318,8 @@ def test_without_related_images_single_round_maps_are_the_maps(
 
 def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:
     changes = ("localize.aggregation=released", "localize.related_may_repeat=true", "pseudo_masks.background=crf")
-    result = pipeline.run(settings(root, *changes), workspace, "variants", until="pseudo_masks")
+    scale = ("maps.scale=maximum", "pseudo_masks.background_threshold=0.1", "pseudo_masks.threshold=0.3")
+    result = pipeline.run(settings(root, *changes, *scale), workspace, "variants", until="pseudo_masks")
     assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
     assert not result.context.computed["train_classifier"]
     values = read_table(result.context.inputs["localize"] / "maps")["map"].combine_chunks().flatten().to_numpy()

@@ -17,6 +17,7 @@ def by_the_recipe(
     tags: np.ndarray,
     saliency: np.ndarray,
     *,
+    stretch: bool = True,
     level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
@@ -27,7 +28,7 @@ def by_the_recipe(
     """The released recipe's rules, one pixel after the other."""
     scaled = []
     for one in maps.astype(np.float64):
-        low, high = one.min(), one.max()
+        low, high = (one.min(), one.max()) if stretch else (0, 1)
         scaled.append((one - low) / (high - low) if high > low else np.zeros_like(one))
     labels = np.zeros(saliency.shape, np.uint8)
     mask = np.zeros(saliency.shape, np.uint8)
@@ -77,6 +78,7 @@ def test_the_rules_of_the_recipe(scene: tuple[np.ndarray, np.ndarray, np.ndarray
     st.sampled_from([0.28, 0.97]),
     st.sampled_from([0, 3, 255, 256]),
     st.sampled_from([None, 3, 32, 200]),
+    st.booleans(),
 )
 def test_the_limits_may_be_set(
     scene: tuple[np.ndarray, np.ndarray, np.ndarray],
@@ -85,9 +87,14 @@ def test_the_limits_may_be_set(
     confident: float,
     doubt: int,
     level: int | None,
+    stretch: bool,
 ) -> None:
+    maps, tags, saliency = scene
+    if not stretch:
+        maps = maps / max(maps.max(), 1)
+    limits = {"floor": floor, "conflict": conflict, "confident": confident}
     got, expected = (
-        f(*scene, level=level, floor=floor, conflict=conflict, confident=confident, doubt=doubt, smallest=0.0)
+        f(maps, tags, saliency, stretch=stretch, level=level, doubt=doubt, smallest=0.0, **limits)
         for f in (from_saliency, by_the_recipe)
     )
     np.testing.assert_array_equal(got.labels, expected.labels)
@@ -167,6 +174,13 @@ def test_each_map_is_stretched_to_its_own_range(factor: float, offset: float) ->
     stretched[1] = stretched[1] * factor + offset
     for a, b in zip(plain, from_saliency(stretched, tags, saliency), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_without_stretching_the_maps_compete_as_they_are() -> None:
+    maps = np.array([[[0.55, 0.5]], [[0.7, 0.6]]], np.float32)
+    saliency, tags = np.full((1, 2), 255, np.uint8), np.array([4, 9])
+    assert from_saliency(maps, tags, saliency, level=128).labels.tolist() == [[5, 5]], "each reaches 1, then 0"
+    assert from_saliency(maps, tags, saliency, level=128, stretch=False).labels.tolist() == [[10, 10]]
 
 
 def test_a_map_without_contrast_names_nothing() -> None:

@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 def score(what: str, miou: float | None, **meaning: Any) -> dict[str, Any]:
     names = ("name", "split", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue")
-    more = ("related_images", "ignored_share", "seed", "recipe", "weights", "git")
+    more = ("map_scale", "related_images", "ignored_share", "seed", "recipe", "weights", "git")
     return {"what": what, "miou": miou, **dict.fromkeys((*names, *more)), **meaning}
 
 
@@ -121,7 +121,13 @@ def data() -> ReportData:
                 "localization_maps", 43.512345, name="R = 3", split="train", threshold=0.26, related_images=3, iou=iou
             ),
             score(
-                "pseudo_masks", 64.0625, name="saliency", split="train", ignored_share=0.125, background_cue="saliency"
+                "pseudo_masks",
+                64.0625,
+                name="saliency",
+                split="train",
+                ignored_share=0.125,
+                background_cue="saliency",
+                map_scale="logarithm",
             ),
             score("mark", 56.0, name="random tag", split="train", background_cue="saliency"),
         ],
@@ -219,6 +225,7 @@ def test_score_table_says_each_figure_with_what_it_means(page: Page, data: Repor
     assert table["plain"]["scales"] == "0.5, 1"
     assert (table["plain"]["mirror"], table["plain"]["CRF"]) == ("yes", "no")
     assert table["saliency"]["background cue"] == "saliency"
+    assert [table[name]["map scale"] for name in ("saliency", "plain")] == ["logarithm", "–"]
     assert table["saliency"]["ignored share"] == "12.5\N{NARROW NO-BREAK SPACE}%"
     assert len(table) == len(data.scores)
     assert sorted(page.values["scores"]) == sorted(entry["miou"] for entry in data.scores)  # all digits, for machines

@@ -208,6 +208,7 @@ SHARED = {
     "classifier.optimiser.warm_up": 0.0,
     "localize.related": 3,
     # One set of figures for what follows the classifier.
+    "maps.scale": "maximum",
     "pseudo_masks.floor": 0.3,
     "pseudo_masks.conflict": 0.99,
     "pseudo_masks.confident": 0.95,
@@ -294,6 +295,12 @@ def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
     again = RECIPES[recipe]()
     again.clear()
     assert RECIPES[recipe](), "a preset is made anew for each run"
+
+
+def test_the_thresholds_of_small_are_those_of_its_scale() -> None:
+    flat = values("small")
+    assert flat["maps.scale"] == "logarithm"
+    assert 0.5 < flat["pseudo_masks.background_threshold"] < flat["pseudo_masks.threshold"]  # 0.5 is activation 0
 
 
 def test_small_needs_no_pretrained_weights() -> None:

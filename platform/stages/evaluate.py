@@ -71,9 +71,17 @@ class ScoreTrain:
     """
 
     def __init__(
-        self, classes: int, bins: int, salient: int, seed: int, single: Shards, maps: Shards, masks: Shards | None
+        self,
+        classes: int,
+        bins: int,
+        scale: str,
+        salient: int,
+        seed: int,
+        single: Shards,
+        maps: Shards,
+        masks: Shards | None,
     ):
-        self.classes, self.bins, self.salient, self.seed = classes, bins, salient, seed
+        self.classes, self.bins, self.scale, self.salient, self.seed = classes, bins, scale, salient, seed
         self.single, self.maps, self.masks = single, maps, masks
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -87,7 +95,7 @@ class ScoreTrain:
             for place, shards in enumerate((self.single, self.maps)):
                 found = shards.maps(row["image_id"])
                 assert isinstance(found, ImageMaps)
-                maps = resize_maps(scale_maps(torch.from_numpy(found.maps)), *truth.shape).numpy()
+                maps = resize_maps(scale_maps(torch.from_numpy(found.maps), self.scale), *truth.shape).numpy()
                 histograms[place] += map_histogram(truth, maps, found.classes, k, self.bins)
             if self.masks:
                 mask = self.masks.rows(row["image_id"])
@@ -153,7 +161,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     def entry(what: str, name: str, split: str, matrix: NDArray[np.int64], images: int, **meaning: Any) -> None:
         values = iou(matrix)
         known: dict[str, Any] = {"scales": None, "mirror": None, "crf": None, "threshold": None, "background_cue": None}
-        known |= {"related_images": None, "ignored_share": None}
+        known |= {"map_scale": None, "related_images": None, "ignored_share": None}
         labels = ("background", *context.classes)
         scores.append(
             {
@@ -197,7 +205,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         bins = config.evaluate.thresholds
         single, maps = (Shards(context.inputs["localize"] / table) for table in ("single", "maps"))
         masks = Shards(context.inputs["pseudo_masks"] / "masks") if "pseudo_masks" in context.inputs else None
-        arguments = (classes, bins, config.evaluate.salient, config.seed, single, maps, masks)
+        scale = config.maps.scale
+        arguments = (classes, bins, scale, config.evaluate.salient, config.seed, single, maps, masks)
         part = context.part / "train"
         busy += map_table(
             train, ScoreTrain, arguments, part, label="score train", shard_rows=config.compute.shard_rows
@@ -222,14 +231,14 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             curves[name] = [thresholds, [round(m, 3) for m in means]]
             entry(
                 "localization_maps", name, "train", matrices[best], len(train),
-                threshold=thresholds[best], background_cue="best threshold", related_images=related,
+                threshold=thresholds[best], background_cue="best threshold", map_scale=scale, related_images=related,
             )  # fmt: skip
         if masks:
             cue = background_cue(config.pseudo_masks, train)
             ignored = round(pc.sum(sums["ignored"]).as_py() / len(train), 4)
             entry(
                 "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
-                background_cue=cue, related_images=config.localize.related, ignored_share=ignored,
+                background_cue=cue, map_scale=scale, related_images=config.localize.related, ignored_share=ignored,
             )  # fmt: skip
         if train["saliency_uri"].null_count == 0:
             salient = f"saliency >= {config.evaluate.salient}"

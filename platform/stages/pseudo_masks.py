@@ -70,10 +70,10 @@ def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
 
 
 class MakeMasks:
-    """Image rows -> pseudo masks."""
+    """Image rows -> pseudo masks; `scale` is that of `maps.scale`."""
 
-    def __init__(self, config: PseudoMasksConfig, maps: Shards):
-        self.config, self.maps = config, maps
+    def __init__(self, config: PseudoMasksConfig, scale: str, maps: Shards):
+        self.config, self.scale, self.maps = config, scale, maps
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         out = []
@@ -93,12 +93,13 @@ class MakeMasks:
         c, height, width = self.config, row["height"], row["width"]
         found = self.maps.maps(row["image_id"])
         assert found is not None, f"localize wrote no map for the tagged image {row['image_id']}"
-        maps = resize_maps(scale_maps(torch.from_numpy(found.maps), clip=c.clip), height, width).numpy()
+        maps = resize_maps(scale_maps(torch.from_numpy(found.maps), self.scale), height, width).numpy()
         if uses_saliency(c, row):
             return from_saliency(
                 maps,
                 found.classes,
                 read_saliency(row["saliency_uri"], (height, width)),
+                stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
                 level=c.saliency_level,
                 floor=c.floor,
                 conflict=c.conflict,
@@ -135,7 +136,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     mapped = map_table(
         rows,
         MakeMasks,
-        (config.pseudo_masks, Shards(context.inputs["localize"] / "maps")),
+        (config.pseudo_masks, config.maps.scale, Shards(context.inputs["localize"] / "maps")),
         context.part / "masks",
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,

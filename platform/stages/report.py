@@ -61,7 +61,9 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
             found = maps.maps(image_id) if maps else None
             shown_maps = []
             if found:
-                resized = resize_maps(scale_maps(torch.from_numpy(found.maps)), row["height"], row["width"]).numpy()
+                # Each by its own maximum, whatever `maps.scale`: on a scale that all share a faint map would not show.
+                scores = scale_maps(torch.from_numpy(found.maps), "maximum")
+                resized = resize_maps(scores, row["height"], row["width"]).numpy()
                 shown_maps = [(classes[k], m) for k, m in zip(found.classes, resized, strict=True)]
             mask = masks.rows(image_id) if masks else None
             has_truth = "evaluate" in inputs and row["mask_uri"] and stamps([row["mask_uri"]])[0]
