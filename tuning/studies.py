@@ -1,6 +1,7 @@
 """The paper's ablations as studies: one MLflow run each, its trials the children, a table at the end."""
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import mean
@@ -140,12 +141,7 @@ def effect(
     """
     _needs_co_attention(resolved, "the effect of co-attention")
     _known_stage(until)
-    cells = [
-        (attention, related)
-        for attention in TRAININGS
-        for related in EFFECT_RELATED
-        if attention != "none" or not related
-    ]
+    cells = [("none", 0), *itertools.product(TRAININGS, EFFECT_RELATED)]
     trials = {
         (attention, related, seed): Trial(
             f"{name}-{attention.replace('+', '-')}-r{related}-s{seed}",
