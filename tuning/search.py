@@ -90,4 +90,7 @@ def run_trials(
             "trials that run to their end",
             "mend the cause and repeat the command; finished trials and stages are kept",
         )
-    return {result.metrics["name"]: result.metrics["scores"] for result in results if result.metrics}
+    finished = [result.metrics for result in results if result.metrics and "scores" in result.metrics]
+    if len(finished) < len(space):  # Tune takes Ctrl-C for itself and hands back what there is
+        raise KeyboardInterrupt
+    return {metrics["name"]: metrics["scores"] for metrics in finished}
