@@ -22,7 +22,7 @@ import torch
 
 from mcis.models.losses import pair_losses
 from mcis.platform.settings import resolve
-from mcis.platform.stages.train_classifier import build_classifier
+from mcis.platform.stages.train_classifier import build_classifier, in_float32
 from mcis.platform.training import build_optimiser
 
 TARGETS = {"paper": 1.0, "released": 1.25}
@@ -51,6 +51,7 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
                 pairs, selves = literal.forward(model, images_m, images_n, config.self_pairs)
             else:
                 pairs, selves = model(images_m, images_n, config.self_pairs)
+        pairs, *selves = (in_float32(scores) for scores in (pairs, *selves))
         terms = [pair_losses(pairs, tags_m, tags_n, reduction=config.loss_reduction)]
         terms += [pair_losses(own, tags_m, tags_m, reduction=config.loss_reduction) for own in selves]
         optimiser.zero_grad(set_to_none=True)
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=5 if gpu else 2, help="pairs a step")
     parser.add_argument("--steps", type=int, default=20 if gpu else 1)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--one", nargs=3, metavar=("RECIPE", "SIDE", "GRADIENTS"), help="one side, as JSON")
     arguments = parser.parse_args()
     common = (arguments.batch, arguments.steps, arguments.bf16)
@@ -126,7 +127,7 @@ def main() -> None:
                 for side, results in found.items():
                     keep = str(Path(folder) / side) if number == 0 else "none"
                     words = [f"--{name}={getattr(arguments, name)}" for name in ("batch", "steps")]
-                    words += ["--bf16"] * arguments.bf16
+                    words += ["--bf16" if arguments.bf16 else "--no-bf16"]
                     command = [sys.executable, __file__, *words, "--one", recipe, side, keep]
                     results.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
             seconds, memory = (

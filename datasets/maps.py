@@ -35,6 +35,9 @@ PREDICTIONS_SCHEMA = pa.schema(
 )
 
 
+_LARGEST = float(np.finfo(np.float16).max)
+
+
 class ImageMaps:
     """The maps of one image: `classes` (T,) class indices, `maps` (T, H, W) float32."""
 
@@ -43,9 +46,15 @@ class ImageMaps:
 
 
 def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating]) -> pa.Table:
-    """Maps (T, H, W) as rows of MAPS_SCHEMA."""
+    """Maps (T, H, W) as rows of MAPS_SCHEMA; activations beyond float16's range are kept as its largest.
+
+    Raises:
+        ValueError: a value is not a number.
+    """
     count, height, width = maps.shape
-    values = pa.array(maps.astype(np.float16).reshape(-1))
+    if np.isnan(maps).any():
+        raise ValueError("a localization map holds values that are no numbers")
+    values = pa.array(maps.clip(-_LARGEST, _LARGEST).astype(np.float16).reshape(-1))
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * (height * width))
     columns = [
         pa.array(image_ids, pa.string()),

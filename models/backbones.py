@@ -60,11 +60,12 @@ class Backbone(nn.Module):
 
     @contextlib.contextmanager
     def watching_textures(self) -> Iterator[list[Tensor]]:
-        """Collects the output of the texture layer, (B, C', h, w), of every pass inside."""
+        """Collects the output of the texture layer, (B, C', h, w), of the first pass inside."""
         seen: list[Tensor] = []
 
         def watch(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-            seen.append(output)
+            if not seen:
+                seen.append(output)
 
         handle = self.body.get_submodule(self.textures[0]).register_forward_hook(watch)
         try:

@@ -49,7 +49,6 @@ class CoAttentionClassifier(nn.Module):
             without bias for both (released).
         affinity_form, affinity_scale: see `coattention.affinity`.
         affinity_init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C).
-        gate_bias: whether W_B has a bias.
         common_top: share of the positions over which co-attentive activations are pooled, 1 = GAP.
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
@@ -65,7 +64,6 @@ class CoAttentionClassifier(nn.Module):
         affinity_form: AffinityForm = "bilinear",
         affinity_scale: float = 1.0,
         affinity_init: float | None = None,
-        gate_bias: bool = False,
         common_top: float = 1.0,
         kinds: Literal[1, 3] = 1,
     ):
@@ -86,7 +84,7 @@ class CoAttentionClassifier(nn.Module):
             if head == "own":
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)
         if attention == "co+contrastive":
-            self.w_b = nn.Conv2d(c, 1, 1, bias=gate_bias)
+            self.w_b = nn.Conv2d(c, 1, 1, bias=False)
         self.own_head = head == "own"
 
     def common_weights(self) -> tuple[Tensor, Tensor | None]:
@@ -127,10 +125,9 @@ class CoAttentionClassifier(nn.Module):
             common_m=scores(common.m[:, :k], self.common_top), common_n=scores(common.n[:, :k], self.common_top)
         )
         if contrastive:
-            b_b = 0.0 if self.w_b.bias is None else self.w_b.bias
             out = out._replace(
-                exclusive_m=scores(unshared(values_m[:, :k], common.m[:, k:] + b_b), 1.0),
-                exclusive_n=scores(unshared(values_n[:, :k], common.n[:, k:] + b_b), 1.0),
+                exclusive_m=scores(unshared(values_m[:, :k], common.m[:, k:]), 1.0),
+                exclusive_n=scores(unshared(values_n[:, :k], common.n[:, k:]), 1.0),
             )
         return out
 
@@ -191,9 +188,9 @@ class CoAttentionClassifier(nn.Module):
         """
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_weights()
-        gate = self.w_b.weight[0, :, 0, 0], None if self.w_b.bias is None else self.w_b.bias[0]
+        w_b = self.w_b.weight[0, :, 0, 0]
         of_tag = weight[tag, :, 0, 0] @ target.flatten(1), None if bias is None else bias[tag]
-        return contrastive_round(query, others, *gate, *of_tag, form=self.affinity_form).view(target.shape[1:])
+        return contrastive_round(query, others, w_b, *of_tag, form=self.affinity_form).view(target.shape[1:])
 
     def forward(
         self,

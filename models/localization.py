@@ -74,7 +74,6 @@ def contrastive_round(
     query: Tensor,
     others: Tensor,
     w_b: Tensor,
-    b_b: Tensor | None,
     values: Tensor,
     bias: Tensor | None,
     *,
@@ -88,7 +87,7 @@ def contrastive_round(
     Args:
         query: as in `multi_round`, for Q images.
         others: F_q of Q images that lack the class, (Q, C, H', W').
-        w_b, b_b: W_B, (C,), and its bias, () or None.
+        w_b: W_B, (C,).
         values: the class's row of the layer for contrastive features times F_n, without its bias, (HW,).
         bias: that bias, ().
 
@@ -96,7 +95,7 @@ def contrastive_round(
         (HW,), before clipping and normalising.
     """
     gate = _attended(query, others, w_b, form)[:, None]
-    mean = unshared(values, gate if b_b is None else gate + b_b).mean(dim=0)[0]
+    mean = unshared(values, gate).mean(dim=0)[0]
     return mean if bias is None else mean + bias
 
 

@@ -123,7 +123,7 @@ def config_show(
 
 
 @study_app.command(
-    "references", epilog="Example: `mcis study references --voc VOCdevkit/VOC2012 --name table5 --recipe small`"
+    "references", epilog="Example: `mcis study references --voc VOCdevkit/VOC2012 --name table7 --recipe small`"
 )
 def study_references(
     name: Name,

@@ -219,8 +219,9 @@ class ClassifierConfig(Section):
     """Mirror each image with probability 1/2."""
     shift: int = Field(default=0, ge=0)
     """Shift each image by up to so many pixels in both directions, edges repeated."""
-    val_every: int = Field(default=1, ge=0)
-    """Epochs from one mean average precision on the tagged val images to the next, and one at the end; 0 = none."""
+    val_every: int = Field(default=1, ge=0, exclude=True)
+    """Epochs from one mean average precision on the tagged val images to the next, and one at the end; 0 = none. It
+    changes no weights, so a classifier that is there already is not trained again for it."""
     optimiser: Optimiser = Optimiser()
     """Update rule, rates and schedule."""
 
@@ -230,13 +231,13 @@ class LocalizeConfig(Section):
 
     related: int = Field(default=3, ge=0, le=8)
     """Related images R a class; 0 = single round (section 3.2: 3)."""
-    aggregation: Literal["paper", "released", "single"] = "paper"
+    aggregation: Literal["paper", "released", "evidence"] = "paper"
     """`paper`: mean over the R co-attentive activations; `released`: mean with four self pairs' maps (RECIPE);
-    `single`: the single-round activation, to which related images add evidence alone."""
+    `evidence`: the single-round activation plus shared evidence, without co-attention."""
     evidence: NonNegative = 0.0
     """Weight of shared evidence: how much better a position's texture is found again in the related images than in
     images without the class, times the activations' deviation, added to the map. 0 = none (the paper)."""
-    bank: Positive = 32
+    bank: int = Field(default=32, gt=0, le=256)
     """Images, drawn at random, among which those without a class stand for all images without it (evidence)."""
     related_may_repeat: bool = False
     """Related images drawn with repetition, the image itself included (RECIPE: yes)."""
@@ -250,7 +251,7 @@ class LocalizeConfig(Section):
     mirror: bool = False
     """Average the features with those of the mirror image, mirrored back."""
     batch: Positive = 32
-    """Images embedded at a time."""
+    """Images embedded at a time, at most `compute.shard_rows`."""
     features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
     """Bound of the features kept at a time, GiB; where an index needs more, its classes are localized in rounds."""
 
@@ -471,10 +472,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         c, problems = self.classifier, []
-        if c.attention == "none" and self.localize.related > 0:
+        if c.attention == "none" and self.localize.related > 0 and self.localize.aggregation != "evidence":
             problems.append(
                 f"localize.related is {self.localize.related} but classifier.attention is none, which has no "
-                "co-attention to relate images by; set localize.related=0 or classifier.attention=co"
+                "co-attention to relate images by; set localize.related=0, classifier.attention=co, or "
+                "localize.aggregation=evidence, which needs none"
             )
         if self.localize.contrastive and c.attention != "co+contrastive":
             problems.append(
@@ -487,9 +489,9 @@ class Config(Section):
                 "localize.contrastive=false or localize.related=3"
             )
         local = self.localize
-        if local.related and local.aggregation == "single" and (local.contrastive or not local.evidence):
+        if local.related and local.aggregation == "evidence" and (local.contrastive or not local.evidence):
             problems.append(
-                "localize.aggregation is single, whose only use of related images is evidence; set localize.evidence "
+                "localize.aggregation is evidence, whose only use of related images is evidence; set localize.evidence "
                 "above 0 and localize.contrastive=false, or localize.related=0"
             )
         if local.evidence and local.aggregation == "released":

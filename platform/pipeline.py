@@ -37,7 +37,7 @@ class Stage(NamedTuple):
 JOURNEY = (
     Stage("index", (), ("data", "setting"), version=2),
     Stage("train_classifier", ("index",), ("seed", "weights", "classifier")),
-    Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize")),
+    Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize"), version=2),
     Stage("pseudo_masks", ("index", "localize"), ("maps", "pseudo_masks")),
     Stage(
         "train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "weights", "classifier", "segmenter")
@@ -47,7 +47,7 @@ JOURNEY = (
         "evaluate",
         ("index", "localize", "pseudo_masks", "predict"),
         ("seed", "recipe", "weights", "maps", "evaluate"),
-        version=3,
+        version=4,
     ),
     Stage("report", (), ()),
 )

@@ -389,6 +389,7 @@ _MEANING: dict[str, Callable[[Any], str]] = {
     "background_cue": str,
     "map_scale": str,
     "related_images": count,
+    "aggregation": str,
     "scales": lambda scales: ", ".join(f"{scale:g}" for scale in scales),
     "mirror": lambda on: "yes" if on else "no",
     "crf": lambda on: "yes" if on else "no",

@@ -18,12 +18,14 @@ _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[
 
 
 def meaning(score: dict[str, Any]) -> str:
-    """What a score means, in words: threshold, cue, map scale, scales, mirror, CRF, ignored share."""
+    """What a score means, in words: threshold, cue, aggregation, map scale, scales, mirror, CRF, ignored share."""
     parts = []
     if score["threshold"] is not None:
         parts.append(f"threshold {score['threshold']:.3f}")
     elif score["background_cue"]:
         parts.append(f"background: {score['background_cue']}")
+    if score["aggregation"]:
+        parts.append(f"related images by {score['aggregation']}")
     if score["map_scale"]:
         parts.append(f"map scale {score['map_scale']}")
     if score["ignored_share"] is not None:

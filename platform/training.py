@@ -40,6 +40,7 @@ from mcis.platform.workspace import disk_errors, read_json, write_json, written_
 WEIGHTS = "weights.pt"
 STEPS = "steps.jsonl"
 _LOG_EVERY = 10
+_CHUNK = 32  # images validated at a time
 
 
 Network = Callable[..., Any]
@@ -260,6 +261,11 @@ def _resume(folder: Path, model: nn.Module, optimiser: torch.optim.Optimizer, de
         ) from None
 
 
+def precision_key(optimiser: Optimiser, compute: ComputeConfig) -> str:
+    """What a training's result depends on of its precision: `auto` means another one on GPUs than on CPUs."""
+    return "auto on GPUs" if optimiser.precision == "auto" and uses_gpu(compute) else optimiser.precision
+
+
 def _precision(wanted: Literal["auto", "float32", "bf16"], device: torch.device) -> Literal["float32", "bf16"]:
     if wanted != "auto":
         return wanted
@@ -269,8 +275,8 @@ def _precision(wanted: Literal["auto", "float32", "bf16"], device: torch.device)
 class _Scorer:
     """Validates the network, whose weights are the same on all workers: each of them scores every world-th image."""
 
-    def __init__(self, validation: Validation, share: Share, chunk: int, threads: int):
-        self.validation, self.threads, self.chunk = validation, threads, chunk
+    def __init__(self, validation: Validation, share: Share, threads: int):
+        self.validation, self.threads = validation, threads
         self.mine = np.arange(share.rank, len(validation.tags), share.world)
 
     def due(self, done: int, learner: Learner) -> bool:
@@ -279,8 +285,8 @@ class _Scorer:
         return done == learner.steps or int(done / length) > int((done - 1) / length)
 
     def _images(self, steps: Batch) -> Batch:
-        first = int(steps["id"][0]) * self.chunk
-        return {"images": self.validation.images(self.mine[first : first + self.chunk])}
+        first = int(steps["id"][0]) * _CHUNK
+        return {"images": self.validation.images(self.mine[first : first + _CHUNK])}
 
     def __call__(self, model: nn.Module, autocast: Callable[[], Any], device: torch.device) -> NDArray[np.float64]:
         """Average precision of each class in percent, (K,), NaN for a class that no image has; the same on all workers.
@@ -289,11 +295,11 @@ class _Scorer:
         """
         tags = self.validation.tags
         scores = torch.zeros(len(tags), tags.classes, device=device)
-        chunks = Share(0, 1, 0, -(-len(self.mine) // self.chunk))
+        chunks = Share(0, 1, 0, -(-len(self.mine) // _CHUNK))
         model.eval()
         with torch.inference_mode():
             for number, batch in enumerate(by_threads(self._images, share=chunks, threads=self.threads)):
-                here = torch.from_numpy(self.mine[number * self.chunk : (number + 1) * self.chunk]).to(device)
+                here = torch.from_numpy(self.mine[number * _CHUNK : (number + 1) * _CHUNK]).to(device)
                 images = torch.from_numpy(batch["images"]).to(device, non_blocking=True)
                 with autocast():
                     scores[here] = self.validation.scores(model, images).float()
@@ -344,7 +350,7 @@ def _train(settings: dict[str, Any]) -> None:
     micro = compute.micro_batch or rows
     threads = compute.decode_threads or (cores if device.type == "cuda" else max(1, cores // 2))
     stream = batches(learner.decoder(share), batch=learner.batch, share=share, place=settings["place"], threads=threads)
-    scorer = None if learner.validation is None else _Scorer(learner.validation, share, micro, threads)
+    scorer = None if learner.validation is None else _Scorer(learner.validation, share, threads)
     val_ap: NDArray[np.float64] | None = None
     began = last = time.monotonic()
     waited = waited_all = 0.0

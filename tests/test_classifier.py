@@ -21,7 +21,7 @@ K, C = 4, 6
 FORMS: list[dict[str, Any]] = [
     {},
     {"head": "own"},
-    {"gate_bias": True, "common_top": 0.3},
+    {"common_top": 0.3},
     {"head": "own", "affinity_form": "cosine", "affinity_scale": 5.0, "affinity_init": 1.0},
     {"attention": "co"},
     {"attention": "co", "head": "own"},
@@ -188,7 +188,6 @@ def test_the_shared_head_adds_no_weights_and_the_second_one_has_no_bias() -> Non
         "w_p",
         "w_b.weight",
     }
-    assert {n for n, _ in classifier(gate_bias=True).named_parameters()} - shared == {"w_b.bias"}
 
 
 @pytest.mark.parametrize(("attention", "missing"), [("none", {"w_p", "w_b.weight"}), ("co", {"w_b.weight"})])

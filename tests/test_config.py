@@ -92,6 +92,11 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
         ({"classifier": {"attention": "co"}, "localize": {"contrastive": True}}, "contrastive is set but .* is co,"),
         ({"localize": {"contrastive": True, "related": 0}}, "localize.contrastive is set but localize.related is 0"),
+        ({"localize": {"aggregation": "evidence"}}, "aggregation is evidence, whose only use of related images"),
+        (
+            {"localize": {"aggregation": "released", "evidence": 6}},
+            "evidence is set but localize.aggregation is released",
+        ),
         (
             {"maps": {"scale": "logarithm"}, "localize": {"aggregation": "released"}},
             "maps.scale is logarithm but localize.aggregation is released",

@@ -135,7 +135,6 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
     form=st.sampled_from(FORMS),
     scale=st.sampled_from([0.5, 1.0, 15.0]),
     with_bias=st.booleans(),
-    gate_bias=st.booleans(),
 )
 def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
     seed: int,
@@ -146,19 +145,18 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
     form: AffinityForm,
     scale: float,
     with_bias: bool,
-    gate_bias: bool,
 ) -> None:
     """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
     rng = np.random.default_rng(seed)
     target, others, w_p = normal(rng, c, *of_target), normal(rng, q, c, *of_other), normal(rng, c, c)
     w_b, weight = normal(rng, c), normal(rng, c)
-    bias, b_b = normal(rng, 1)[0] if with_bias else None, normal(rng, 1)[0] if gate_bias else None
+    bias = normal(rng, 1)[0] if with_bias else None
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = contrastive_round(query, others, w_b, b_b, weight @ target.flatten(1), bias, form=form)
+    got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
     each = []
     for other in others:
         common = coattend(target[None], other[None], affinity(target[None], other[None], w_p, form=form, scale=scale)).m
-        gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None], None if b_b is None else b_b[None])
+        gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None])
         layer = weight[None, :, None, None], None if bias is None else bias[None]
         each.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
     torch.testing.assert_close(got, torch.stack(each).mean(dim=0).flatten(), atol=1e-9, rtol=0)

@@ -116,7 +116,8 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
-    layer = model.common_head if model.own_head else model.phi
+    co_attention = config.localize.aggregation != "evidence"
+    layer = model.common_head if co_attention and model.own_head else model.phi
 
     @functools.cache
     def features(image: int) -> torch.Tensor:
@@ -141,11 +142,12 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     with torch.inference_mode():
         for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
             first, last = relations.others_start[number : number + 2]
-            each = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
-            each += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
-            out.append(torch.stack(each).mean(dim=0))
-            if config.localize.aggregation == "single":
-                out[-1] = model.phi(features(image))[0, tag]
+            if co_attention:
+                each = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
+                each += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
+                out.append(torch.stack(each).mean(dim=0))
+            else:
+                out.append(model.phi(features(image))[0, tag])
             if config.localize.evidence:
                 out[-1] = out[-1] + literal_evidence(config, context, image, tag, relations.related[number].tolist())
     return out
@@ -184,6 +186,9 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
         return np.mean(each, axis=0)
 
     without = [b for b in bank if tag not in rows["tags"][b].as_py()]
+    related = [other for other in related if other != image]
+    if not related:
+        return torch.zeros(seen(image)[0].shape[1:])
     evidence = (found_again(related) - found_again(without)) * config.localize.evidence * activations.std().item()
     return torch.from_numpy(evidence).float().view(seen(image)[0].shape[1:])
 
@@ -214,7 +219,7 @@ def same_tables(one: Path, other: Path) -> None:
         (),
         ("localize.contrastive=true", "localize.related=2"),
         ("localize.evidence=6",),
-        ("localize.aggregation=single", "localize.evidence=3", "localize.bank=5"),
+        ("localize.aggregation=evidence", "localize.evidence=3", "localize.bank=5"),
     ],
     ids=str,
 )
@@ -256,6 +261,31 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     assert len(taken) == len(expected)
     difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
     assert difference < 1e-5
+
+
+def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> None:
+    """The control of the study of effects: a classifier without W_P, related images all the same."""
+    plain = ("classifier.attention=none", "localize.aggregation=evidence", "localize.evidence=6")
+    config, context = trained.config(*plain), trained.into(tmp_path / "part")
+    model = build_classifier(config.classifier, len(context.classes))
+    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)
+    model.load_state_dict({name: known[name] for name in model.state_dict()})
+    save(model.state_dict(), tmp_path / WEIGHTS)
+    context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
+    localize.run(config, context)
+    for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-3 * float(theirs.abs().max()), rtol=0)
+
+
+def test_rows_are_written_over_where_they_belong(tmp_path: Path) -> None:
+    file = tmp_path / "features.npy"
+    localize.make_file(file, (5, 2, 3))
+    rows = np.arange(12, dtype=np.float16).reshape(2, 2, 3)
+    localize.overwrite(file, 3, rows)
+    localize.overwrite(file, 0, rows[1:])
+    expected = np.zeros((5, 2, 3), np.float16)
+    expected[3:], expected[0] = rows, rows[1]
+    np.testing.assert_array_equal(np.load(file), expected)
 
 
 # --- any bound, any interruption

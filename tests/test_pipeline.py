@@ -35,7 +35,7 @@ TINY = (
 )
 SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
-    "map_scale", "related_images", "ignored_share", "seed", "recipe", "weights", "git",
+    "map_scale", "related_images", "aggregation", "ignored_share", "seed", "recipe", "weights", "git",
 }  # fmt: skip
 
 
@@ -81,6 +81,7 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
         ("segmentation", "val", None, True),
     ]
     assert [s["map_scale"] for s in first.scores] == ["logarithm"] * 3 + [None] * 4
+    assert [s["aggregation"] for s in first.scores] == [None] + ["evidence 6"] * 2 + [None] * 4
     for score in first.scores:
         known = [v for v in score["iou"].values() if v is not None]
         assert score["miou"] == pytest.approx(sum(known) / len(known), abs=0.02)

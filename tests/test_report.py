@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 def score(what: str, miou: float | None, **meaning: Any) -> dict[str, Any]:
     names = ("name", "split", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue")
-    more = ("map_scale", "related_images", "ignored_share", "seed", "recipe", "weights", "git")
+    more = ("map_scale", "related_images", "aggregation", "ignored_share", "seed", "recipe", "weights", "git")
     return {"what": what, "miou": miou, **dict.fromkeys((*names, *more)), **meaning}
 
 

@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.progress import console
 from mcis.platform.runtime import ray_session
-from mcis.platform.settings import Resolved, Values, leaves
+from mcis.platform.settings import Resolved, Values, leaves, resolve
 from mcis.platform.tracking import Tracker
 from mcis.platform.workspace import Workspace, fingerprint, write_json, written_aside
 from mcis.tuning.search import Trial, run_trials
@@ -27,7 +27,6 @@ from mcis.tuning.tables import (
 )
 
 RELATED = tuple(range(6))
-TRAININGS = ("co", "co+contrastive")
 EFFECT_RELATED = (0, 1, 3, 5)
 
 
@@ -53,7 +52,7 @@ def _study(
     place = Workspace(workspace)
     pipeline.check(config, place)
     with ray_session(config.compute, verbose=verbose):
-        identity = fingerprint(name, kind, changed_values(resolved), config.recipe)
+        identity = fingerprint(name, kind, changed_values(resolved), config.recipe, config.setting)
         tracker = Tracker(place, place.run(name), name, identity=identity)
         status = "FAILED"
         try:
@@ -66,15 +65,6 @@ def _study(
             raise
         finally:
             tracker.finish(status)
-
-
-def _needs_co_attention(resolved: Resolved, study: str) -> None:
-    if resolved.config.classifier.attention == "none":
-        raise UserError(
-            f"the study of {study} with classifier.attention=none",
-            "a classifier with co-attention",
-            "set classifier.attention=co or co+contrastive",
-        )
 
 
 def _keep(figures: Any, name: str, picture: Callable[[Any, Path], None], place: Workspace, tracker: Tracker) -> None:
@@ -97,7 +87,12 @@ def references(
     Raises:
         UserError: a classifier without co-attention, an unknown stage, or a trial that failed.
     """
-    _needs_co_attention(resolved, "related images")
+    if resolved.config.classifier.attention == "none":
+        raise UserError(
+            "the study of related images with classifier.attention=none",
+            "a classifier with co-attention",
+            "set classifier.attention=co or co+contrastive",
+        )
     _known_stage(until)
     trials = [
         Trial(f"{name}-r{related}", {**changed_values(resolved), "localize.related": related}, until)
@@ -130,8 +125,8 @@ def effect(
     """What co-attention brings (tables 5 and 6): training with neither, one or both, times related images R.
 
     Each cell is the mean over seeds of whole runs. Up to the pseudo masks all cells are computed; `until=evaluate`
-    takes those of the paper's two tables on to the segmenter. Writes runs/NAME/study.json and study.png; the trials are
-    the runs NAME-<training>-r<R>-s<seed>.
+    takes those of the paper's two tables, and the control, on to the segmenter. Writes runs/NAME/study.json and
+    study.png; the trials are the runs NAME-<training>-r<R>-s<seed>.
 
     Args:
         seeds: how many, counted from the configuration's.
@@ -139,9 +134,11 @@ def effect(
     Raises:
         UserError: an unknown stage, or a trial that failed.
     """
-    _needs_co_attention(resolved, "the effect of co-attention")
     _known_stage(until)
-    cells = [("none", 0), *itertools.product(TRAININGS, EFFECT_RELATED)]
+    config = resolved.config
+    # Evidence needs no co-attention: the training without it is then the control for what related images bring alone.
+    control = EFFECT_RELATED if config.localize.aggregation == "evidence" else (0,)
+    cells = [*itertools.product(("none",), control), *itertools.product(("co", "co+contrastive"), EFFECT_RELATED)]
     trials = {
         (attention, related, seed): Trial(
             f"{name}-{attention.replace('+', '-')}-r{related}-s{seed}",
@@ -149,17 +146,19 @@ def effect(
                 **changed_values(resolved),
                 "classifier.attention": attention,
                 "localize.related": related,
-                "seed": resolved.config.seed + seed,
+                "seed": config.seed + seed,
             },
-            until if (attention, related) in PAPER_EFFECT else earlier(until, "pseudo_masks"),
+            until if (attention, related) in {*PAPER_EFFECT, ("none", 3)} else earlier(until, "pseudo_masks"),
         )
         for seed in range(seeds)
         for attention, related in cells
     }
+    for trial in trials.values():  # what does not go together shows before the first of them has trained
+        resolve(config.setting, config.recipe, trial.values)
     swept = ("classifier.attention", "localize.related", "seed")
     with _study(resolved, workspace, name, "effect", swept, verbose=verbose) as (place, tracker):
         scores = run_trials(
-            resolved.config,
+            config,
             list(trials.values()),
             workspace=place,
             study=name,

@@ -23,7 +23,7 @@ from mcis.datasets.maps import ImageMaps, Shards
 from mcis.datasets.voc import tags_of_mask
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.metrics import IGNORE, best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
-from mcis.platform.config import Config
+from mcis.platform.config import Config, LocalizeConfig
 from mcis.platform.context import RunContext
 from mcis.platform.mapping import map_table
 from mcis.platform.stages.index import file_stamps, split_rows
@@ -61,6 +61,14 @@ def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
             f"the mask {uri} has label {labels[-1]}", f"0..{classes} and 255", "mend the mask, or set data.classes"
         )
     return truth
+
+
+def aggregation(config: LocalizeConfig) -> str:
+    """How maps with related images were made, in words."""
+    words: str = config.aggregation
+    if config.evidence:
+        words += f" {config.evidence:g}" if words == "evidence" else f" + evidence {config.evidence:g}"
+    return words + (" + contrastive" if config.contrastive else "")
 
 
 class ScoreTrain:
@@ -161,7 +169,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     def entry(what: str, name: str, split: str, matrix: NDArray[np.int64], images: int, **meaning: Any) -> None:
         values = iou(matrix)
         known: dict[str, Any] = {"scales": None, "mirror": None, "crf": None, "threshold": None, "background_cue": None}
-        known |= {"map_scale": None, "related_images": None, "ignored_share": None}
+        known |= {"map_scale": None, "related_images": None, "aggregation": None, "ignored_share": None}
         labels = ("background", *context.classes)
         scores.append(
             {
@@ -175,7 +183,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
                 **meaning,
                 "seed": config.seed,
                 "recipe": config.recipe,
-                "weights": config.weights.backbone,
+                "weights": config.weights.classifier or config.weights.backbone,
                 "git": git_revision(),
             }
         )
@@ -220,6 +228,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
                 f"{disagreeing} of {len(train)} scored training image(s) have tags that disagree with their mask: "
                 "`mcis index show --check-masks` names them"
             )
+        how = aggregation(config.localize)
         kinds = [("single round", 0)] + [(f"R = {config.localize.related}", config.localize.related)] * bool(
             config.localize.related
         )
@@ -232,13 +241,15 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             entry(
                 "localization_maps", name, "train", matrices[best], len(train),
                 threshold=thresholds[best], background_cue="best threshold", map_scale=scale, related_images=related,
+                aggregation=how if related else None,
             )  # fmt: skip
         if masks:
             cue = background_cue(config.pseudo_masks, train)
             ignored = round(pc.sum(sums["ignored"]).as_py() / len(train), 4)
             entry(
                 "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
-                background_cue=cue, map_scale=scale, related_images=config.localize.related, ignored_share=ignored,
+                background_cue=cue, map_scale=scale, related_images=config.localize.related,
+                aggregation=how if config.localize.related else None, ignored_share=ignored,
             )  # fmt: skip
         if train["saliency_uri"].null_count == 0:
             salient = f"saliency >= {config.evaluate.salient}"

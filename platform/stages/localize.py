@@ -25,6 +25,7 @@ from torch.nn import functional
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
+from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
 from mcis.datasets.relations import Relations, draw, feature_rounds
 from mcis.datasets.tags import Tags
@@ -65,8 +66,7 @@ class Embed:
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.model = load_classifier(config, weights, classes).to(self.device)
-        self.features = None if features is None else np.load(features, mmap_mode="r+")
-        self.selves = None if selves is None else np.load(selves, mmap_mode="r+")
+        self.features, self.selves = features, selves
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
@@ -88,8 +88,14 @@ class Embed:
             kept = [features]
             if localize.evidence:  # textures of the image as it is: the first pass
                 kept.append(functional.adaptive_avg_pool2d(seen[0], (features.shape[2], features.shape[3])))
-            together = torch.cat(kept, dim=1)[: len(rows)]
-            self.features[rows["slot"].to_numpy()] = together.cpu().numpy().astype(np.float16)
+            together = torch.cat(kept, dim=1)[: len(rows)].half()
+            if not together.isfinite().all():
+                raise UserError(
+                    f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
+                    "activations of a sound training",
+                    "look at the training's loss curve, and repeat it with a lower learning rate",
+                )
+            overwrite(self.features, rows["slot"][0].as_py(), together.cpu().numpy())
         activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
         ids, tags, maps = [], [], [activations[0, :0]]
         for place, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
@@ -102,7 +108,7 @@ class Embed:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
                 total = self._self_maps(images[place], features[place], row["tags"], kind)
                 first = row["first_map"]
-                self.selves[first : first + len(row["tags"])] = total.cpu().numpy().astype(np.float16)
+                overwrite(self.selves, first, total.cpu().numpy().astype(np.float16))
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
 
     def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
@@ -149,13 +155,16 @@ class Relate:
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         self.model = load_classifier(config, weights, classes).to(self.device)
-        self.features = np.load(features, mmap_mode="r")
-        self.selves = None if selves is None else np.load(selves, mmap_mode="r")
+        self.features, self.selves = features, selves
         self.bank = None if bank is None else self._bank(*bank)
 
     def _features(self, slots: list[int]) -> Tensor:
-        """Features (N, C, H, W), and behind them textures, where evidence is asked for."""
-        return torch.from_numpy(self.features[slots].astype(np.float32)).to(self.device)
+        """Features (N, C, H, W), and behind them textures, where evidence is asked for.
+
+        The file is opened each time: what a process holds open keeps its room on the disk after it was removed.
+        """
+        kept = np.load(self.features, mmap_mode="r")[slots]
+        return torch.from_numpy(kept.astype(np.float32)).to(self.device)
 
     @torch.inference_mode()
     def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> "_Bank":
@@ -183,9 +192,11 @@ class Relate:
         localize, c = self.config.localize, self.model.backbone.channels
         kept = self._features([row["slot"]])[0]
         target = kept[:c]
-        # F_n^T W_P depends on the other image's domain alone: all maps of an image share it.
-        own = self.source[row["slot"]].expand(len(self.domains))
-        queries = self.model.query(target, kind=pair_kinds(own, self.domains), target_is_n=own & ~self.domains)
+        co_attention = localize.aggregation != "evidence"
+        if co_attention:
+            # F_n^T W_P depends on the other image's domain alone: all maps of an image share it.
+            own = self.source[row["slot"]].expand(len(self.domains))
+            queries = self.model.query(target, kind=pair_kinds(own, self.domains), target_is_n=own & ~self.domains)
         single = single_round(target[None], self.model.phi.weight, self.model.phi.bias)[0]
         if self.bank:
             vectors = texture_vectors(kept[c:], self.bank.mean, self.bank.deviation)
@@ -193,21 +204,23 @@ class Relate:
         maps = []
         for tag, number, related, others in zip(row["tags"], row["maps"], row["related"], row["others"], strict=True):
             near = self._features(related)
-            if localize.aggregation == "single":
-                one = single[tag]
-            else:
+            if co_attention:
                 one = self.model.co_map(target, near[:, :c], tag, query=self._facing(queries, related))
+            else:
+                one = single[tag]
             if others:
                 facing, far = self._facing(queries, others), self._features(others)[:, :c]
                 contrastive = self.model.contrastive_map(target, far, tag, query=facing)
                 one = (len(related) * one + len(others) * contrastive) / (len(related) + len(others))
-            if self.bank:
-                here = texture_match(vectors, texture_vectors(near[:, c:], self.bank.mean, self.bank.deviation))
+            others_than_itself = [place for place, slot in enumerate(related) if slot != row["slot"]]
+            if self.bank and others_than_itself:  # an image finds itself again everywhere, which tells nothing
+                textures = near[others_than_itself, c:]
+                here = texture_match(vectors, texture_vectors(textures, self.bank.mean, self.bank.deviation))
                 evidence = shared_evidence(here, elsewhere[self.bank.lacks[:, tag]])
                 one = one + self.bank.weight * evidence.view(one.shape)
             if self.selves is not None:
-                selves = torch.from_numpy(self.selves[number].astype(np.float32)).to(self.device)
-                one = ((selves + released_map(one)) / 5 * 255).round() / 255
+                selves = torch.from_numpy(np.load(self.selves, mmap_mode="r")[number].astype(np.float32))
+                one = ((selves.to(self.device) + released_map(one)) / 5 * 255).round() / 255
             maps.append(one)
         return torch.stack(maps)
 
@@ -304,6 +317,21 @@ def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int
         backbone = load_classifier(config, weights, classes).backbone
         c, h, w = backbone(torch.zeros(1, 3, size, size)).shape[1:]
     return c + (backbone.textures[1] if config.localize.evidence else 0), h, w
+
+
+def overwrite(path: Path, first: int, values: NDArray[np.float16]) -> None:
+    """Writes rows `first` .. of an array's file, and on to its disk.
+
+    As bytes rather than through a memory map, whose pages neighbours on other nodes would write back as well; and
+    before the shard is there that vouches for them.
+    """
+    with path.open("r+b") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        file.seek(first * values[0].nbytes, os.SEEK_CUR)
+        file.write(np.ascontiguousarray(values).tobytes())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def make_file(path: Path, shape: tuple[int, ...]) -> None:
@@ -472,6 +500,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
                 f"{moved} map(s) have related images of both domains: their class has no other of the {domain}"
             )
     if localize.evidence:
+        alone = int((relations.related == relations.image[:, None]).all(axis=1).sum())
+        counts["maps without evidence, of a class's only image"] = alone
         everywhere = np.flatnonzero(tags.matrix(relations.bank).all(axis=0))
         counts["maps without unrelated images in the bank"] = missing = int(np.isin(relations.tag, everywhere).sum())
         if missing:

@@ -24,7 +24,7 @@ from mcis.platform.cache import decoded_cache
 from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.training import WEIGHTS, Network, Validation, fit, load_weights, save
+from mcis.platform.training import WEIGHTS, Network, Validation, fit, load_weights, precision_key, save
 from mcis.platform.weights import classifier_weights, trained_classifier
 
 _AUGMENT_M, _AUGMENT_N = 2, 3
@@ -156,7 +156,7 @@ class ClassifierLearner:
         tags_m, tags_n = (torch.from_numpy(self.tags.matrix(batch[s])).to(device, torch.float32) for s in ("m", "n"))
         kind = torch.from_numpy(batch["kind"].astype(np.int64)).to(device) if c.kinds > 1 else None
         scores, selves = model(images_m, images_n, c.self_pairs, kind, plain_m)
-        scores, selves = _float32(scores), [_float32(own) for own in selves]
+        scores, selves = in_float32(scores), [in_float32(own) for own in selves]
         terms = {
             name: values.sum()
             for name, values in pair_losses(scores, tags_m, tags_n, reduction=c.loss_reduction).items()
@@ -179,7 +179,8 @@ class ClassifierLearner:
         return float(begun and batch["unshared_m"][0]), float(begun and batch["unshared_n"][0])
 
 
-def _float32(scores: PairScores) -> PairScores:
+def in_float32(scores: PairScores) -> PairScores:
+    """Scores out of a network of any precision, for losses, which are taken in float32."""
     known = {name: each.float() for name, each in scores._asdict().items() if each is not None}
     return PairScores(**known)
 
@@ -208,9 +209,9 @@ def _take(config: Config, context: RunContext, path: Path) -> dict[str, Any]:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The pretrained weights' file, or the trained classifier's."""
+    """The pretrained weights' file, or the trained classifier's, and the precision."""
     path = trained_classifier(config) or classifier_weights(config, context.workspace)
-    return file_stamps([str(path)]) if path else None
+    return file_stamps([str(path)] if path else []), precision_key(config.classifier.optimiser, config.compute)
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
@@ -247,6 +248,10 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     result = fit(learner, context.part, config.compute, context.tracker, label="classifier")
     counts: dict[str, Any] = {"steps": learner.steps}
     notes = [f"the classifier was trained in {result.precision}"] if result.precision != "float32" else []
+    without = int((np.bincount(learner.tags.values, minlength=learner.tags.classes) == 0).sum())
+    if without:
+        counts["classes without a training image"] = without
+        notes.append(f"{without} of {learner.tags.classes} classes have no training image: nothing is learnt of them")
     val_ap = None
     if result.val_ap:
         val_ap = dict(zip(context.classes, result.val_ap, strict=True))

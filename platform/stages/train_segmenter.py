@@ -27,7 +27,7 @@ from mcis.platform.config import Config, Optimiser, SegmenterConfig
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
 from mcis.platform.stages.train_classifier import build_backbone, device_images, load_classifier
-from mcis.platform.training import WEIGHTS, Network, fit, load_weights
+from mcis.platform.training import WEIGHTS, Network, fit, load_weights, precision_key
 from mcis.platform.weights import segmenter_weights
 from mcis.platform.workspace import read_table
 
@@ -153,9 +153,9 @@ class SegmenterLearner:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The pretrained weights' file."""
+    """The pretrained weights' file, and the precision."""
     path = segmenter_weights(config, context.workspace)
-    return file_stamps([str(path)]) if path else None
+    return file_stamps([str(path)] if path else []), precision_key(config.segmenter.optimiser, config.compute)
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
