@@ -54,6 +54,14 @@ class Panel:
         return {column: mask for column, mask in masks.items() if mask is not None}
 
 
+class Steps(NamedTuple):
+    """How a localization map came to be: image, class, and (title, picture) of each step, all of one height."""
+
+    image_id: str
+    name: str
+    tiles: tuple[tuple[str, Image.Image], ...]
+
+
 class Label(NamedTuple):
     """What a label of a mask is called, and its colour as #rrggbb."""
 
@@ -179,6 +187,17 @@ def drawable(text: str) -> str:
     """
     text = text[:400].encode("utf-8", "backslashreplace").decode()
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def steps_picture(steps: Steps) -> Image.Image:
+    """The tiles of a map side by side."""
+    tiles = [tile for _, tile in steps.tiles]
+    out = Image.new("RGB", (sum(t.width for t in tiles) + _GAP * (len(tiles) - 1), tiles[0].height), "white")
+    left = 0
+    for tile in tiles:
+        out.paste(tile, (left, 0))
+        left += tile.width + _GAP
+    return out
 
 
 def _check(panel: Panel, classes: Sequence[str]) -> None:

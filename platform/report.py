@@ -21,7 +21,19 @@ from typing import Any
 import jinja2
 from PIL import Image
 
-from mcis.platform.panels import COLUMNS, Panel, cells, describe, gallery, labels, legend, panel_picture, share
+from mcis.platform.panels import (
+    COLUMNS,
+    Panel,
+    Steps,
+    cells,
+    describe,
+    gallery,
+    labels,
+    legend,
+    panel_picture,
+    share,
+    steps_picture,
+)
 from mcis.platform.plots import STAGES, THEMES, Plot, best_point, iou_chart, loss_terms, threshold_chart, training_chart
 from mcis.platform.workspace import written_aside
 
@@ -41,6 +53,7 @@ class ReportData:
     curves: label -> (thresholds, mIoU in percent) of localization maps.
     config: (dotted key, value, where the value comes from).
     environment: versions and machine, by name.
+    attention: how some localization maps came to be.
     """
 
     name: str
@@ -60,6 +73,7 @@ class ReportData:
     config: list[tuple[str, str, str]]
     environment: dict[str, str]
     panels: list[Panel]
+    attention: Sequence[Steps] = ()
 
 
 def write_report(data: ReportData, folder: Path) -> Path:
@@ -73,6 +87,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
     drawn = {f"panel-{n:02}": panel_picture(panel, data.classes) for n, panel in enumerate(data.panels, 1)}
     if data.panels:
         drawn["gallery"] = gallery(data.panels, data.classes)
+    drawn |= {f"attention-{n:02}": steps_picture(steps) for n, steps in enumerate(data.attention, 1)}
     plots = _plots(data)
     content = {f"{name}.png": encode(picture, "PNG") for name, picture in drawn.items()}
     content |= {f"{name}.png": plot.light for name, plot in plots.items()}
@@ -89,7 +104,7 @@ def write_report(data: ReportData, folder: Path) -> Path:
     return folder / "report.html"
 
 
-_PICTURE_NAME = re.compile(r"(panel-\d+|gallery|iou|thresholds|training-\w+)\.png")
+_PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|thresholds|training-\w+)\.png")
 _MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, the best and the worst are drawn."""
 _MOST_REJECTS = 300
@@ -143,6 +158,10 @@ def _view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
         "tiles": [_tile(data.scores, what) for what in STAGES],
         "missing": _missing(data),
         "splits": _gallery_by_split(data.panels, data.classes),
+        "attention": [
+            (one.image_id, one.name, [(title, data_uri(encode(p, "JPEG"), "JPEG"), p.size) for title, p in one.tiles])
+            for one in data.attention
+        ],
         "legend": legend(data.panels, data.classes),
         "colours": dict(labels(data.classes).values()),
         "score_table": _score_table(data.scores),

@@ -243,6 +243,7 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
     names = {a.path for a in client.list_artifacts(run_id)}
     assert {"report.html", "scores.json", "config.json", "pictures"} <= names
+    assert (first.context.folder / "pictures" / "attention-01.png").exists()
     scored = {s["what"] for s in first.scores}
     assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mcis.platform.panels import Panel
+from mcis.platform.panels import Panel, Steps
 from mcis.platform.report import ReportData, write_report
 from mcis.platform.stages.report import _spread
 
@@ -283,6 +283,18 @@ def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path) -
     assert ["reason 4", "200"] in page.rows["counts"]
 
 
+def test_how_maps_came_to_be_is_shown_step_by_step(data: ReportData, tmp_path: Path) -> None:
+    tiles = tuple((title, Image.new("RGB", (30, 20), colour)) for title, colour in (("alone", "red"), ("map", "blue")))
+    page = Page(write_report(replace(data, attention=[Steps("a", "square", tiles)]), tmp_path))
+    described = [attrs["alt"] for attrs in page.of("img") if (attrs["alt"] or "").endswith("of square for a")]
+    assert described == ["alone of square for a", "map of square for a"]
+    with Image.open(tmp_path / "pictures" / "attention-01.png") as strip:
+        assert strip.size == (70, 20)
+        assert [strip.convert("RGB").getpixel((x, 9)) for x in (0, 69)] == [(255, 0, 0), (0, 0, 255)]
+    write_report(data, tmp_path)
+    assert not (tmp_path / "pictures" / "attention-01.png").exists()
+
+
 def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path) -> None:
     classes = (HOSTILE, "square", "_hidden")
     iou = {HOSTILE: 10.0, "square": 20.0, "_hidden": 30.0}
@@ -306,6 +318,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         config=[(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
+        attention=[Steps(HOSTILE, HOSTILE, ((HOSTILE, Image.new("RGB", (20, 10))),))],
     )
     page = Page(write_report(hostile, tmp_path))
     assert page.of("script") == []

@@ -16,6 +16,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
 from mcis.models.localization import resize_maps, scale_maps
+from mcis.platform.attention import attention_steps
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
 from mcis.platform.doctor import environment
@@ -29,6 +30,9 @@ from mcis.platform.stages.predict import Predict
 from mcis.platform.training import STEPS
 from mcis.platform.version import git_revision
 from mcis.platform.workspace import read_json, read_table, write_json
+
+_MAPS = 3
+"""Images of the gallery whose maps are shown step by step."""
 
 
 def _spread(rows: pa.Table, count: int) -> pa.Table:
@@ -124,6 +128,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             "busy": {k: round(s["busy"], 2) for k, s in summaries.items()},
         },
     )
+    shown_panels = panels(config, context) if "index" in inputs else []
+    maps_of = [panel.image_id for panel in shown_panels if panel.split == "train" and panel.maps]
     data = ReportData(
         name=context.name,
         setting=config.setting,
@@ -141,7 +147,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         curves={k: (v[0], v[1]) for k, v in curves.items()},
         config=[(key, str(value), context.sources[key]) for key, value in leaves(config)],
         environment=environment(),
-        panels=panels(config, context) if "index" in inputs else [],
+        panels=shown_panels,
+        attention=attention_steps(config, context, maps_of[:_MAPS]) if "localize" in inputs else [],
     )
     write_report(data, folder)
     write_json(folder / "environment.json", data.environment)
