@@ -319,7 +319,12 @@ def test_without_related_images_single_round_maps_are_the_maps(
 
 
 def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:
-    changes = ("localize.aggregation=released", "localize.related_may_repeat=true", "pseudo_masks.background=crf")
+    changes = (
+        "localize.aggregation=released",
+        "localize.evidence=0",
+        "localize.related_may_repeat=true",
+        "pseudo_masks.background=crf",
+    )
     scale = ("maps.scale=maximum", "pseudo_masks.background_threshold=0.1", "pseudo_masks.threshold=0.3")
     result = pipeline.run(settings(root, *changes, *scale), workspace, "variants", until="pseudo_masks")
     assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
