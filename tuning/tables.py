@@ -77,13 +77,14 @@ class Effect(NamedTuple):
 def effect_table(figures: Sequence[Effect], title: str) -> Table:
     """Mean and deviation of mIoU by training and number of related images, and the paper's column beside ours."""
     table = Table(title=title, title_justify="left")
-    table.add_column("training")
+    table.add_column("training", no_wrap=True)
     table.add_column("R", justify="right")
-    for column in COLUMNS:
+    columns = [column for column in COLUMNS if any(column in cell.miou for cell in figures)]
+    for column in columns:
         table.add_column(column, justify="right")
     table.add_column("paper, VOC 2012 val", justify="right")
     for cell in figures:
-        cells = [_spread(cell.miou[column]) if column in cell.miou else "-" for column in COLUMNS]
+        cells = [_spread(cell.miou[column]) if column in cell.miou else "-" for column in columns]
         paper = PAPER_EFFECT.get((cell.attention, cell.related))
         table.add_row(cell.attention, str(cell.related), *cells, "-" if paper is None else f"{paper:.1f}")
     return table
