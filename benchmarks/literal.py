@@ -4,21 +4,17 @@ Each image of a pair is embedded by a backbone pass of its own, P and both of it
 co-attentive and contrastive features have all C channels.
 """
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
 from mcis.models.classifier import CoAttentionClassifier, pool, transform
-from mcis.models.coattention import affinity, positions
+from mcis.models.coattention import CoAttentive, affinity, coattend, unshared
 from mcis.models.losses import PairScores
 
 
-def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> tuple[Tensor, Tensor]:
+def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> CoAttentive:
     """F_m^{m∩n} and F_n^{m∩n}, (B, C, H, W) (Eq. 2-4)."""
-    p = affinity(f_m, f_n, model.w_p, form=model.affinity_form, scale=model.affinity_scale)
-    seen_m = torch.softmax(p, dim=2) @ positions(f_n)
-    seen_n = torch.softmax(p, dim=1).transpose(1, 2) @ positions(f_m)
-    return tuple(s.transpose(1, 2).view(f.shape) for s, f in ((seen_m, f_m), (seen_n, f_n)))  # type: ignore[return-value]
+    return coattend(f_m, f_n, affinity(f_m, f_n, model.w_p, form=model.affinity_form, scale=model.affinity_scale))
 
 
 def pair_scores(
@@ -35,7 +31,7 @@ def pair_scores(
     scores = PairScores(pool(model.phi(f_m)), pool(model.phi(f_n)), head(seen_m), head(seen_n))
     if not contrastive:
         return scores
-    only_m, only_n = (f * (1 - torch.sigmoid(model.w_b(seen))) for f, seen in ((f_m, seen_m), (f_n, seen_n)))
+    only_m, only_n = (unshared(f, model.w_b(seen)) for f, seen in ((f_m, seen_m), (f_n, seen_n)))
     return scores._replace(exclusive_m=head(only_m), exclusive_n=head(only_n))
 
 

@@ -81,7 +81,7 @@ def pair_by_pair(
         image = images[position]
         selves = torch.zeros(len(own))
         if config.localize.aggregation == "released":
-            selves = sum(_self_maps(model, image, name, own) for name in SELF_TRANSFORMS)  # type: ignore[assignment]
+            selves = torch.stack([_self_maps(model, image, name, own) for name in SELF_TRANSFORMS]).sum(dim=0)
         for place, tag in enumerate(own):
             others = relations.related[relations.start[position] + place].tolist()
             mean = torch.stack([literal.co_maps(model, image, images[other])[0][tag] for other in others]).mean(dim=0)
