@@ -99,45 +99,6 @@ def contrastive_round(
     return mean if bias is None else mean + bias
 
 
-def texture_vectors(textures: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
-    """Textures (..., C', H, W) -> a vector of unit length a position, (..., HW, C'), channels standardised before.
-
-    Args:
-        mean, deviation: of the channels, (C',).
-    """
-    flat = textures.flatten(-2).transpose(-1, -2)
-    return functional.normalize((flat - mean) / deviation.clamp(min=1e-6), dim=-1, eps=1e-6)
-
-
-def texture_match(target: Tensor, others: Tensor, *, closest: int = 5) -> Tensor:
-    """How well each position of an image is found again in others: mean cosine of its `closest` positions there.
-
-    Args:
-        target: `texture_vectors` of the image, (HW, C'). others: of R images, (R, H'W', C').
-
-    Returns:
-        (R, HW), in [-1, 1].
-    """
-    cosines = target @ others.transpose(1, 2)
-    return cosines.topk(min(closest, cosines.shape[2]), dim=2).values.mean(dim=2)
-
-
-def shared_evidence(related: Tensor, unrelated: Tensor) -> Tensor:
-    """How much better a position is found again in images of the class than in images without it, (HW,), in [-2, 2].
-
-    What images of a class share and others lack is the object, whole: its body is found again as its head is, while
-    background is found everywhere or nowhere. Softmax keeps where a position looks and forgets how well it matches
-    (Eq. 3); this is the part forgotten.
-
-    Args:
-        related: `texture_match` in images of the class, (R, HW). unrelated: in images without it, (U, HW); where there
-            are none, the evidence is 0.
-    """
-    if not len(unrelated):
-        return torch.zeros_like(related[0])
-    return related.mean(dim=0) - unrelated.mean(dim=0)
-
-
 def normalise_maps(maps: Tensor) -> Tensor:
     """Clips maps (..., H, W) at 0 and divides each by its maximum -> [0, 1]; a map without a positive value is 0."""
     positive = maps.clamp(min=0)

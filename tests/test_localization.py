@@ -8,7 +8,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.models.backbones import small
@@ -23,10 +22,7 @@ from mcis.models.localization import (
     released_map,
     resize_maps,
     scale_maps,
-    shared_evidence,
     single_round,
-    texture_match,
-    texture_vectors,
 )
 from mcis.platform.config import MapsConfig
 
@@ -177,35 +173,6 @@ def test_the_same_related_image_twice_adds_nothing() -> None:
     query = affinity_query(target, w_p)
     once = multi_round(query, related, weight, None)
     torch.testing.assert_close(multi_round(query, related.repeat(3, 1, 1, 1), weight, None), once)
-
-
-# --- evidence
-
-
-@quick
-@given(seeds, st.integers(1, 4), st.integers(1, 3), st.integers(1, 6))
-def test_evidence_is_the_mean_match_in_related_images_less_that_in_others(
-    seed: int, channels: int, related: int, closest: int
-) -> None:
-    rng = np.random.default_rng(seed)
-    textures = rng.normal(2, 3, (1 + related + 2, channels, 2, 3))
-    mean, deviation = textures.mean((0, 2, 3)), textures.std((0, 2, 3))
-
-    def vector(image: int, at: int) -> NDArray[np.float64]:
-        v = (textures[image].reshape(channels, 6)[:, at] - mean) / deviation
-        return np.asarray(v / np.sqrt((v * v).sum()))
-
-    def match(at: int, image: int) -> float:
-        cosines = sorted((float(vector(0, at) @ vector(image, j)) for j in range(6)), reverse=True)
-        return sum(cosines[:closest]) / min(closest, 6)
-
-    near, far = range(1, 1 + related), range(1 + related, 3 + related)
-    expected = [sum(match(at, i) for i in near) / related - sum(match(at, i) for i in far) / 2 for at in range(6)]
-    vectors = texture_vectors(*(torch.from_numpy(a) for a in (textures, mean, deviation)))
-    matches = texture_match(vectors[0], vectors[1:], closest=closest)
-    got = shared_evidence(matches[:related], matches[related:])
-    np.testing.assert_allclose(got, expected, atol=1e-9)
-    assert (shared_evidence(matches, matches[:0]) == 0).all()
 
 
 # --- normalised, combined and resized

@@ -31,14 +31,12 @@ from mcis.datasets.relations import Relations, draw, feature_rounds
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
+from mcis.models.evidence import Bank
 from mcis.models.localization import (
     embed,
     released_map,
     resize_maps,
-    shared_evidence,
     single_round,
-    texture_match,
-    texture_vectors,
 )
 from mcis.platform.config import Config, LocalizeConfig
 from mcis.platform.context import RunContext
@@ -167,18 +165,10 @@ class Relate:
         return torch.from_numpy(kept.astype(np.float32)).to(self.device)
 
     @torch.inference_mode()
-    def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> "_Bank":
+    def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> Bank:
         kept, c = self._features(slots.tolist()), self.model.backbone.channels
         activations = single_round(kept[:, :c], self.model.phi.weight, self.model.phi.bias)
-        textures = kept[:, c:].transpose(0, 1).flatten(1)
-        mean, deviation = textures.mean(dim=1), textures.std(dim=1)
-        return _Bank(
-            vectors=texture_vectors(kept[:, c:], mean, deviation),
-            lacks=torch.from_numpy(~tags).to(self.device),
-            mean=mean,
-            deviation=deviation,
-            weight=self.config.localize.evidence * float(activations.std()),
-        )
+        return Bank(kept[:, c:], torch.from_numpy(~tags).to(self.device), activations)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
@@ -199,8 +189,8 @@ class Relate:
             queries = self.model.query(target, kind=pair_kinds(own, self.domains), target_is_n=own & ~self.domains)
         single = single_round(target[None], self.model.phi.weight, self.model.phi.bias)[0]
         if self.bank:
-            vectors = texture_vectors(kept[c:], self.bank.mean, self.bank.deviation)
-            elsewhere = texture_match(vectors, self.bank.vectors)  # (B, HW), shared by all maps of the image
+            vectors = self.bank.of(kept[c:])
+            elsewhere = self.bank.match(vectors)  # shared by all maps of the image
         maps = []
         for tag, number, related, others in zip(row["tags"], row["maps"], row["related"], row["others"], strict=True):
             near = self._features(related)
@@ -212,12 +202,10 @@ class Relate:
                 facing, far = self._facing(queries, others), self._features(others)[:, :c]
                 contrastive = self.model.contrastive_map(target, far, tag, query=facing)
                 one = (len(related) * one + len(others) * contrastive) / (len(related) + len(others))
-            others_than_itself = [place for place, slot in enumerate(related) if slot != row["slot"]]
-            if self.bank and others_than_itself:  # an image finds itself again everywhere, which tells nothing
-                textures = near[others_than_itself, c:]
-                here = texture_match(vectors, texture_vectors(textures, self.bank.mean, self.bank.deviation))
-                evidence = shared_evidence(here, elsewhere[self.bank.lacks[:, tag]])
-                one = one + self.bank.weight * evidence.view(one.shape)
+            fellows = [place for place, slot in enumerate(related) if slot != row["slot"]]
+            if self.bank and fellows:  # an image finds itself again everywhere, which tells nothing
+                evidence = self.bank.evidence(vectors, elsewhere, near[fellows, c:], tag)
+                one = one + localize.evidence * evidence.view(one.shape)
             if self.selves is not None:
                 selves = torch.from_numpy(np.load(self.selves, mmap_mode="r")[number].astype(np.float32))
                 one = ((selves.to(self.device) + released_map(one)) / 5 * 255).round() / 255
@@ -227,18 +215,6 @@ class Relate:
     def _facing(self, queries: Tensor, others: list[int]) -> Tensor:
         """The query that each of the other images meets, (R, HW, C), or the only one, (HW, C)."""
         return queries[0] if len(queries) == 1 else queries[self.source[others].long()]
-
-
-class _Bank(NamedTuple):
-    """Images that stand for all: texture vectors (B, HW, C'), which lack a class (B, K), mean and deviation of the
-    texture channels (C',), and what a unit of evidence adds to an activation.
-    """
-
-    vectors: Tensor
-    lacks: Tensor
-    mean: Tensor
-    deviation: Tensor
-    weight: float
 
 
 class Merge:
