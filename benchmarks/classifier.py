@@ -21,9 +21,9 @@ import machine
 import torch
 
 from mcis.models.losses import pair_losses
+from mcis.platform.optimisers import build_optimiser
 from mcis.platform.settings import resolve
 from mcis.platform.stages.train_classifier import build_classifier, in_float32
-from mcis.platform.training import build_optimiser
 
 TARGETS = {"paper": 1.0, "released": 1.25}
 CLASSES = 20

@@ -26,8 +26,9 @@ from mcis.datasets.stream import Share
 from mcis.datasets.tags import Tags
 from mcis.platform.config import Config
 from mcis.platform.demo import demo_settings
+from mcis.platform.optimisers import build_optimiser, learning_rate
 from mcis.platform.stages import evaluate, index, localize, predict, pseudo_masks, train_classifier, train_segmenter
-from mcis.platform.training import WEIGHTS, Learner, build_optimiser, learning_rate
+from mcis.platform.training import WEIGHTS, Learner
 from mcis.platform.workspace import write_table
 
 TARGET = 1.3

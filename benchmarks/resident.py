@@ -21,9 +21,9 @@ from stream import tags_of
 
 from mcis.datasets.images import MakeSquares, Squares
 from mcis.datasets.stream import Batch, Share, batches
+from mcis.platform.optimisers import build_optimiser
 from mcis.platform.settings import resolve
 from mcis.platform.stages.train_classifier import ClassifierLearner
-from mcis.platform.training import build_optimiser
 from mcis.platform.workspace import write_table
 
 TARGET = 0.95

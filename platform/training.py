@@ -9,13 +9,11 @@ a checkpoint continues as if nothing had happened.
 import contextlib
 import io
 import json
-import math
 import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
@@ -25,42 +23,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares
 from mcis.datasets.index import shown
-from mcis.datasets.stream import Batch, Decoder, Place, Share, batches, by_threads
-from mcis.datasets.tags import Tags
-from mcis.models.backbones import Backbone
-from mcis.models.metrics import average_precision
+from mcis.datasets.stream import Batch, Decoder, Place, Share, batches
 from mcis.platform.config import ComputeConfig, Optimiser
+from mcis.platform.optimisers import build_optimiser, learning_rate
 from mcis.platform.progress import bar, follow
 from mcis.platform.runtime import check_cpus, user_error_in, uses_gpu
 from mcis.platform.tracking import Tracker
+from mcis.platform.validation import Scorer, Validation
 from mcis.platform.workspace import disk_errors, read_json, write_json, written_aside
 
 WEIGHTS = "weights.pt"
 STEPS = "steps.jsonl"
 _LOG_EVERY = 10
-_CHUNK = 32  # images validated at a time
 
 
 Network = Callable[..., Any]
 """The network that a learner calls: over all workers, in the precision of the training."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Validation:
-    """Images whose mean average precision is logged at the end of epochs. It changes nothing of the training.
-
-    Attributes:
-        images, tags: of the N images, which have a tag each.
-        scores: the network and uint8 images (B, S, S, 3) on its device -> class scores (B, K).
-        every: epochs from one to the next; the last step always has one.
-    """
-
-    images: Squares
-    tags: Tags
-    scores: Callable[[nn.Module, Tensor], Tensor]
-    every: int = 1
 
 
 class Learner(Protocol):
@@ -134,44 +113,6 @@ class FitResult(NamedTuple):
     waiting: float
     precision: str
     val_ap: list[float | None] | None
-
-
-def learning_rate(optimiser: Optimiser, step: int, *, steps: int, epoch: int) -> float:
-    """Factor of the learning rate at update `step` of `steps`, in `epoch`."""
-    done = step / max(steps, 1)
-    if optimiser.warm_up and done < optimiser.warm_up:
-        return min(1.0, (step + 1) / max(1.0, optimiser.warm_up * steps))
-    if optimiser.schedule == "step":
-        return float(optimiser.step_factor ** sum(epoch >= e for e in optimiser.step_epochs))
-    rest = (done - optimiser.warm_up) / (1 - optimiser.warm_up) if optimiser.warm_up < 1 else 1.0
-    if optimiser.schedule == "poly":
-        return float((1 - rest) ** optimiser.poly_power)
-    return 0.5 * (1 + math.cos(math.pi * rest))
-
-
-def build_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.Optimizer:
-    """The optimiser with a group for each learning rate factor: new or pretrained layer, weight or bias (RECIPE)."""
-    pretrained: set[str] = set()
-    for name, module in model.named_modules():
-        if isinstance(module, Backbone):
-            for key, _ in module.named_parameters():
-                if not key.startswith(module.new_layers or ("\0",)):
-                    pretrained.add(f"{name}.{key}")
-    groups: dict[float, list[nn.Parameter]] = {}
-    for key, parameter in model.named_parameters():
-        factor = 1.0 if key in pretrained else settings.new_layer_rate
-        factor *= settings.bias_rate if key.endswith("bias") else 1.0
-        groups.setdefault(factor, []).append(parameter)
-    parameters = [{"params": p, "factor": factor} for factor, p in groups.items()]
-    if settings.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
-    return torch.optim.SGD(
-        parameters,
-        lr=settings.learning_rate,
-        momentum=settings.momentum,
-        nesterov=settings.nesterov,
-        weight_decay=settings.weight_decay,
-    )
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -272,43 +213,6 @@ def _precision(wanted: Literal["auto", "float32", "bf16"], device: torch.device)
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
 
 
-class _Scorer:
-    """Validates the network, whose weights are the same on all workers: each of them scores every world-th image."""
-
-    def __init__(self, validation: Validation, share: Share, threads: int):
-        self.validation, self.threads = validation, threads
-        self.mine = np.arange(share.rank, len(validation.tags), share.world)
-
-    def due(self, done: int, learner: Learner) -> bool:
-        """Whether `done` updates end the training, or epochs after which it is validated."""
-        length = self.validation.every * learner.epoch_steps
-        return done == learner.steps or int(done / length) > int((done - 1) / length)
-
-    def _images(self, steps: Batch) -> Batch:
-        first = int(steps["id"][0]) * _CHUNK
-        return {"images": self.validation.images(self.mine[first : first + _CHUNK])}
-
-    def __call__(self, model: nn.Module, autocast: Callable[[], Any], device: torch.device) -> NDArray[np.float64]:
-        """Average precision of each class in percent, (K,), NaN for a class that no image has; the same on all workers.
-
-        Nothing is drawn, and no more than the scores (N, K) is held.
-        """
-        tags = self.validation.tags
-        scores = torch.zeros(len(tags), tags.classes, device=device)
-        chunks = Share(0, 1, 0, -(-len(self.mine) // _CHUNK))
-        model.eval()
-        with torch.inference_mode():
-            for number, batch in enumerate(by_threads(self._images, share=chunks, threads=self.threads)):
-                here = torch.from_numpy(self.mine[number * _CHUNK : (number + 1) * _CHUNK]).to(device)
-                images = torch.from_numpy(batch["images"]).to(device, non_blocking=True)
-                with autocast():
-                    scores[here] = self.validation.scores(model, images).float()
-        model.train()
-        if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(scores)  # an image's row is zero on all workers but its own
-        return average_precision(scores.cpu().numpy().astype(np.float64), tags.matrix(np.arange(len(tags))))
-
-
 def _worker(settings: dict[str, Any]) -> None:
     """The training loop of one worker, with its disk's errors in words."""
     with disk_errors(Path(settings["folder"])):
@@ -350,7 +254,7 @@ def _train(settings: dict[str, Any]) -> None:
     micro = compute.micro_batch or rows
     threads = compute.decode_threads or (cores if device.type == "cuda" else max(1, cores // 2))
     stream = batches(learner.decoder(share), batch=learner.batch, share=share, place=settings["place"], threads=threads)
-    scorer = None if learner.validation is None else _Scorer(learner.validation, share, threads)
+    scorer = None if learner.validation is None else Scorer(learner.validation, share, threads)
     val_ap: NDArray[np.float64] | None = None
     began = last = time.monotonic()
     waited = waited_all = 0.0
@@ -386,7 +290,7 @@ def _train(settings: dict[str, Any]) -> None:
                 (torch.stack(list(part.values())).sum() / count * world).backward()
         optimiser.step()
         done = step + 1
-        validated = scorer is not None and scorer.due(done, learner)
+        validated = scorer is not None and scorer.due(done, steps=learner.steps, epoch_steps=learner.epoch_steps)
         if done % _LOG_EVERY == 0 or done == learner.steps or validated:
             values = torch.stack([loss, *terms.values()])
             if world > 1:

@@ -13,9 +13,9 @@ from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalise, to_unit
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.losses import PairScores
+from mcis.platform.optimisers import build_optimiser, learning_rate
 from mcis.platform.settings import resolve
 from mcis.platform.stages.train_classifier import ClassifierLearner
-from mcis.platform.training import build_optimiser, learning_rate
 
 K = 20
 

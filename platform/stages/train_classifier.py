@@ -24,7 +24,8 @@ from mcis.platform.cache import decoded_cache
 from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.training import WEIGHTS, Network, Validation, fit, load_weights, precision_key, save
+from mcis.platform.training import WEIGHTS, Network, fit, load_weights, precision_key, save
+from mcis.platform.validation import Validation
 from mcis.platform.weights import classifier_weights, trained_classifier
 
 _AUGMENT_M, _AUGMENT_N = 2, 3
