@@ -30,6 +30,15 @@ def _named(state: NDArray[np.uint64], *parts: ArrayLike) -> NDArray[np.uint64]:
     return state
 
 
+def _states(seed: int, epoch: ArrayLike, image: NDArray[np.int64], purpose: int) -> NDArray[np.uint64]:
+    return _named(np.full(len(image), seed, np.uint64), epoch, image, purpose)
+
+
+def generator_seeds(seed: int, row: NDArray[np.int64], purpose: int) -> list[int]:
+    """Seeds in 0..2^62 - 1 for generators of rows, (N,), of a stream, where `uniforms` would be too many numbers."""
+    return [int(n) for n in _states(seed, 0, row, purpose) >> np.uint64(2)]
+
+
 def uniforms(
     seed: int, epoch: NDArray[np.int64] | int, image: NDArray[np.int64], purpose: int, count: int = 1
 ) -> NDArray[np.float64]:
@@ -38,7 +47,7 @@ def uniforms(
     Args:
         purpose: a small number that tells apart what is drawn (see the constants of the callers).
     """
-    state = _named(np.full(len(image), seed, np.uint64), epoch, image, purpose)
+    state = _states(seed, epoch, image, purpose)
     counters = np.arange(count, dtype=np.uint64)[None, :] * _GOLDEN
     return (_mix(state[:, None] + counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
 

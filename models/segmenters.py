@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mcis.models.backbones import Backbone
+from mcis.models.dropout import SampleDropout
 
 
 class LargeFov(nn.Module):
@@ -26,10 +27,10 @@ class LargeFov(nn.Module):
         self.head = nn.Sequential(
             nn.Conv2d(backbone.channels, width, 3, padding=dilation, dilation=dilation),
             nn.ReLU(inplace=True),
-            nn.Dropout(dropout),
+            SampleDropout(dropout),
             nn.Conv2d(width, width, 1),
             nn.ReLU(inplace=True),
-            nn.Dropout(dropout),
+            SampleDropout(dropout),
             nn.Conv2d(width, labels, 1),
         )
         for layer in self.head:

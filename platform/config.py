@@ -391,7 +391,7 @@ class ReportConfig(Section):
 
 
 class ComputeConfig(Section):
-    """How the work is spread; nothing here changes a result, but for rounding and which units a dropout drops."""
+    """How the work is spread; nothing here changes a result, but for rounding."""
 
     workers: Positive = 1
     """Ray Train workers, each on one GPU where there are any."""

@@ -2,8 +2,8 @@
 
 A learner says what is trained; this module says how: which worker sees which samples, how many of them at a time and
 in which precision, when a checkpoint is kept, what is logged. Gradients are those of the whole batch whatever the
-number of workers and micro batches, and everything random is drawn from (seed, step) or (seed, row), so a restart from
-a checkpoint continues as if nothing had happened.
+number of workers and micro batches, and everything random is drawn from (seed, row), so a restart from a checkpoint
+continues as if nothing had happened.
 """
 
 import contextlib
@@ -22,9 +22,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mcis.datasets.draws import generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.stream import Batch, Decoder, Place, Share, batches
+from mcis.models.dropout import number_samples
 from mcis.platform.config import ComputeConfig, Optimiser
 from mcis.platform.optimisers import build_optimiser, learning_rate
 from mcis.platform.progress import bar, follow
@@ -36,6 +38,7 @@ from mcis.platform.workspace import disk_errors, read_json, write_json, written_
 WEIGHTS = "weights.pt"
 STEPS = "steps.jsonl"
 _LOG_EVERY = 10
+_SAMPLES = 10  # purpose of the numbers that dropout draws from, beside those of the streams
 
 
 Network = Callable[..., Any]
@@ -169,7 +172,7 @@ def _checkpoint(folder: str, model: nn.Module, optimiser: torch.optim.Optimizer,
     """Writes all of a training's state: weights, the optimiser's buffers, and the number of updates done.
 
     The rest is a function of that number: the learning rate (`learning_rate`), the position in the stream (batch
-    `step` comes next, whatever the number of workers), and what is random (drawn from seed and step, or seed and row).
+    `step` comes next, whatever the number of workers), and what is random (drawn from seed and row).
     """
     state = {"model": model.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
     save(state, Path(folder) / "checkpoint.pt")
@@ -267,7 +270,7 @@ def _train(settings: dict[str, Any]) -> None:
         factor = learning_rate(learner.optimiser, step, steps=learner.schedule_steps, epoch=epoch)
         for group in optimiser.param_groups:
             group["lr"] = learner.optimiser.learning_rate * factor * group["factor"]
-        torch.manual_seed(learner.seed * 1_000_003 + step * world + rank)
+        samples = generator_seeds(learner.seed, step * learner.batch + np.arange(rank, learner.batch, world), _SAMPLES)
         count = torch.tensor(float(learner.count(batch)), device=device)
         if world > 1:
             torch.distributed.all_reduce(count)
@@ -278,6 +281,7 @@ def _train(settings: dict[str, Any]) -> None:
             # Workers may have another number of micro batches: they meet in the last one's backward pass alone.
             last_one = first + micro >= rows
             with contextlib.nullcontext() if world == 1 or last_one else model.no_sync():
+                number_samples(plain, samples[first : first + micro])
                 part = learner.losses(network, {k: v[first : first + micro] for k, v in batch.items()}, step, device)
                 for name, value in part.items():
                     terms[name] = terms.get(name, 0) + value.detach() / count

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import permuted, uniforms
+from mcis.datasets.draws import generator_seeds, permuted, uniforms
 
 quick = settings(deadline=None, max_examples=60)
 small = st.integers(0, 2**40)
@@ -58,6 +58,16 @@ def test_company_and_order_change_nothing(rows: list[tuple[int, int]]) -> None:
         np.testing.assert_array_equal(alone[0], whole[place])
     shuffled = np.random.default_rng(0).permutation(len(rows))
     np.testing.assert_array_equal(uniforms(3, epochs[shuffled], images[shuffled], 1, 4), whole[shuffled])
+
+
+def test_seeds_are_named_as_draws_are() -> None:
+    rows = np.arange(1000)
+    seeds = generator_seeds(3, rows, 10)
+    assert len(set(seeds)) == 1000
+    assert all(0 <= seed < 2**62 for seed in seeds)
+    assert generator_seeds(3, rows[[7, 2]], 10) == [seeds[7], seeds[2]]
+    assert not set(seeds) & {*generator_seeds(4, rows, 10), *generator_seeds(3, rows, 11)}
+    assert np.mean(seeds) / 2**62 == pytest.approx(0.5, abs=0.05)
 
 
 def test_more_draws_begin_with_the_fewer() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mcis.models.backbones import small
+from mcis.models.dropout import number_samples
 from mcis.models.segmenters import SEGMENTERS, LargeFov, _windows, predict
 
 quick = settings(deadline=None, max_examples=60)
@@ -199,6 +200,7 @@ def test_the_head_is_deeplab_largefov() -> None:
     hidden = torch.relu(functional.conv2d(hidden, second.weight, second.bias))
     expected = functional.conv2d(hidden, last.weight, last.bias)
     torch.testing.assert_close(model.eval().head(f), expected)
+    number_samples(model, [0, 1])
     assert not torch.allclose(model.train().head(f), expected)
     without = network(dilation=3).train()
     torch.testing.assert_close(without.head(f), without.eval().head(f))

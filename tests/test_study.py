@@ -94,7 +94,9 @@ def test_effects_over_trainings_and_related_images(ray_local: None, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_trials_share_the_classifier_and_are_children_of_one_run(ray_local: None, tmp_path: Path) -> None:
+def test_trials_share_the_classifier_and_are_children_of_one_run(
+    ray_local: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from mlflow.tracking import MlflowClient
 
     root = tmp_path / "VOC2012"
@@ -103,6 +105,8 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(ray_local: None
     resolved = resolve("voc", "small", options, TINY)
     workspace = tmp_path / "workspace"
     references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
+    shown = capsys.readouterr().out
+    assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
 
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
     assert len(list((workspace / "store").glob("localize-*"))) == 6

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.decode import encode_labels
+from mcis.datasets.draws import generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, read_rgb
 from mcis.datasets.maps import Shards
@@ -27,6 +28,7 @@ from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.synthetic import draw
 from mcis.datasets.tags import Tags
 from mcis.datasets.voc import list_voc
+from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config import ClassifierConfig, ComputeConfig, Optimiser, SegmenterConfig
 from mcis.platform.optimisers import build_optimiser
@@ -183,6 +185,7 @@ def plain_loop(learner: Learner) -> tuple[dict[str, Tensor], list[dict[str, floa
         for group in optimiser.param_groups:
             group["lr"] = 0.1 * group["factor"] * (0.1 if step * learner.batch // 24 >= 3 else 1)
         batch = decode({"id": np.array([step])})
+        number_samples(network, generator_seeds(learner.seed, step * learner.batch + np.arange(learner.batch), 10))
         losses = learner.losses(network, batch, step, torch.device("cpu"))
         optimiser.zero_grad()
         (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
@@ -263,7 +266,10 @@ def test_workers_and_micro_batches_train_the_same_weights(
 def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
-    """Half of the masks are almost all ignored: means of workers or of micro batches would be another loss."""
+    """Half of the masks are almost all ignored: means of workers or of micro batches would be another loss.
+
+    Dropout drops the same units of an image's features, whichever worker has it.
+    """
     (tmp_path / "masks").mkdir()
     rng = np.random.default_rng(0)
     shapes = [read_rgb(uri).shape[:2] for uri in here.learner.pictures.uris]
@@ -276,7 +282,15 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     optimiser = here.learner.optimiser
     learner = SegmenterLearner(
         config=SegmenterConfig(
-            backbone="small", channels=12, width=8, dilation=1, crop=32, batch=5, steps=10, optimiser=optimiser
+            backbone="small",
+            channels=12,
+            width=8,
+            dilation=1,
+            dropout=0.5,
+            crop=32,
+            batch=5,
+            steps=10,
+            optimiser=optimiser,
         ),
         seed=3,
         classes=4,

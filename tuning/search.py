@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config import Config
-from mcis.platform.progress import bar
+from mcis.platform.progress import Bar, bar
 from mcis.platform.runtime import user_error_in
 from mcis.platform.settings import Values, resolve
 from mcis.platform.workspace import Workspace
@@ -31,6 +31,28 @@ def _trial(parameters: dict[str, Any]) -> None:
         tags={"study": settings["study"]},
     )
     tune.report({"name": settings["name"], "scores": result.scores})
+
+
+def _shown(progress: Bar) -> Any:
+    """Tells a bar how many trials have ended, as Tune hears of them."""
+    from ray import tune
+
+    class Ended(tune.Callback):
+        """Counts the trials that ended, well or not, and names the last."""
+
+        def __init__(self, progress: Bar) -> None:
+            self.progress, self.done = progress, 0
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {}  # Tune keeps its callbacks in a file, and a terminal is not for that
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self.done += 1
+            self.progress.update(self.done, trial.config["trial"]["name"])
+
+        on_trial_error = on_trial_complete
+
+    return Ended(progress)
 
 
 class Trial(NamedTuple):
@@ -70,16 +92,16 @@ def run_trials(
     }
     space = [{**common, **trial._asdict()} for trial in trials]
     with bar(f"study {study}", len(space), "trials") as progress:
-        progress.update(0, "stages that are the same are shared")
         tuner = tune.Tuner(
             tune.with_resources(_trial, {"cpu": 0.01}),
             param_space={"trial": tune.grid_search(space)},
             tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
-            run_config=tune.RunConfig(name="tune", storage_path=str(workspace.run(study)), verbose=0),
+            run_config=tune.RunConfig(
+                name="tune", storage_path=str(workspace.run(study)), verbose=0, callbacks=[_shown(progress)]
+            ),
         )
         grid = tuner.fit()
         results = [grid[place] for place in range(len(grid))]
-        progress.update(len(space))
     errors = [result.error for result in results if result.error]
     if errors:
         known = user_error_in(errors[0])

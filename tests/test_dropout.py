@@ -1,0 +1,62 @@
+"""Dropout that draws for each sample apart."""
+
+import pytest
+import torch
+from torch import nn
+
+from mcis.models.dropout import SampleDropout, number_samples
+
+
+def test_a_share_is_dropped_and_the_rest_keeps_the_mean() -> None:
+    layer = SampleDropout(0.25)
+    layer.numbers = [3, 4]
+    ones = torch.ones(2, 50, 40, 40)
+    dropped = layer(ones)
+    assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
+    for sample in dropped:
+        assert (sample == 0).float().mean().item() == pytest.approx(0.25, abs=0.005)  # 80,000 draws: deviation 0.0015
+    assert not torch.equal(dropped[0], dropped[1])
+
+
+def test_what_is_dropped_depends_on_the_samples_number_alone() -> None:
+    layer = SampleDropout(0.5)
+    x = torch.randn(3, 8, 5, 5)
+    layer.numbers = [11, 12, 13]
+    together = layer(x)
+    torch.manual_seed(99)
+    for place, number in enumerate((11, 12, 13)):
+        layer.numbers = [number]
+        assert torch.equal(layer(x[place : place + 1])[0], together[place])
+
+
+def test_nothing_is_dropped_in_evaluation_or_without_a_share() -> None:
+    x = torch.randn(2, 3)
+    assert SampleDropout(0.5).eval()(x) is x
+    assert SampleDropout(0.0).train()(x) is x
+
+
+def test_gradients_go_through_what_is_kept() -> None:
+    layer = SampleDropout(0.5)
+    layer.numbers = [7]
+    x = torch.ones(1, 100, requires_grad=True)
+    out = layer(x)
+    out.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, out.detach())
+
+
+def test_samples_that_are_not_numbered_are_an_error() -> None:
+    layer = SampleDropout(0.5)
+    layer.numbers = [1]
+    with pytest.raises(ValueError, match="1 samples are numbered, but the batch has 2"):
+        layer(torch.ones(2, 3))
+
+
+def test_layers_of_a_network_draw_apart() -> None:
+    network = nn.Sequential(SampleDropout(0.5), nn.Identity(), SampleDropout(0.5))
+    number_samples(network, [5, 2**62])
+    ones = torch.ones(2, 1000)
+    first, last = network[0](ones), network[2](ones)
+    assert not torch.equal(first, last)
+    number_samples(network, [5, 2**62])
+    assert torch.equal(network[0](ones), first)
