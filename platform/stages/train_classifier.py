@@ -236,7 +236,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         source=np.array(rows["domain"].to_pylist()) == "source",
         pictures=Squares(rows["uri"].to_pylist(), size, middle=middle, cache=cache),
         pretrained=classifier_weights(config, context.workspace),
-        validation=_validation(config, context, len(rows)),
+        validation=_validation(config, context, cached=0 if cache is None else len(rows)),
     )
     try:
         sampler = learner.sampler()
@@ -276,13 +276,13 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     }
 
 
-def _validation(config: Config, context: RunContext, training: int) -> Validation | None:
-    """The tagged val images, decoded once where the cache holds them beside the `training` images."""
+def _validation(config: Config, context: RunContext, *, cached: int) -> Validation | None:
+    """The tagged val images, decoded once where the cache holds them beside the `cached` training images."""
     c, compute = config.classifier, config.compute
     rows = split_rows(context, "val", tagged=True)
     if not c.val_every or not len(rows):
         return None
-    room = (training + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
+    room = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     cache = decoded_cache(rows, c.input_size, context, compute) if room else None
     return Validation(
         images=Squares(rows["uri"].to_pylist(), c.input_size, cache=cache),
