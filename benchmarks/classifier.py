@@ -135,6 +135,8 @@ def main() -> None:
                 for key in ("seconds", "memory")
             )
             apart = difference(Path(folder) / "ours", Path(folder) / "literal")
+            if not arguments.bf16 and apart > 1e-4:
+                raise SystemExit(f"{recipe}: gradients differ by {apart:.1e} of their norm, more than 1e-4")
             for side in found:
                 print(
                     f"{recipe}, {side}: {seconds[side]:.2f} s a step of {arguments.batch} pairs, "

@@ -90,7 +90,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     relations = localize.draw_relations(config.localize, config.seed, tags, nowhere)
     everyone = np.arange(len(train_rows))
     shape = localize.feature_shape(config, folder / "classifier", classes)
-    localize.make_file(features, (len(train_rows), *shape))
+    localize.make_file(features, (len(train_rows), *shape), np.float16)
     embed = localize.Embed(config, folder / "classifier", classes, False, features, None)
     embedded = embed(localize.embed_rows(train_rows, relations.start, everyone, ~nowhere))
     write_table(folder / "single" / "part-000000.parquet", embedded)

@@ -29,8 +29,11 @@ def texture_match(target: Tensor, others: Tensor, *, closest: int = 5) -> Tensor
     Returns:
         (R, HW), in [-1, 1].
     """
-    cosines = target @ others.transpose(1, 2)
-    return cosines.topk(min(closest, cosines.shape[2]), dim=2).values.mean(dim=2)
+    matches = []
+    for other in others:  # one after the other, so that no more than one (HW, H'W') is laid out
+        cosines = target @ other.T
+        matches.append(cosines.topk(min(closest, len(other)), dim=1).values.mean(dim=1))
+    return torch.stack(matches)
 
 
 def shared_evidence(related: Tensor, unrelated: Tensor) -> Tensor:

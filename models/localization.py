@@ -5,7 +5,7 @@ attention-weighted mean of the related image's own activations: phi(F_r A) = phi
 attended over in place of C, and each image is embedded once whatever the number of maps it takes part in.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +46,15 @@ def affinity_query(target: Tensor, w_p: Tensor, *, form: AffinityForm = "bilinea
     return positions(target[None], form)[0] @ w_p * scale
 
 
-def _attended(query: Tensor, seen: Tensor, weight: Tensor, form: AffinityForm) -> Tensor:
-    """weight^T F^{n∩r} for images r seen (R, C, H', W'): attention over one value a position, (R, HW)."""
-    attention = torch.softmax(query @ positions(seen, form).transpose(1, 2), dim=2)  # (R, HW, H'W')
+def _attended(query: Tensor, seen: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
+    """weight^T F^{n∩r}: attention over one value a position, (HW,), for each image r seen (R, C, H', W') in turn.
+
+    One after the other, so that no more than one affinity (HW, H'W') is laid out.
+    """
+    keys = positions(seen, form)
     values = torch.einsum("rchw,c->rhw", seen, weight).flatten(1)
-    return (attention @ values[:, :, None])[:, :, 0]
+    for asked, key, value in zip(query.expand(len(seen), *query.shape[-2:]), keys, values, strict=True):
+        yield torch.softmax(asked @ key.T, dim=1) @ value
 
 
 def multi_round(
@@ -66,7 +70,7 @@ def multi_round(
     Returns:
         L_{n,k} position by position, (HW,), before clipping and normalising.
     """
-    mean = _attended(query, related, weight, form).mean(dim=0)
+    mean = torch.stack(list(_attended(query, related, weight, form))).mean(dim=0)
     return mean if bias is None else mean + bias
 
 
@@ -94,7 +98,7 @@ def contrastive_round(
     Returns:
         (HW,), before clipping and normalising.
     """
-    gate = _attended(query, others, w_b, form)[:, None]
+    gate = torch.stack(list(_attended(query, others, w_b, form)))[:, None]
     mean = unshared(values, gate).mean(dim=0)[0]
     return mean if bias is None else mean + bias
 

@@ -95,7 +95,7 @@ def three_kinds(trained: Trained, folder: Path) -> Trained:
 
     made = with_index(trained, folder, change)
     model = build_classifier(made.config("classifier.kinds=3").classifier, len(made.context.classes))
-    one = torch.load(trained.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)
+    one = torch.load(trained.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
     noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
     model.load_state_dict({**one, "w_p": one["w_p"] + noise})
     save(model.state_dict(), folder / WEIGHTS)
@@ -193,6 +193,46 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
     return torch.from_numpy(evidence).float().view(seen(image)[0].shape[1:])
 
 
+def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
+    """The released maps of all tags, unrounded, (T, H, W), and how many of their five parts each were left out."""
+    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    layer = model.common_head if model.own_head else model.phi
+    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+    relations, _ = relations_of(config, context)
+    out, dropped = [], 0
+
+    def part(activation: torch.Tensor, *, first: bool = False) -> torch.Tensor:
+        nonlocal dropped
+        if not first and 1 / (1 + np.exp(-activation.mean().item())) <= 0.1:
+            dropped += 1
+            return torch.zeros_like(activation)
+        return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
+
+    def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p = affinity(m, n, model.w_p, form=model.affinity_form, scale=model.affinity_scale)
+        common = coattend(m, n, p)
+        return layer(common.m)[0], layer(common.n)[0]
+
+    with torch.inference_mode():
+        pictures = [normalise(to_unit(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
+        features = [model.backbone(picture) for picture in pictures]
+        scaled = [
+            [torch.nn.functional.interpolate(picture, size=side, mode="bilinear") for side in (48, 128)]
+            for picture in pictures
+        ]
+        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
+            f = features[image]
+            of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
+            parts = [part(of_m[tag], first=True), part(of_flip[tag]).flip(1)]
+            for picture in scaled[image]:
+                seen = part(pair(f, model.backbone(picture))[1][tag])[None, None]
+                parts.append(torch.nn.functional.interpolate(seen, size=f.shape[2:], mode="bicubic")[0, 0].clamp(0, 1))
+            related = [pair(f, features[other])[0][tag] for other in relations.related[number].tolist()]
+            parts.append(part(torch.stack(related).mean(dim=0)))
+            out.append(torch.stack(parts).sum(dim=0) / 5)
+    return out, dropped
+
+
 def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
     """The stage's maps in the order of the index; they are there, image by image and tag by tag."""
     shards, out = Shards(folder / "maps"), []
@@ -239,6 +279,31 @@ def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, as
     assert (0 < with_part < len(got)) == config.localize.contrastive
 
 
+@pytest.mark.parametrize("head", ["own", "shared"])
+def test_released_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, head: str) -> None:
+    """To a level of 8 bits, at few positions; also where the bound on a map's mean leaves some of the parts out."""
+    released = ("localize.aggregation=released", "localize.related_may_repeat=true", "maps.scale=maximum")
+    as_it_is = ("localize.extra_scales=[]", "localize.mirror=false", f"classifier.head={head}")
+    config, context = trained.config(*released, *as_it_is), trained.into(tmp_path / "part")
+    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    if head == "shared":
+        known = {**known, "phi.bias": known["phi.bias"] - 2}
+        known.pop("common_head.weight")
+    save(known, tmp_path / WEIGHTS)
+    context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
+    localize.run(config, context)
+    got, (expected, dropped) = maps_of(context.part, context), literal_released(config, context)
+    assert len(got) == len(expected)
+    if head == "shared":
+        assert 0.1 < dropped / (4 * len(expected)) < 0.9
+    ours, theirs = torch.stack(got).float(), torch.stack(expected)
+    assert (ours * 255 - (ours * 255).round()).abs().max() < 0.1  # kept as float16
+    levels = (ours * 255).round() - (theirs * 255).round()
+    assert levels.abs().max() <= 1
+    assert levels.abs().mean() < 0.05
+    assert (theirs.amax(dim=(1, 2)) > 0.1).float().mean() > 0.1
+
+
 def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Path) -> None:
     """The stage's arithmetic on float32 features: attention over activations, a query that all maps share."""
     config, context = trained.config("localize.contrastive=true"), trained.into(tmp_path / "part")
@@ -268,7 +333,7 @@ def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> Non
     plain = ("classifier.attention=none", "localize.aggregation=evidence", "localize.evidence=6")
     config, context = trained.config(*plain), trained.into(tmp_path / "part")
     model = build_classifier(config.classifier, len(context.classes))
-    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)
+    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
     model.load_state_dict({name: known[name] for name in model.state_dict()})
     save(model.state_dict(), tmp_path / WEIGHTS)
     context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
@@ -279,7 +344,7 @@ def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> Non
 
 def test_rows_are_written_over_where_they_belong(tmp_path: Path) -> None:
     file = tmp_path / "features.npy"
-    localize.make_file(file, (5, 2, 3))
+    localize.make_file(file, (5, 2, 3), np.float16)
     rows = np.arange(12, dtype=np.float16).reshape(2, 2, 3)
     localize.overwrite(file, 3, rows)
     localize.overwrite(file, 0, rows[1:])
@@ -329,7 +394,7 @@ def test_an_images_features_do_not_depend_on_its_company(trained: Trained, tmp_p
     files, parts = (tmp_path / "together.npy", tmp_path / "alone.npy"), []
     seen: set[int] = set()
     for path, count in zip(files, (4, 1), strict=True):
-        localize.make_file(path, (30, 24, 8, 8))
+        localize.make_file(path, (30, 24, 8, 8), np.float16)
         work = localize.Embed(config, context.inputs["train_classifier"], len(context.classes), False, path, None)
         work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
         table = localize.embed_rows(rows, relations_of(config, context)[0].start, everyone, everyone >= 0)
