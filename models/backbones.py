@@ -229,6 +229,9 @@ PRETRAINED = {
 }
 
 
+_HEADS = ("fc.", "classifier.", "heads.")  # torchvision's names of the classification layers
+
+
 def pretrained_url(name: str) -> str:
     """Where torchvision publishes the ImageNet weights of backbone `name`; its file name ends in the content's hash."""
     from torchvision import models
@@ -247,8 +250,8 @@ def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
         raise UserError(f"no weights file {path}", "a state_dict file", remedy)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever a hostile or damaged file makes the unpickler raise
-        raise UserError(f"{path} cannot be read as weights: {str(error)[:200]}", "a state_dict file", remedy) from None
+    except Exception:  # whatever a hostile or damaged file makes the unpickler raise, in words for programmers
+        raise UserError(f"{path} cannot be read as weights", "an undamaged file of tensors alone", remedy) from None
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
     if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
@@ -279,12 +282,14 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
             "choose such a backbone, or set weights.backbone=none to train from scratch",
         )
     missing = [k for k in wanted if k not in state]
+    unused = [k for k in state if k.startswith(_HEADS) or k.endswith("num_batches_tracked")]
+    surplus = sorted(set(state) - set(backbone.body.state_dict()) - set(unused))
     misshapen = [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
-    if missing or misshapen:
-        shown = ", ".join((missing + misshapen)[:5])
+    if missing or misshapen or surplus:  # a deeper network of the same family has every tensor of a shallower one
+        shown = ", ".join((missing + misshapen + surplus)[:5])
         raise UserError(
             f"{path} does not fit the backbone: "
-            f"{len(missing)} tensors missing, {len(misshapen)} of another shape ({shown})",
+            f"{len(missing)} tensors missing, {len(misshapen)} of another shape, {len(surplus)} too many ({shown})",
             f"the {len(wanted)} tensors of the architecture",
             remedy,
         )

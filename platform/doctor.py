@@ -64,16 +64,15 @@ def _gpu() -> Check:
 
 
 def _torchvision() -> Check:
-    import torchvision
+    from mcis.models.torchvision_ops import compiled_operators_load  # before torchvision, which it makes importable
 
-    from mcis.models.torchvision_ops import compiled_operators_load
-
+    version = importlib.metadata.version("torchvision")
     if compiled_operators_load():
-        return Check("torchvision", "ok", f"{torchvision.__version__}, compiled operators load")
+        return Check("torchvision", "ok", f"{version}, compiled operators load")
     return Check(
         "torchvision",
         "note",
-        f"{torchvision.__version__}, compiled operators do not load beside this torch",
+        f"{version}, compiled operators do not load beside this torch",
         "nothing here needs them; install the torchvision build that matches torch to have them",
     )
 

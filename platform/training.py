@@ -10,10 +10,11 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
@@ -37,6 +38,8 @@ from mcis.platform.workspace import disk_errors, read_json, write_json, written_
 
 WEIGHTS = "weights.pt"
 STEPS = "steps.jsonl"
+FIT = "fit.json"
+_CHECKPOINTS = "checkpoints"
 _LOG_EVERY = 10
 _SAMPLES = 10  # purpose of the numbers that dropout draws from, beside those of the streams
 
@@ -75,6 +78,10 @@ class Learner(Protocol):
     @property
     def optimiser(self) -> Optimiser:
         """Update rule, rates, schedule and precision."""
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What a reader of the weights has to know, in plain values; kept in their file."""
 
     @property
     def validation(self) -> Validation | None:
@@ -118,17 +125,26 @@ class FitResult(NamedTuple):
     val_ap: list[float | None] | None
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Loads weights that a training here wrote.
+def save_weights(model: nn.Module, path: Path, about: Mapping[str, Any]) -> None:
+    """Writes a network's weights, with what its reader has to know of it."""
+    save({"state_dict": model.state_dict(), "about": dict(about)}, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+    """Loads weights that a training here wrote; returns what they say about themselves, nothing for a bare state_dict.
 
     Raises:
         UserError: the file is damaged or of another configuration.
     """
     try:
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        bare = "state_dict" not in found
+        model.load_state_dict(found if bare else found["state_dict"])
+        return {} if bare else dict(found["about"])
     except Exception as error:  # whatever a damaged file makes the unpickler raise
+        why = str(error)[:300] if isinstance(error, RuntimeError) else "it is damaged, or no file of tensors alone"
         raise UserError(
-            f"{path} does not fit this configuration: {str(error)[:300]}",
+            f"{path} does not fit this configuration: {why}",
             "weights of the same networks",
             "repeat the command with --from the training stage",
         ) from None
@@ -289,12 +305,15 @@ def _train(settings: dict[str, Any]) -> None:
                     loss = torch.stack(list(terms.values())).sum()
                     if not torch.isfinite(loss):
                         named = {name: float(value) for name, value in terms.items()}
-                        _not_finite(step, named, learner.image_uris(batch))
+                        _not_finite(settings["label"], step, f"loss {named}", learner.image_uris(batch))
                 # DDP takes the mean over workers; the batch's loss is their sum.
                 (torch.stack(list(part.values())).sum() / count * world).backward()
         optimiser.step()
         done = step + 1
         validated = scorer is not None and scorer.due(done, steps=learner.steps, epoch_steps=learner.epoch_steps)
+        kept = done == learner.steps or done % compute.checkpoint_steps == 0
+        if (kept or validated) and not all(bool(p.isfinite().all()) for p in plain.parameters()):
+            _not_finite(settings["label"], step, "gradients", learner.image_uris(batch))
         if done % _LOG_EVERY == 0 or done == learner.steps or validated:
             values = torch.stack([loss, *terms.values()])
             if world > 1:
@@ -317,14 +336,14 @@ def _train(settings: dict[str, Any]) -> None:
                 log.write(record)
             last, logged = time.monotonic(), done  # a validation is no part of the rate
             waited_all, waited = waited_all + waited, 0.0
-        if done % compute.checkpoint_steps == 0 and done < learner.steps:
+        if kept and done < learner.steps:
             with tempfile.TemporaryDirectory() as directory:
                 if rank == 0:
                     _checkpoint(directory, plain, optimiser, done)
-                kept = ray.train.Checkpoint.from_directory(directory) if rank == 0 else None
-                ray.train.report({"step": done}, checkpoint=kept)
+                checkpoint = ray.train.Checkpoint.from_directory(directory) if rank == 0 else None
+                ray.train.report({"step": done}, checkpoint=checkpoint)
     if rank == 0:
-        save(plain.state_dict(), folder / WEIGHTS)
+        save_weights(plain, folder / WEIGHTS, learner.about)
         seconds = time.monotonic() - began
         result = FitResult(
             seconds=seconds,
@@ -333,17 +352,17 @@ def _train(settings: dict[str, Any]) -> None:
             precision=precision,
             val_ap=None if val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in val_ap],
         )
-        write_json(folder / "fit.json", result._asdict())
+        write_json(folder / FIT, result._asdict())
     if world > 1:
         torch.distributed.barrier()
 
 
-def _not_finite(step: int, terms: dict[str, float], uris: list[str]) -> NoReturn:
-    """Stops before the update, so that the last checkpoint and the weights stay sound."""
+def _not_finite(label: str, step: int, what: str, uris: list[str]) -> NoReturn:
+    """Stops before anything is kept, so that the last checkpoint and the weights stay sound."""
     raise UserError(
-        f"the loss is not finite at step {step} ({terms}), with the images {shown(uris, most=16)}",
-        "a finite loss",
-        "look at these images; lower the learning rate (optimiser.learning_rate) or raise optimiser.warm_up",
+        f"training the {label} is not finite at step {step}: {what}, with the images {shown(uris, most=64)}",
+        "a finite loss and finite gradients",
+        f"look at these images; lower {label}.optimiser.learning_rate, or raise {label}.optimiser.warm_up",
     )
 
 
@@ -371,8 +390,8 @@ def _interruptible(call: Callable[[], Any]) -> None:
 def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker, *, label: str) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
-    A second call on the same folder continues from the last checkpoint in it. Meanwhile the log of the steps moves a
-    progress bar and goes to MLflow.
+    A second call on the same folder continues from the last checkpoint in it, and does nothing if the training had
+    ended. Meanwhile the log of the steps moves a progress bar and goes to MLflow.
 
     Raises:
         UserError: the cluster is too small, or what a worker raised as such.
@@ -390,6 +409,8 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
                 if known:
                     raise known
 
+    if (folder / FIT).exists():
+        return _left_behind(folder)
     gpu = uses_gpu(compute)
     nodes = sum(bool(node["Alive"]) for node in ray.nodes())
     alone = nodes == 1 or compute.min_workers is not None  # elastic workers may leave no CPU to tasks
@@ -402,14 +423,20 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
     # The folder of a stage in work carries the stage's key, so a checkpoint found in it is this configuration's.
     trainer = ray.train.torch.TorchTrainer(
         _worker,
-        train_loop_config={"learner": learner, "compute": compute, "folder": str(folder), "place": place},
+        train_loop_config={
+            "learner": learner,
+            "compute": compute,
+            "folder": str(folder),
+            "place": place,
+            "label": label,
+        },
         scaling_config=ray.train.ScalingConfig(
             num_workers=workers,
             use_gpu=gpu,
             resources_per_worker=resources,
         ),
         run_config=ray.train.RunConfig(
-            name="checkpoints",
+            name=_CHECKPOINTS,
             storage_path=str(folder),
             failure_config=ray.train.FailureConfig(max_failures=compute.max_failures),
             checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
@@ -426,4 +453,10 @@ def fit(learner: Learner, folder: Path, compute: ComputeConfig, tracker: Tracker
 
         with follow(folder / STEPS, on_records):
             _interruptible(trainer.fit)
-    return FitResult(**read_json(folder / "fit.json"))
+    return _left_behind(folder)
+
+
+def _left_behind(folder: Path) -> FitResult:
+    """Of a training that has ended: its checkpoints go, several times the size of the weights."""
+    shutil.rmtree(folder / _CHECKPOINTS, ignore_errors=True)
+    return FitResult(**read_json(folder / FIT))

@@ -334,15 +334,26 @@ def test_another_architecture_is_refused_and_changes_nothing(tmp_path: Path, bui
     before = state_of(built["resnet50"])["layer1.0.conv1.weight"].clone()
     state["layer1.0.conv1.weight"] = before + 1
     path = saved(state, tmp_path / "other.pth")
-    with pytest.raises(UserError, match=r"1 tensors missing, 1 of another shape \(bn1.weight, conv1.weight\)"):
+    with pytest.raises(UserError, match=r"1 tensors missing, 1 of another shape, 0 too many \(bn1.weight, conv1"):
         load_pretrained(built["resnet50"], path)
     assert torch.equal(state_of(built["resnet50"])["layer1.0.conv1.weight"], before)
 
 
 def test_one_tensor_of_another_shape_is_enough_to_refuse(tmp_path: Path, built: dict[str, Backbone]) -> None:
     path = saved(state_of(built["resnet50"]) | {"conv1.weight": torch.zeros(64, 4, 7, 7)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match=r"0 tensors missing, 1 of another shape \(conv1.weight\)"):
+    with pytest.raises(UserError, match=r"0 tensors missing, 1 of another shape, 0 too many \(conv1.weight\)"):
         load_pretrained(built["resnet50"], path)
+
+
+def test_a_deeper_network_of_the_same_family_is_refused(tmp_path: Path, built: dict[str, Backbone]) -> None:
+    """It has every tensor of the shallower one, of the same shape."""
+    from torchvision.models import resnet101 as torchvision_resnet101
+
+    path = saved(torchvision_resnet101(weights=None).state_dict(), tmp_path / "resnet101.pth")
+    before = state_of(built["resnet50"])["layer3.0.conv1.weight"].clone()
+    with pytest.raises(UserError, match=r"0 tensors missing, 0 of another shape, 255 too many \(layer3\.10\."):
+        load_pretrained(built["resnet50"], path)
+    assert torch.equal(state_of(built["resnet50"])["layer3.0.conv1.weight"], before)
 
 
 def test_a_backbone_without_pretrained_layers_refuses_weights(tmp_path: Path, built: dict[str, Backbone]) -> None:

@@ -148,9 +148,10 @@ def _summed(folder: Path, column: str, *shape: int) -> NDArray[np.int64]:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of all ground-truth masks."""
+    """The stamps of all ground-truth masks, and of the training images' saliency maps, which the marks are made of."""
     splits = ["train", *([context.summary("predict")["split"]] if "predict" in context.inputs else [])]
-    return [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in dict.fromkeys(splits)]
+    masks = [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in dict.fromkeys(splits)]
+    return [*masks, file_stamps(split_rows(context, "train")["saliency_uri"].to_pylist())]
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, image_bytes
+from mcis.datasets.index import shown
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.tags import Tags
@@ -24,7 +26,7 @@ from mcis.platform.cache import decoded_cache
 from mcis.platform.config import ClassifierConfig, Config, Optimiser
 from mcis.platform.context import RunContext
 from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.training import WEIGHTS, Network, fit, load_weights, precision_key, save
+from mcis.platform.training import WEIGHTS, Network, fit, load_weights, precision_key, save_weights
 from mcis.platform.validation import Validation
 from mcis.platform.weights import classifier_weights, trained_classifier
 
@@ -85,6 +87,7 @@ class ClassifierLearner:
     pictures: Squares
     pretrained: Path | None
     validation: Validation | None = None
+    about: Mapping[str, Any] = field(default_factory=dict)
     images: int = 2
 
     @property
@@ -137,7 +140,7 @@ class ClassifierLearner:
         )
 
     def image_uris(self, batch: Batch) -> list[str]:
-        return [self.pictures.uris[i] for side in ("m", "n") for i in batch[side].tolist()]
+        return [self.pictures.uris[i] for pair in zip(batch["m"], batch["n"], strict=True) for i in pair]
 
     def count(self, batch: Batch) -> int:
         return len(batch["m"])
@@ -186,26 +189,36 @@ def in_float32(scores: PairScores) -> PairScores:
     return PairScores(**known)
 
 
-def taken_over(config: Config, path: Path, classes: int) -> CoAttentionClassifier:
-    """The trained classifier in the file `weights.classifier` names.
+def described(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:
+    """What a file of weights says of its classifier: classes in their order, and what shapes leave open."""
+    shape = ("backbone", "attention", "head", "affinity", "affinity_scale", "kinds")
+    return {"classes": list(classes), **config.model_dump(mode="json", include=set(shape))}
+
+
+def taken_over(config: Config, path: Path, classes: Sequence[str]) -> CoAttentionClassifier:
+    """The trained classifier in the file `weights.classifier` names; what it does not say of itself is taken on trust.
 
     Raises:
         UserError: the file is damaged or of another configuration.
     """
-    model = build_classifier(config.classifier, classes)
+    model = build_classifier(config.classifier, len(classes))
+    here = described(config.classifier, classes)
+    expected = f"the classifier of this configuration ({config.classifier.backbone}, {len(classes)} classes)"
+    remedy = "give the recipe and values that it was trained with; released weights need --recipe released"
     try:
-        load_weights(model, path)
+        there = load_weights(model, path)
     except UserError as error:
-        raise UserError(
-            error.found,
-            f"the classifier of this configuration ({config.classifier.backbone}, {classes} classes)",
-            "give the recipe and values that it was trained with; released weights need --recipe released",
-        ) from None
+        raise UserError(error.found, expected, remedy) from None
+    said = {name: (there[name], here[name]) for name in here if name in there}
+    other = [f"{name} is {its}, here {ours}" for name, (its, ours) in said.items() if its != ours]
+    if other:
+        raise UserError(f"{path} does not fit this configuration: {'; '.join(other)}", expected, remedy)
     return model
 
 
 def _take(config: Config, context: RunContext, path: Path) -> dict[str, Any]:
-    save(taken_over(config, path, len(context.classes)).state_dict(), context.part / WEIGHTS)
+    model = taken_over(config, path, context.classes)
+    save_weights(model, context.part / WEIGHTS, described(config.classifier, context.classes))
     return {"busy": 0.0, "counts": {"steps": 0}, "notes": [f"the classifier was not trained but taken from {path}"]}
 
 
@@ -236,6 +249,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         source=np.array(rows["domain"].to_pylist()) == "source",
         pictures=Squares(rows["uri"].to_pylist(), size, middle=middle, cache=cache),
         pretrained=classifier_weights(config, context.workspace),
+        about=described(config.classifier, context.classes),
         validation=_validation(config, context, cached=0 if cache is None else len(rows)),
     )
     try:
@@ -249,10 +263,12 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     result = fit(learner, context.part, config.compute, context.tracker, label="classifier")
     counts: dict[str, Any] = {"steps": learner.steps}
     notes = [f"the classifier was trained in {result.precision}"] if result.precision != "float32" else []
-    without = int((np.bincount(learner.tags.values, minlength=learner.tags.classes) == 0).sum())
-    if without:
-        counts["classes without a training image"] = without
-        notes.append(f"{without} of {learner.tags.classes} classes have no training image: nothing is learnt of them")
+    images = np.bincount(learner.tags.values, minlength=learner.tags.classes)
+    for number, many, rule in ((0, "no", "nothing is learnt of them"), (1, "one", "it is paired with itself")):
+        few = [name for name, count in zip(context.classes, images.tolist(), strict=True) if count == number]
+        if few:
+            counts[f"classes with {many} training image"] = len(few)
+            notes.append(f"{len(few)} of {len(images)} classes have {many} training image ({shown(few)}): {rule}")
     val_ap = None
     if result.val_ap:
         val_ap = dict(zip(context.classes, result.val_ap, strict=True))

@@ -1,6 +1,7 @@
 """Stage 5: training images + pseudo masks -> weights.pt of the segmentation network, steps.jsonl."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class SegmenterLearner:
     masks: Shards
     start: dict[str, Tensor] | None
     pretrained: Path | None
+    about: Mapping[str, Any] = field(default_factory=dict)
     validation: None = None
     images: int = 1
 
@@ -188,6 +190,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         masks=Shards(folder),
         start=start,
         pretrained=segmenter_weights(config, context.workspace),
+        about={"classes": list(context.classes), "network": config.segmenter.network},
     )
     result = fit(learner, context.part, config.compute, context.tracker, label="segmenter")
     return {
