@@ -56,6 +56,7 @@ def list_tagged(
     saliency_column: str = OPTIONAL["saliency"],
     split_column: str = OPTIONAL["split"],
     id_column: str = OPTIONAL["id"],
+    ignore_others: bool = False,
 ) -> Listing:
     """Reads a table of images and tags; no image is opened.
 
@@ -65,6 +66,7 @@ def list_tagged(
             alphabet.
         image_column, tags_column: have to be there.
         mask_column, saliency_column, split_column, id_column: may be absent under these names, not under others.
+        ignore_others: tags that are no class are left out, and counted in a note.
 
     Raises:
         UserError: the table cannot be read or is empty, a column is missing or no text, an image is null or named
@@ -94,13 +96,22 @@ def list_tagged(
     names = read_classes(classes) if classes else _names(path, tags_column, tags)
     index = {name: k for k, name in enumerate(names)}
     foreign = sorted({tag for row in tags for tag in row} - set(index))
-    if foreign:
+    if foreign and not ignore_others:
         raise UserError(
             f"{path}: {len(foreign)} tag(s) are no class: {shown(foreign)}",
             f"the {len(names)} classes of {classes}",
-            f"{nearest(foreign, names)}mend the table or the class file",
+            f"{nearest(foreign, names)}mend the table or the class file, or leave such tags out by "
+            "--set data.tags.ignore_others=true",
         )
     notes = _notes(path, table, set(columns.values()), splits, names)
+    if foreign:
+        count = sum(tag not in index for row in tags for tag in row)
+        tags = [[tag for tag in row if tag in index] for row in tags]
+        left = sum(not row for row in tags)
+        notes.append(
+            f"{path}: {count} tags of {len(foreign)} names that are no class were left out: {shown(foreign)}; "
+            f"{left} of {len(table)} images have no tag"
+        )
     masks = _existing(path, table, columns.get("mask"))
     salient = _existing(path, table, columns.get("saliency"))
     if "saliency" in columns and (absent := salient.count(None)):
@@ -174,7 +185,7 @@ def _check_columns(path: str, table: pa.Table, columns: dict[str, str]) -> None:
         if count > 1:
             raise UserError(f"{path} has {count} columns {column!r}", "each column once", "rename or delete one")
         if not count and column != OPTIONAL.get(what):
-            remedy = f"add it, or say which column holds it ({what}_column)"
+            remedy = f"add it, or say which column holds it: --set data.tags.{what}=COLUMN"
             raise UserError(f"{path} has no column {column!r}; it has {there}", f"a column for {what}", remedy)
 
 
@@ -250,7 +261,8 @@ def _names(path: str, column: str, tags: list[list[str]]) -> tuple[str, ...]:
         raise UserError(
             f"{path}: {len(names)} different tags: {shown(names)}",
             f"at most {MAX_CLASSES}, because labels are bytes",
-            "merge tags, or choose some of them and keep the others out of the table",
+            "merge tags, or name the classes that you want in a file, one a line: --set data.classes=FILE "
+            "--set data.tags.ignore_others=true",
         )
     return names
 

@@ -18,7 +18,7 @@ from mcis.models.coattention import positions
 from mcis.models.localization import embed, resize_maps, scale_maps, single_round
 from mcis.platform.config import Config
 from mcis.platform.context import RunContext
-from mcis.platform.panels import Steps, heat_picture
+from mcis.platform.panels import UNUSED, Steps, heat_picture
 from mcis.platform.stages.index import split_rows
 from mcis.platform.stages.localize import draw_relations
 from mcis.platform.stages.train_classifier import load_classifier
@@ -31,8 +31,9 @@ def attention_steps(config: Config, context: RunContext, image_ids: list[str]) -
     """For each map of some training images how it came to be, a picture a step.
 
     The image with its single-round map; up to three related images with the attention that each of their positions
-    receives from the positions of the image where the final map is strong; the co-attentive map; the map as it is used.
-    Embedded here once more, for the eye alone.
+    receives from the positions of the image where the final map is strong; the co-attentive map, `unused` where the
+    final one is made of evidence alone; what evidence added, `found again`; the map as it is used. Embedded here once
+    more, for the eye alone.
     """
     if not config.localize.related:
         return []
@@ -71,6 +72,7 @@ class _Maker:
     @torch.inference_mode()
     def steps(self, place: int, tag: int, related: list[int]) -> tuple[tuple[str, Image.Image], ...]:
         """The tiles of one map."""
+        how = self.config.localize
         target, near = self._features([place])[0], self._features(related)
         single = single_round(target[None], self.model.phi.weight, self.model.phi.bias)[0, tag]
         found = self.maps.maps(self.rows["image_id"][place].as_py())
@@ -85,7 +87,10 @@ class _Maker:
             strong = final.flatten() >= final.flatten().quantile(0.8)
             received = attention[:, strong].mean(dim=1).view(len(related), *near.shape[2:])
             out += [self._tile("attended to", other, tag, one) for other, one in zip(related, received, strict=True)]
-            out.append(self._tile("co-attentive", place, tag, self.model.co_map(target, near, tag, **facing)))
+            co = self.model.co_map(target, near, tag, **facing)
+            out.append(self._tile("co-attentive" if how.aggregation != "evidence" else UNUSED, place, tag, co))
+        if how.aggregation == "evidence":
+            out.append(self._tile("found again", place, tag, final.float() - single))
         return (*out, self._tile("the map", place, tag, final))
 
     def _tile(self, title: str, place: int, tag: int, heat: Tensor) -> tuple[str, Image.Image]:

@@ -96,7 +96,7 @@ def _journey(resolved: Any, workspace: Path, name: str, *, verbose: bool, **opti
     from mcis.platform.workspace import Workspace
 
     place = Workspace(workspace)
-    pipeline.check(resolved.config, place)
+    pipeline.check(resolved.config, place, name, until=options.get("until"), start=options.get("start"))
     with ray_session(resolved.config.compute, verbose=verbose):
         result = pipeline.run(resolved, place, name, **options)
     show_result(result)
@@ -166,6 +166,12 @@ def study_effect(
     recipe: Recipe = "paper",
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     assignments: Assignments = None,
+    trainings: Annotated[
+        list[str] | None, typer.Option("--training", help="none, co or co+contrastive; give it again for more. [all]")
+    ] = None,
+    related: Annotated[
+        list[int] | None, typer.Option("--related", min=0, max=8, help="R; give it again for more. [0, 1, 3, 5]")
+    ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds one after the other.")] = 3,
     until: Annotated[
         str, typer.Option(help="Last stage of the cells that the paper's tables have; the others end at pseudo_masks.")
@@ -176,11 +182,14 @@ def study_effect(
     """Training with neither, one or both co-attentions, times related images, over seeds (tables 5 and 6)."""
     with plain_errors(verbose):
         from mcis.platform.settings import resolve
-        from mcis.tuning.studies import effect
+        from mcis.tuning.studies import EFFECT_RELATED, TRAININGS, effect
 
         options = data_options(voc=voc, single=single, web=web, lid=lid, tags=tags)
         resolved = resolve(setting, recipe, options, assignments or [])
-        effect(resolved, workspace, name, seeds=seeds, until=until, parallel=parallel, verbose=verbose)
+        effect(
+            resolved, workspace, name, trainings=trainings or TRAININGS, related=related or EFFECT_RELATED,
+            seeds=seeds, until=until, parallel=parallel, verbose=verbose,
+        )  # fmt: skip
 
 
 @app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")
@@ -191,10 +200,14 @@ def import_weights(
     """Convert a released classifier; use it by --recipe released --set weights.classifier=FILE."""
     with plain_errors():
         from mcis.models.released import read_released
+        from mcis.platform.settings import resolve
+        from mcis.platform.stages.train_classifier import described
         from mcis.platform.training import save
 
         state = read_released(file)
-        save(state, out)
+        about = described(resolve("voc", "released").config.classifier, ())
+        about.pop("classes")  # the file has none; they are VOC's in the order of the project
+        save({"state_dict": state, "about": about}, out)
         classes = len(state["phi.bias"])
         typer.echo(f"{len(state)} tensors, {classes} classes: {out}")
         typer.echo(

@@ -7,12 +7,32 @@ files and `--set`; the stages take the section that concerns them.
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from mcis.datasets.files import is_remote
 
 Positive = Annotated[int, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Rate = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+def _absolute_or_remote(place: str) -> str:
+    return place if is_remote(place) else str(_absolute(Path(place)))
+
+
+def _absolute_or_word(place: str) -> str:
+    return place if place in ("none", "download") else str(_absolute(Path(place)))
+
+
+# Relative to where the command is given; absolute from then on, as trials and workers have folders of their own.
+LocalPath = Annotated[Path, AfterValidator(_absolute)]
+Place = Annotated[str, AfterValidator(_absolute_or_remote)]
+WeightsFile = Annotated[str, AfterValidator(_absolute_or_word)]
 
 
 class Section(BaseModel):
@@ -24,29 +44,29 @@ class Section(BaseModel):
 class SingleConfig(Section):
     """Single-label images (source `single`): ImageNet CLS-LOC or Caltech-256."""
 
-    root: Path | None = None
+    root: LocalPath | None = None
     """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it."""
-    classes: Path | None = None
+    classes: LocalPath | None = None
     """File of <wnid or folder> -> class name; None = the table that comes with the project."""
-    subset: Path | None = None
+    subset: LocalPath | None = None
     """File with one relative path a line: the images that are used; None = all."""
-    saliency: Path | None = None
+    saliency: LocalPath | None = None
     """Folder of saliency maps with the images' relative paths; an image may be without."""
 
 
 class WebConfig(Section):
     """Crawled images (source `web`)."""
 
-    root: Path | None = None
+    root: LocalPath | None = None
     """Folder of <class>/<file>."""
-    saliency: Path | None = None
+    saliency: LocalPath | None = None
     """Folder of saliency maps <class>/<stem>.png; an image may be without."""
 
 
 class LidConfig(Section):
     """The LID challenge (source `lid`), and any data set of list files."""
 
-    root: Path | None = None
+    root: LocalPath | None = None
     """Folder that the lists' paths are relative to."""
     train_list: Path = Path("train.txt")
     """Lines `<path> <class index> <class index> ...`, inside root or absolute."""
@@ -65,7 +85,7 @@ class LidConfig(Section):
 class TagsConfig(Section):
     """Your own images and tags (source `tags`), a table."""
 
-    table: str | None = None
+    table: Place | None = None
     """Path or URI of a .csv, .jsonl or .parquet table."""
     image: str = "image"
     """Column of image paths (relative to the table's folder, or absolute) or URIs such as s3://."""
@@ -79,16 +99,18 @@ class TagsConfig(Section):
     """Column with train, val or test; absent = all train."""
     id: str = "id"
     """Column of unique image ids; absent = made from the paths."""
+    ignore_others: bool = False
+    """Leave out tags that are not among `data.classes`, with a count in the report; else they are an error."""
 
 
 class DataConfig(Section):
     """Where the images and tags are."""
 
-    voc: Path | None = None
+    voc: LocalPath | None = None
     """Folder of a VOC 2012 devkit: JPEGImages, ImageSets/Segmentation/<list>.txt and <list>_cls.txt."""
-    sbd: Path | None = None
+    sbd: LocalPath | None = None
     """Folder of SBD (benchmark_RELEASE) for masks and the list train_aug, where the devkit is without them."""
-    classes: Path | None = None
+    classes: LocalPath | None = None
     """File with one class name a line; None = PASCAL VOC's 20, or the names found in data.tags.table."""
     train_list: str = "train_aug"
     """Name of the list of training images (RECIPE: 10,582 images)."""
@@ -120,11 +142,11 @@ class DataConfig(Section):
 class WeightsConfig(Section):
     """Pretrained weights."""
 
-    backbone: str = "none"
+    backbone: WeightsFile = "none"
     """The classifier's: `none` = from scratch; `download` = torchvision's ImageNet weights; else a state_dict file."""
-    classifier: str | None = None
+    classifier: WeightsFile | None = None
     """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
-    segmenter: str | None = None
+    segmenter: WeightsFile | None = None
     """The segmenter's, likewise; None = as `backbone`, for `none` and `download`, and for a file that fits both."""
 
 
@@ -471,7 +493,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
-        c, problems = self.classifier, []
+        c, data, problems = self.classifier, self.data, []
+        named = {
+            "voc": data.voc, "single": data.single.root, "web": data.web.root, "lid": data.lid.root,
+            "tags": data.tags.table,
+        }  # fmt: skip
+        for source, place in named.items():
+            if place is not None and source not in self.setting.split("+"):
+                problems.append(
+                    f"setting {self.setting} has no source {source}, but {place} is given for it; "
+                    f"use setting {self.setting}+{source}, or leave it out"
+                )
         if c.attention == "none" and self.localize.related > 0 and self.localize.aggregation != "evidence":
             problems.append(
                 f"localize.related is {self.localize.related} but classifier.attention is none, which has no "

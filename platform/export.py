@@ -1,5 +1,7 @@
 """Tables of a run -> PNG files: localization maps with overlays, pseudo masks, predictions."""
 
+import csv
+import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
+from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
@@ -37,7 +40,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
 
     Maps: `<id>/<class>.png`, 8-bit grey at the image's size, each map clipped at 0 and divided by its maximum, whatever
     `maps.scale`, and `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is
-    one): `<id>.png`, palette PNGs with label k + 1 for class index k.
+    one): `<id>.png`, palette PNGs; `labels.csv` says which label is which class, and its colour.
 
     Raises:
         UserError: there is no such thing, the run has not come so far, or an image id would lead out of the folder.
@@ -78,6 +81,8 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
             _write(out / f"{file_name(row['image_id'])}.png", row["png"])
             return 1
 
+    if what != "maps":
+        _write(out / "labels.csv", _labels_table(index.classes).encode())
     written = 0
     with bar(f"export {what}", total, "images") as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
         for done, count in enumerate(pool.map(write, chosen), 1):
@@ -95,6 +100,16 @@ def _labels(table: pa.Table, what: str) -> Iterator[dict[str, Any]]:
     for row in table.to_pylist():
         png = row["mask"] if what == "masks" else row["crf"] or row["plain"]
         yield {"image_id": row["image_id"], "png": png}
+
+
+def _labels_table(classes: tuple[str, ...]) -> str:
+    """label,class,red,green,blue: background is 0, class index k is k + 1, 255 is ignored."""
+    text, colours = io.StringIO(), palette()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["label", "class", "red", "green", "blue"])
+    for label, name in [(0, "background"), *enumerate(classes, 1), (255, "ignore")]:
+        lines.writerow([label, name, *colours[label].tolist()])
+    return text.getvalue()
 
 
 def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> int:

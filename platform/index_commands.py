@@ -41,6 +41,7 @@ def _index(
 
         resolved = resolve(setting, "paper", data_options(**options), assignments or [])
         place = Workspace(workspace)
+        pipeline.check(resolved.config, place, name, until="index")
         with ray_session(resolved.config.compute, verbose=verbose):
             pipeline.run(resolved, place, name, until="index")
         _show_index(place, name)
@@ -80,7 +81,8 @@ def index_voc(
                 voc, sbd = fetch_voc(download, on_progress=on_progress)
     _index("voc", name, workspace, assignments, verbose, voc=voc, sbd=sbd, classes=classes)
     if download:
-        options = data_options(voc=voc, sbd=sbd, classes=classes)
+        places = {"voc": voc, "sbd": sbd, "classes": classes}
+        options = data_options(**{name: path.expanduser().resolve() for name, path in places.items() if path})
         words = ["mcis", "run", "voc", "--name", "NAME", "--voc", options.pop("data.voc")]
         if workspace != DEFAULT_WORKSPACE:
             words += ["--workspace", str(workspace)]

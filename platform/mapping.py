@@ -75,7 +75,7 @@ def map_table(
     *,
     label: str,
     shard_rows: int,
-    gpus: int = 0,
+    gpu: bool = False,
     suffix: str = "parquet",
 ) -> MapResult:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
@@ -85,8 +85,8 @@ def map_table(
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
             A process makes it once for all shards that it is given.
-        gpus: workers that take a GPU each, as far as there are GPUs; 0 = tasks on all CPUs. Those with a GPU are
-            actors, as Ray ends a process after a task with one.
+        gpu: on the cluster's GPUs, an actor each, as Ray ends a process after a task with one; those that another run
+            holds join when they are free. Else in tasks on all CPUs.
         suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
@@ -112,13 +112,14 @@ def map_table(
             parts = (make, arguments, folder, ray.put(table))
             # A row of the plan is a shard, and each row a block: so a batch is a shard, whoever maps it.
             blocks = ray.data.from_arrow([pa.Table.from_pylist([row]) for row in plan])
-            if gpus:
+            if gpu:
+                most = max(1, min(len(plan), int(ray.cluster_resources().get("GPU", 0))))
                 mapped = blocks.map_batches(
                     _Shards,
                     fn_constructor_args=parts,
                     batch_size=1,
                     batch_format="pyarrow",
-                    compute=ActorPoolStrategy(size=min(gpus, len(plan), int(ray.cluster_resources().get("GPU", 0)))),
+                    compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
                     num_gpus=1,
                 )
             else:

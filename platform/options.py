@@ -66,10 +66,6 @@ def _end(error: BaseException) -> None:
 
 
 def data_options(**given: Path | str | None) -> dict[str, Any]:
-    """Dotted keys of the options that were given; local paths become absolute, as workers have folders of their own."""
-    options = {}
-    for name, value in given.items():
-        if value is not None:
-            text = str(value)
-            options[f"data.{name}"] = text if "://" in text else str(Path(text).expanduser().resolve())
+    """Dotted keys of the options that were given."""
+    options = {f"data.{name}": str(value) for name, value in given.items() if value is not None}
     return {_KEYS.get(key, key): value for key, value in options.items()}

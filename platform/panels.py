@@ -54,8 +54,14 @@ class Panel:
         return {column: mask for column, mask in masks.items() if mask is not None}
 
 
+UNUSED = "co-attentive, unused"
+
+
 class Steps(NamedTuple):
-    """How a localization map came to be: image, class, and (title, picture) of each step, all of one height."""
+    """How a localization map came to be: image, class, and (title, picture) of each step, all of one height.
+
+    The step UNUSED shows what the map could have been made of, but is not.
+    """
 
     image_id: str
     name: str

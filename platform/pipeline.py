@@ -10,6 +10,10 @@ import importlib
 import time
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mcis.datasets.errors import UserError
 from mcis.platform.config import Config, Section, WeightsConfig
 from mcis.platform.context import SUMMARY, RunContext
@@ -36,12 +40,10 @@ class Stage(NamedTuple):
 
 JOURNEY = (
     Stage("index", (), ("data", "setting"), version=2),
-    Stage("train_classifier", ("index",), ("seed", "weights", "classifier")),
+    Stage("train_classifier", ("index",), ("seed", "classifier")),
     Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize"), version=2),
     Stage("pseudo_masks", ("index", "localize"), ("maps", "pseudo_masks")),
-    Stage(
-        "train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "weights", "classifier", "segmenter")
-    ),
+    Stage("train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "classifier", "segmenter")),
     Stage("predict", ("index", "train_segmenter"), ("segmenter", "predict"), version=2),
     Stage(
         "evaluate",
@@ -66,29 +68,56 @@ def _check_stage(option: str, name: str | None) -> None:
         raise UserError(f"{option} {name}", f"one of {', '.join(STAGES)}", f"choose one of them for {option}")
 
 
-def check(config: Config, workspace: Workspace) -> None:
-    """Finds what would end the run later: unreadable lists, absent folders, weights that cannot be had.
+def check(
+    config: Config, workspace: Workspace, name: str, *, until: str | None = None, start: str | None = None
+) -> None:
+    """Finds what would end the run later, up to its last stage: names and stages that are none, unreadable lists,
+    absent folders, images that a stage asks for and the sources do not have, weights that cannot be had.
 
     Raises:
         UserError: the first such problem, before a Ray is started for it.
     """
     from mcis.platform.stages.index import listing
 
-    classes = len(listing(config).classes)
-    if config.weights == WeightsConfig():
+    _check_stage("--until", until)
+    _check_stage("--from", start)
+    workspace.run(name, new=False)
+    found = listing(config)
+    last = STAGES.index(until) if until else len(STAGES)
+    if last >= STAGES.index("localize"):
+        _check_images(config, found.table, last)
+    if config.weights == WeightsConfig() or last == 0:
         return
     from mcis.models.backbones import load_pretrained
     from mcis.platform.stages.train_classifier import build_backbone, taken_over
     from mcis.platform.weights import classifier_weights, segmenter_weights, trained_classifier
 
     if trained := trained_classifier(config):
-        taken_over(config, trained, classes)
+        taken_over(config, trained, found.classes)
     for section, path in (
         (config.classifier, classifier_weights(config, workspace)),
         (config.segmenter, segmenter_weights(config, workspace)),
     ):
         if path:
             load_pretrained(build_backbone(section.backbone, channels=section.channels), path)
+
+
+def _check_images(config: Config, listed: pa.Table, last: int) -> None:
+    """What stages up to `last` ask of the images that are listed; the index may reject some of them yet."""
+    from mcis.platform.stages.localize import check_domain
+    from mcis.platform.stages.predict import predicted_split
+    from mcis.platform.stages.pseudo_masks import background_cue
+
+    train = listed.filter(
+        pc.and_(pc.equal(listed["split"], "train"), pc.greater(pc.list_value_length(listed["tags"]), 0))
+    )
+    if config.localize.related:
+        check_domain(config, np.array(train["domain"].to_pylist()) == "source")
+    if last >= STAGES.index("pseudo_masks"):
+        background_cue(config.pseudo_masks, train)
+    if last >= STAGES.index("predict"):
+        counts = listed["split"].value_counts().to_pylist()
+        predicted_split(config, {each["values"]: each["counts"] for each in counts})
 
 
 def run(
@@ -109,8 +138,6 @@ def run(
         parent: MLflow run of a study that this run belongs to.
         tags: further tags of the MLflow run.
     """
-    _check_stage("--until", until)
-    _check_stage("--from", start)
     config = resolved.config
     folder = workspace.run(name)
     values = dict(leaves(config))

@@ -91,7 +91,7 @@ def threshold_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]
             if best := best_point(thresholds, mious):
                 axes.axvline(best[0], color=colour, linewidth=0.8, alpha=0.5)
                 axes.plot(*best, "o", color=colour, markersize=8, markeredgecolor=theme.paper, zorder=3)
-                text += f": best {best[1]:.1f} at {best[0]:g}"
+                text += f": best {best[1]:.1f} at {best[0]:.3g}"
             marker = "o" if len(thresholds) == 1 else None
             axes.plot(thresholds, mious, style, color=colour, linewidth=1.8, marker=marker, label=f" {text}")
         axes.set_xlabel("threshold of the background", color=theme.muted, fontsize=9)

@@ -23,6 +23,7 @@ from PIL import Image
 
 from mcis.platform.panels import (
     COLUMNS,
+    UNUSED,
     Panel,
     Steps,
     cells,
@@ -158,6 +159,7 @@ def _view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
         "tiles": [_tile(data.scores, what) for what in STAGES],
         "missing": _missing(data),
         "splits": _gallery_by_split(data.panels, data.classes),
+        "attention_unused": any(title == UNUSED for one in data.attention for title, _ in one.tiles),
         "attention": [
             (one.image_id, one.name, [(title, data_uri(encode(p, "JPEG"), "JPEG"), p.size) for title, p in one.tiles])
             for one in data.attention
@@ -404,7 +406,7 @@ def data_uri(content: bytes, kind: str) -> str:
 _MEANING: dict[str, Callable[[Any], str]] = {
     "split": str,
     "images": count,
-    "threshold": "{:g}".format,
+    "threshold": "{:.3g}".format,
     "background_cue": str,
     "map_scale": str,
     "related_images": count,

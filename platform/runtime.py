@@ -96,19 +96,19 @@ def uses_gpu(compute: ComputeConfig) -> bool:
     """Whether training and mapping run on GPUs.
 
     Raises:
-        UserError: GPUs are asked for and the cluster has too few.
+        UserError: there are GPUs, or they are asked for, but too few for the workers.
     """
     import ray
 
     there = int(ray.cluster_resources().get("GPU", 0))
     least = compute.least_workers
-    if compute.gpu and there < least:
+    if (compute.gpu is not False and 0 < there < least) or (compute.gpu and not there):
         raise UserError(
             f"{there} GPU(s) in the cluster for compute.{'min_' if compute.min_workers else ''}workers={least}",
             "a GPU for each training worker",
             "lower it, or set compute.gpu=false",
         )
-    return compute.gpu if compute.gpu is not None else there >= least
+    return there > 0 if compute.gpu is None else compute.gpu
 
 
 def check_cpus(compute: ComputeConfig, place: Literal["threads", "tasks"]) -> None:

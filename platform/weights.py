@@ -21,7 +21,7 @@ def backbone_weights(wanted: str, backbone: str, workspace: Workspace) -> Path |
     if wanted == "none":
         return None
     if wanted != "download":
-        path = Path(wanted).expanduser().resolve()
+        path = Path(wanted)
         if not path.is_file():
             raise UserError(
                 f"weights of {backbone}: {path} is no file",
@@ -62,7 +62,7 @@ def trained_classifier(config: Config) -> Path | None:
     """
     if not config.weights.classifier:
         return None
-    path = Path(config.weights.classifier).expanduser().resolve()
+    path = Path(config.weights.classifier)
     if not path.is_file():
         raise UserError(
             f"weights.classifier: {path} is no file",

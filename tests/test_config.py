@@ -90,6 +90,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
     ("values", "said"),
     [
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
+        ({"data": {"web": {"root": "/crawled"}}}, "setting voc has no source web, but /crawled is given for it"),
         ({"classifier": {"attention": "co"}, "localize": {"contrastive": True}}, "contrastive is set but .* is co,"),
         ({"localize": {"contrastive": True, "related": 0}}, "localize.contrastive is set but localize.related is 0"),
         ({"localize": {"aggregation": "evidence"}}, "aggregation is evidence, whose only use of related images"),

@@ -190,7 +190,7 @@ def make():
     (out / f"made by {os.getpid()} with {','.join(mine)}").touch()
     return lambda rows: rows
 
-result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpus=2)
+result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)
 assert result.rows == 20
 ray.shutdown()
 """

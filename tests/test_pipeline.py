@@ -132,6 +132,12 @@ def test_maps_masks_and_predictions_are_exported(
     mask = Shards(inputs["pseudo_masks"] / "masks").rows("train_000003")
     assert mask is not None
     assert (tmp_path / "masks" / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
+    for what in ("masks", "predictions"):
+        labels = (tmp_path / what / "labels.csv").read_text().splitlines()
+        assert labels[:2] == ["label,class,red,green,blue", "0,background,0,0,0"]
+        assert labels[2] == f"1,{first.context.classes[0]},128,0,0"
+        assert labels[-1] == "255,ignore,224,224,192"
+    assert not (tmp_path / "maps" / "labels.csv").exists()
     with pytest.raises(UserError, match="export pictures"):
         export(workspace, "first", "pictures", tmp_path)
     other = pipeline.run(settings(root), workspace, "short", until="index")
@@ -159,6 +165,26 @@ def test_a_changed_threshold_never_retrains_the_classifier(
     assert "predict" not in other.context.inputs
 
 
+def test_the_segmenters_weights_are_nothing_to_the_classifier(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    other = pipeline.run(settings(root, f"weights.segmenter={tmp_path / 'any.pth'}"), workspace, "w", until="localize")
+    for stage in ("index", "train_classifier", "localize"):
+        assert other.context.inputs[stage] == first.context.inputs[stage]
+
+
+def test_marks_are_made_again_of_other_saliency_maps(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
+    """Also where nothing before them reads saliency."""
+    root = draw(tmp_path)
+    before = pipeline.run(settings(root), workspace, "marks", until="localize")
+    for path in (root / "SaliencyMaps").iterdir():
+        Image.new("L", Image.open(path).size, 255).save(path)
+    after = pipeline.run(settings(root), workspace, "marks", until="localize")
+    assert [s for s, computed in after.context.computed.items() if computed] == ["evaluate", "report"]
+    marks = [[s["miou"] for s in r.scores if s["what"] == "mark"] for r in (before, after)]
+    assert all(whole < salient for salient, whole in zip(*marks, strict=True))
+
+
 def test_another_scale_of_maps_is_another_score_of_the_same_maps(
     first: pipeline.RunResult, root: Path, workspace: Workspace
 ) -> None:
@@ -184,7 +210,7 @@ def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
-    return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True).items()}
+    return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True)["state_dict"].items()}
 
 
 def test_truth_is_read_by_evaluate_alone(first: pipeline.RunResult, tmp_path: Path) -> None:
@@ -244,6 +270,10 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     names = {a.path for a in client.list_artifacts(run_id)}
     assert {"report.html", "scores.json", "config.json", "pictures"} <= names
     assert (first.context.folder / "pictures" / "attention-01.png").exists()
+    page = (first.context.folder / "report.html").read_text()
+    assert "found again" in page
+    assert "co-attentive, unused" in page
+    assert "which these maps are not made of" in page
     scored = {s["what"] for s in first.scores}
     assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
 
@@ -267,7 +297,7 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
     monkeypatch.setenv("HOME", str(tmp_path))
     values = ("weights.classifier=~/mine.pt", f"weights.backbone={tmp_path / 'absent.pth'}", "weights.segmenter=none")
     resolved = settings(root, *values)
-    pipeline.check(resolved.config, workspace)
+    pipeline.check(resolved.config, workspace, "any")
     result = pipeline.run(resolved, workspace, "taken", until="localize")
     assert result.context.computed["train_classifier"]
     summary = result.context.summary("train_classifier")
@@ -285,17 +315,28 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         ("absent.pt", (), "absent.pt is no file"),
         ("mine.pt", ("classifier.channels=48", "segmenter.channels=48"), "mine.pt does not fit this configuration"),
         ("mine.pt", ("classifier.head=shared",), "mine.pt does not fit this configuration"),
+        ("mine.pt", ("classifier.affinity=bilinear",), "configuration: affinity is cosine, here bilinear"),
+        ("mine.pt", ("data.classes=reversed.txt",), r"configuration: classes is \['[a-z]+', .* here \["),
         ("garbage.pt", (), "garbage.pt does not fit this configuration"),
     ],
 )
 def test_a_trained_classifier_that_is_not_there_or_does_not_fit_is_named_before_the_run(
-    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path, value: str, more: Any, found: str
+    first: pipeline.RunResult,
+    root: Path,
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    more: Any,
+    found: str,
 ) -> None:
     shutil.copy(first.context.inputs["train_classifier"] / "weights.pt", tmp_path / "mine.pt")
     (tmp_path / "garbage.pt").write_bytes(b"PK garbage")
+    (tmp_path / "reversed.txt").write_text("\n".join(reversed(first.context.classes)) + "\n")
+    monkeypatch.chdir(tmp_path)
     resolved = settings(root, f"weights.classifier={tmp_path / value}", *more)
     with pytest.raises(UserError, match=found):
-        pipeline.check(resolved.config, workspace)
+        pipeline.check(resolved.config, workspace, "any")
 
 
 def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:

@@ -1,6 +1,7 @@
 """Layers of settings: who wins and says so, presets against the released recipe's table, mistakes all at once."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +41,7 @@ def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None
 def test_options_and_names_come_from_the_command_line() -> None:
     found = resolve("voc", "released", {"data.voc": "somewhere/VOC2012"})
     assert (found.config.setting, found.config.recipe) == ("voc", "released")
-    assert str(found.config.data.voc) == "somewhere/VOC2012"
+    assert found.config.data.voc == Path.cwd() / "somewhere/VOC2012"  # trials and workers have folders of their own
     for key in ("setting", "recipe", "data.voc"):
         assert found.sources[key] == "command line"
     assert found.sources["classifier.head"] == "recipe released"
@@ -104,7 +105,10 @@ def test_lists_and_none_by_assignment() -> None:
     assert flat["segmenter.scales"] == (1.0,)
     assert flat["predict.crop"] is None
     assert flat["compute.gpu"] is False
-    assert flat["weights.backbone"] == "some/file.pth"
+    assert flat["weights.backbone"] == str(Path.cwd() / "some/file.pth")
+    for word in ("none", "download"):
+        assert values("paper", f"weights.backbone={word}")["weights.backbone"] == word
+    assert values("paper", "weights.classifier=~/mine.pt")["weights.classifier"] == str(Path.home() / "mine.pt")
 
 
 # --- mistakes

@@ -141,8 +141,9 @@ def test_single_label_images_make_pairs_of_three_kinds(
     maps = set(read_table(result.context.inputs["localize"] / "maps")["image_id"].to_pylist())
     assert sum(name.startswith("single/") for name in maps) == 9
 
+    alone = {key: value for key, value in options.items() if not key.startswith("data.single")}
     with pytest.raises(UserError, match=r"pairs cannot be drawn.*mix"):
-        walk("voc", tmp_path / "workspace", options, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
+        walk("voc", tmp_path / "workspace", alone, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
 
 
 def test_list_files_with_masks_of_val_alone_end_in_scores(

@@ -106,6 +106,16 @@ def test_tags_are_divided_by_punctuation_and_never_by_spaces(folder: Path, text:
     assert list(list_tagged(folder / "t.csv").classes) == names
 
 
+def test_tags_that_are_no_class_are_left_out_where_that_is_asked_for(folder: Path) -> None:
+    rows = [{"image": "a", "tags": "sky;cat"}, {"image": "b", "tags": "sea;sky"}, {"image": "c", "tags": "dog"}]
+    write_csv(folder / "t.csv", rows)
+    (folder / "classes.txt").write_text("dog\ncat\n")
+    found = list_tagged(folder / "t.csv", classes=folder / "classes.txt", ignore_others=True)
+    assert found.classes == ("dog", "cat")
+    assert found.table["tags"].to_pylist() == [[1], [], [0]]
+    assert "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag" in found.notes[-1]
+
+
 def test_what_looks_like_tags_divided_by_spaces_is_noted(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
     assert any("t.csv: cat dog is one class each" in note for note in list_tagged(folder / "t.csv").notes)
@@ -148,8 +158,8 @@ def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
 
 
 BAD_ROWS = [
-    ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "image_column"),
-    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "tags_column"),
+    ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "--set data.tags.image=COLUMN"),
+    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "--set data.tags.tags="),
     (
         [{"image": "a", "tags": "cat"}, {"image": " ", "tags": "cat"}],
         r"1 empty cell\(s\) in .*'image': row 2\n",
@@ -234,7 +244,7 @@ def test_absent_tables_and_columns_that_were_asked_for_are_named(folder: Path) -
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}])
     with pytest.raises(UserError, match=r"has no column 'fold'; it has 'image', 'tags'") as caught:
         list_tagged(folder / "t.csv", split_column="fold")
-    assert "split_column" in caught.value.remedy
+    assert "--set data.tags.split=COLUMN" in caught.value.remedy
 
 
 def test_a_parquet_table_of_pandas_categories_is_read(folder: Path) -> None:

@@ -63,10 +63,17 @@ class Trial(NamedTuple):
     until: str
 
 
+class Outcome(NamedTuple):
+    """The entries of scores.json of each trial that ran to its end, by run name; the first failure of the others."""
+
+    scores: dict[str, list[dict[str, Any]]]
+    failure: UserError | None
+
+
 def run_trials(
     config: Config, trials: Sequence[Trial], *, workspace: Workspace, study: str, parent: str, parallel: int
-) -> dict[str, list[dict[str, Any]]]:
-    """Runs trials of the pipeline and returns the entries of scores.json of each, by run name.
+) -> Outcome:
+    """Runs trials of the pipeline to their end, each of them whatever becomes of the others.
 
     A trial that was finished before costs no more than looking its stages up. Drivers reserve next to no CPU, or they
     would keep it from the training workers that they wait for.
@@ -75,9 +82,6 @@ def run_trials(
         config: whose setting and recipe all trials share.
         parent: MLflow run that the trials' runs become children of.
         parallel: trials at a time.
-
-    Raises:
-        UserError: a trial failed; the others have run to their end and are kept.
     """
     from ray import tune
 
@@ -103,16 +107,16 @@ def run_trials(
         grid = tuner.fit()
         results = [grid[place] for place in range(len(grid))]
     errors = [result.error for result in results if result.error]
+    failure = None
     if errors:
         known = user_error_in(errors[0])
-        if known:
-            raise known
-        raise UserError(
-            f"{len(errors)} of {len(space)} trials failed; the first: {str(errors[0])[-600:]}",
-            "trials that run to their end",
-            "mend the cause and repeat the command; finished trials and stages are kept",
+        first = known or UserError(str(errors[0])[-600:], "trials that run to their end", "mend the cause")
+        failure = UserError(
+            f"{len(errors)} of {len(space)} trials failed; the first: {first.found}",
+            first.expected,
+            f"{first.remedy}; then repeat the command: finished trials and stages are kept",
         )
     finished = [result.metrics for result in results if result.metrics and "scores" in result.metrics]
-    if len(finished) < len(space):  # Tune takes Ctrl-C for itself and hands back what there is
+    if len(finished) + len(errors) < len(space):  # Tune takes Ctrl-C for itself and hands back what there is
         raise KeyboardInterrupt
-    return {metrics["name"]: metrics["scores"] for metrics in finished}
+    return Outcome({metrics["name"]: metrics["scores"] for metrics in finished}, failure)

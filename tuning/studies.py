@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -12,21 +12,26 @@ from mcis.platform import pipeline
 from mcis.platform.progress import console
 from mcis.platform.runtime import ray_session
 from mcis.platform.settings import Resolved, Values, leaves, resolve
+from mcis.platform.stages.index import listing
 from mcis.platform.tracking import Tracker
 from mcis.platform.workspace import Workspace, fingerprint, write_json, written_aside
-from mcis.tuning.search import Trial, run_trials
+from mcis.tuning.search import Outcome, Trial, run_trials
 from mcis.tuning.tables import (
     COLUMNS,
     PAPER_EFFECT,
     Effect,
+    Meaning,
+    caption,
     effect_picture,
     effect_table,
     headline,
+    meaning,
     related_images_picture,
     related_images_table,
 )
 
 RELATED = tuple(range(6))
+TRAININGS = ("none", "co", "co+contrastive")
 EFFECT_RELATED = (0, 1, 3, 5)
 
 
@@ -40,17 +45,44 @@ def changed_values(resolved: Resolved) -> Values:
     }
 
 
+def _check(resolved: Resolved, trials: Sequence[Trial], place: Workspace, until: str, swept: Sequence[str]) -> None:
+    """What cannot be studied shows before the first trial has trained.
+
+    Raises:
+        UserError: an unknown stage, or one without scores; a value that the study itself sets; no ground truth; or
+            what would end one of the trials.
+    """
+    config = resolved.config
+    stages = pipeline.STAGES[pipeline.STAGES.index("localize") : -1]
+    if until not in stages:
+        raise UserError(f"--until {until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
+    told = sorted(set(changed_values(resolved)) & set(swept))
+    if told:
+        raise UserError(
+            f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
+        )
+    masks = listing(config).table["mask_uri"]
+    if masks.null_count == len(masks):
+        raise UserError(
+            "no image has a ground-truth mask", "masks of some training or val images, for scores", "name their folder"
+        )
+    for trial in trials:
+        resolve(config.setting, config.recipe, trial.values)
+    # Related images and seeds ask for nothing that another trial of the same training does not.
+    for trial in {trial.values.get("classifier.attention"): trial for trial in trials}.values():
+        one = resolve(config.setting, config.recipe, trial.values).config
+        pipeline.check(one, place, trial.name, until=until)
+
+
 @contextlib.contextmanager
 def _study(
-    resolved: Resolved, workspace: Path, name: str, kind: str, swept: Sequence[str], *, verbose: bool
-) -> Iterator[tuple[Workspace, Tracker]]:
+    resolved: Resolved, place: Workspace, name: str, kind: str, swept: Sequence[str], *, verbose: bool
+) -> Iterator[Tracker]:
     """A connected Ray, and the study's MLflow run, which the trials' runs become children of.
 
     It is made first, since it creates MLflow's store before several trials touch it at once.
     """
     config = resolved.config
-    place = Workspace(workspace)
-    pipeline.check(config, place)
     with ray_session(config.compute, verbose=verbose):
         identity = fingerprint(name, kind, changed_values(resolved), config.recipe, config.setting)
         tracker = Tracker(place, place.run(name), name, identity=identity)
@@ -58,7 +90,7 @@ def _study(
         try:
             tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": kind})
             tracker.parameters({key: value for key, value in leaves(config) if key not in swept})
-            yield place, tracker
+            yield tracker
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
@@ -67,14 +99,24 @@ def _study(
             tracker.finish(status)
 
 
-def _keep(figures: Any, name: str, picture: Callable[[Any, Path], None], place: Workspace, tracker: Tracker) -> None:
-    """Writes the study's figures and their picture, and keeps both with its MLflow run."""
-    folder = place.run(name)
-    write_json(folder / "study.json", figures)
-    with written_aside(folder / "study.png") as aside:
-        picture(figures, aside)
-    tracker.artifact(folder / "study.json")
-    tracker.artifact(folder / "study.png")
+def _keep(
+    resolved: Resolved, name: str, kind: str, means: dict[str, Meaning], cells: list[dict[str, Any]], place: Workspace
+) -> tuple[Path, Path]:
+    """Writes a study's figures and what they mean; the file, and where its picture belongs."""
+    config, folder = resolved.config, place.run(name)
+    about = {"study": kind, "setting": config.setting, "recipe": config.recipe, "changed": changed_values(resolved)}
+    write_json(folder / "study.json", {**about, "means": means, "cells": cells})
+    return folder / "study.json", folder / "study.png"
+
+
+def _end(outcome: Outcome, tracker: Tracker, files: Sequence[Path], means: dict[str, Meaning]) -> None:
+    """Keeps a study's files with its MLflow run, says what its columns mean, and raises what went wrong."""
+    for path in files:
+        tracker.artifact(path)
+    console.print(caption(means))
+    console.print(f"table and picture: {files[0]}, {files[1].name} beside it")
+    if outcome.failure:
+        raise outcome.failure
 
 
 def references(
@@ -82,33 +124,44 @@ def references(
 ) -> dict[int, dict[str, float]]:
     """Related images R = 0..5 over one trained classifier (table 7): mIoU in percent by R and column.
 
-    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0 .. NAME-r5.
+    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0 .. NAME-r5. Contrastive features need
+    related images, so that R = 0 is without.
 
     Raises:
-        UserError: a classifier without co-attention, an unknown stage, or a trial that failed.
+        UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
     """
-    if resolved.config.classifier.attention == "none":
-        raise UserError(
-            "the study of related images with classifier.attention=none",
-            "a classifier with co-attention",
-            "set classifier.attention=co or co+contrastive",
+    place, swept = Workspace(workspace), ("localize.related",)
+    alone: Values = {"localize.contrastive": False}
+    trials = {
+        related: Trial(
+            f"{name}-r{related}",
+            {**changed_values(resolved), "localize.related": related, **(alone if not related else {})},
+            until,
         )
-    _known_stage(until)
-    trials = [
-        Trial(f"{name}-r{related}", {**changed_values(resolved), "localize.related": related}, until)
         for related in RELATED
-    ]
-    with _study(resolved, workspace, name, "references", ("localize.related",), verbose=verbose) as (place, tracker):
-        scores = run_trials(
-            resolved.config, trials, workspace=place, study=name, parent=tracker.run_id, parallel=parallel
+    }
+    _check(resolved, list(trials.values()), place, until, swept)
+    with _study(resolved, place, name, "references", swept, verbose=verbose) as tracker:
+        outcome = run_trials(
+            resolved.config,
+            list(trials.values()),
+            workspace=place,
+            study=name,
+            parent=tracker.run_id,
+            parallel=parallel,
         )
-        figures = {related: headline(scores[f"{name}-r{related}"], related) for related in RELATED}
-        _keep({"related_images": figures}, name, lambda _, path: related_images_picture(figures, path), place, tracker)
+        found = {r: outcome.scores[trial.name] for r, trial in trials.items() if trial.name in outcome.scores}
+        figures = {related: headline(scores, related) for related, scores in found.items()}
+        means = meaning([(scores, related) for related, scores in found.items()])
+        cells = [{"related": related, "miou": row} for related, row in figures.items()]
+        files = _keep(resolved, name, "references", means, cells, place)
+        with written_aside(files[1]) as aside:
+            related_images_picture(figures, aside, name, caption(means))
         for related, row in figures.items():
             for column, value in row.items():
                 tracker.metric_at(f"miou.{column.replace(',', '')}", value, related)
-    console.print(related_images_table(figures, f"mIoU % by number of related images, {name}"))
-    console.print(f"table and picture: {place.run(name) / 'study.json'}, study.png beside it")
+        console.print(related_images_table(figures, f"mIoU % by number of related images, {name}"))
+        _end(outcome, tracker, files, means)
     return figures
 
 
@@ -117,6 +170,8 @@ def effect(
     workspace: Path,
     name: str,
     *,
+    trainings: Sequence[str] = TRAININGS,
+    related: Sequence[int] = EFFECT_RELATED,
     seeds: int,
     until: str,
     parallel: int,
@@ -129,47 +184,54 @@ def effect(
     study.png; the trials are the runs NAME-<training>-r<R>-s<seed>.
 
     Args:
+        trainings: values of `classifier.attention`. Without co-attention, related images are for evidence alone; such
+            cells are the control for what they bring without its training.
+        related: numbers R of related images.
         seeds: how many, counted from the configuration's.
 
     Raises:
-        UserError: an unknown stage, or a trial that failed.
+        UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
     """
-    _known_stage(until)
-    config = resolved.config
-    # Evidence needs no co-attention: the training without it is then the control for what related images bring alone.
-    control = EFFECT_RELATED if config.localize.aggregation == "evidence" else (0,)
-    cells = [*itertools.product(("none",), control), *itertools.product(("co", "co+contrastive"), EFFECT_RELATED)]
+    place, swept, config = Workspace(workspace), ("classifier.attention", "localize.related"), resolved.config
+    unknown = sorted(set(trainings) - set(TRAININGS))
+    if unknown or not trainings or not related:
+        raise UserError(f"--training {', '.join(unknown)}", f"some of {', '.join(TRAININGS)}", "choose of them")
+    cells = [
+        (attention, r)
+        for attention, r in itertools.product(trainings, sorted(set(related)))
+        if attention != "none" or r == 0 or config.localize.aggregation == "evidence"
+    ]
     trials = {
-        (attention, related, seed): Trial(
-            f"{name}-{attention.replace('+', '-')}-r{related}-s{seed}",
+        (attention, r, seed): Trial(
+            f"{name}-{attention.replace('+', '-')}-r{r}-s{seed}",
             {
                 **changed_values(resolved),
                 "classifier.attention": attention,
-                "localize.related": related,
+                "localize.related": r,
                 "seed": config.seed + seed,
             },
-            until if (attention, related) in {*PAPER_EFFECT, ("none", 3)} else earlier(until, "pseudo_masks"),
+            until if (attention, r) in {*PAPER_EFFECT, ("none", 3)} else earlier(until, "pseudo_masks"),
         )
         for seed in range(seeds)
-        for attention, related in cells
+        for attention, r in cells
     }
-    for trial in trials.values():  # what does not go together shows before the first of them has trained
-        resolve(config.setting, config.recipe, trial.values)
-    swept = ("classifier.attention", "localize.related", "seed")
-    with _study(resolved, workspace, name, "effect", swept, verbose=verbose) as (place, tracker):
-        scores = run_trials(
-            config,
-            list(trials.values()),
-            workspace=place,
-            study=name,
-            parent=tracker.run_id,
-            parallel=parallel,
+    _check(resolved, list(trials.values()), place, until, swept)
+    with _study(resolved, place, name, "effect", (*swept, "seed"), verbose=verbose) as tracker:
+        outcome = run_trials(
+            config, list(trials.values()), workspace=place, study=name, parent=tracker.run_id, parallel=parallel
         )
-        figures = []
-        for attention, related in cells:
-            rows = [headline(scores[trials[attention, related, seed].name], related) for seed in range(seeds)]
-            figures.append(Effect(attention, related, {c: [row[c] for row in rows] for c in COLUMNS if c in rows[0]}))
-        _keep([cell._asdict() for cell in figures], name, lambda _, path: effect_picture(figures, path), place, tracker)
+        figures, every = [], []
+        for attention, r in cells:
+            names = [trials[attention, r, seed].name for seed in range(seeds)]
+            found = [outcome.scores[each] for each in names if each in outcome.scores]
+            rows = [headline(scores, r) for scores in found]
+            every += [(scores, r) for scores in found]
+            if rows:
+                figures.append(Effect(attention, r, {c: [row[c] for row in rows] for c in COLUMNS if c in rows[0]}))
+        means = meaning(every)
+        files = _keep(resolved, name, "effect", means, [cell._asdict() for cell in figures], place)
+        with written_aside(files[1]) as aside:
+            effect_picture(figures, aside, name, caption(means))
         tracker.metrics(
             {
                 f"miou.{column.replace(',', '')}.{cell.attention.replace('+', '-')}.r{cell.related}": mean(values)
@@ -177,14 +239,9 @@ def effect(
                 for column, values in cell.miou.items()
             }
         )
-    console.print(effect_table(figures, f"mIoU %, mean and deviation over {seeds} seeds, {name}"))
-    console.print(f"table and picture: {place.run(name) / 'study.json'}, study.png beside it")
+        console.print(effect_table(figures, f"mIoU %, mean and deviation over {seeds} seeds, {name}"))
+        _end(outcome, tracker, files, means)
     return figures
-
-
-def _known_stage(until: str) -> None:
-    if until not in pipeline.STAGES:
-        raise UserError(f"--until {until}", f"one of {', '.join(pipeline.STAGES)}", "choose one of them")
 
 
 def earlier(one: str, other: str) -> str:

@@ -95,6 +95,7 @@ def _list(source: str, data: DataConfig, setting: str, classes: tuple[str, ...])
             saliency_column=t.saliency,
             split_column=t.split,
             id_column=t.id,
+            ignore_others=t.ignore_others,
         )
     if source == "single":
         return single_label.list_single_label(

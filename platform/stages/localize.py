@@ -106,7 +106,7 @@ class Embed:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
                 total = self._self_maps(images[place], features[place], row["tags"], kind)
                 first = row["first_map"]
-                overwrite(self.selves, first, total.cpu().numpy().astype(np.float16))
+                overwrite(self.selves, first, total.cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
 
     def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class Relate:
                 evidence = self.bank.evidence(vectors, elsewhere, near[fellows, c:], tag)
                 one = one + localize.evidence * evidence.view(one.shape)
             if self.selves is not None:
-                selves = torch.from_numpy(np.load(self.selves, mmap_mode="r")[number].astype(np.float32))
+                selves = torch.from_numpy(np.load(self.selves, mmap_mode="r")[number].copy())
                 one = ((selves.to(self.device) + released_map(one)) / 5 * 255).round() / 255
             maps.append(one)
         return torch.stack(maps)
@@ -232,6 +232,21 @@ class Merge:
         maps = pa.concat_tables(parts)
         place = [wanted[pair] for pair in zip(maps["image_id"].to_pylist(), maps["class"].to_pylist(), strict=True)]
         return maps.take(np.argsort(place))
+
+
+def check_domain(config: Config, source: NDArray[np.bool_]) -> None:
+    """Whether there are images of the domain that related images are to be of.
+
+    Raises:
+        UserError: there are none.
+    """
+    domain = config.localize.related_from
+    if domain != "both" and not (source == (domain == "source")).any():
+        raise UserError(
+            f"localize.related_from is {domain}, but no tagged training image of setting {config.setting} is of it",
+            "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
+            "set localize.related_from=both, or a setting such as voc+single",
+        )
 
 
 def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_]) -> Relations:
@@ -295,7 +310,7 @@ def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int
     return c + (backbone.textures[1] if config.localize.evidence else 0), h, w
 
 
-def overwrite(path: Path, first: int, values: NDArray[np.float16]) -> None:
+def overwrite(path: Path, first: int, values: NDArray[Any]) -> None:
     """Writes rows `first` .. of an array's file, and on to its disk.
 
     As bytes rather than through a memory map, whose pages neighbours on other nodes would write back as well; and
@@ -310,12 +325,12 @@ def overwrite(path: Path, first: int, values: NDArray[np.float16]) -> None:
         os.fsync(file.fileno())
 
 
-def make_file(path: Path, shape: tuple[int, ...]) -> None:
-    """A memory-mapped file of zeros, float16, with all its room on the disk."""
+def make_file(path: Path, shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> None:
+    """A memory-mapped file of zeros, with all its room on the disk."""
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}")
-        np.lib.format.open_memmap(aside, mode="w+", dtype=np.float16, shape=shape).flush()
+        np.lib.format.open_memmap(aside, mode="w+", dtype=dtype, shape=shape).flush()
         with aside.open("r+b") as file:  # a full disk shows here, not as a fault in some worker's memory
             os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
         aside.rename(path)
@@ -366,9 +381,9 @@ def _map(
     config: Config, worker: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, rows: pa.Table, label: str
 ) -> float:
     """Maps the rows on the GPUs, where they are used, and returns the busy seconds."""
-    gpus = config.compute.workers if worker is not Merge and uses_gpu(config.compute) else 0
+    gpu = worker is not Merge and uses_gpu(config.compute)
     shard_rows = config.compute.shard_rows
-    return map_table(rows, worker, arguments, folder, label=label, shard_rows=shard_rows, gpus=gpus).busy
+    return map_table(rows, worker, arguments, folder, label=label, shard_rows=shard_rows, gpu=gpu).busy
 
 
 def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> float:
@@ -400,7 +415,7 @@ def _in_rounds(
             if _missing(to_embed, folder / "single", config) or _missing(to_relate, folder / "maps", config):
                 if not features.exists():  # then whatever was embedded is of no more use
                     shutil.rmtree(folder / "single", ignore_errors=True)
-                    make_file(features, (len(images), *plan.shape))
+                    make_file(features, (len(images), *plan.shape), np.float16)
                 paths = features, selves
                 busy += _map(config, Embed, (*shared, *paths), folder / "single", to_embed, f"embed{of}")
                 bank = None
@@ -427,7 +442,7 @@ def _start_afresh_unless_it_fits(part: Path, plan: Plan, selves: Path | None, sh
         shutil.rmtree(part)
         write_json(made, plan.classes)
         if selves:
-            make_file(selves, shape)
+            make_file(selves, shape, np.float32)  # the released sum is rounded to 8 bit: one more rounding would show
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:
@@ -447,12 +462,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         return {"busy": _single_round_alone(config, context, rows), "counts": counts, "notes": []}
     source = np.array(rows["domain"].to_pylist()) == "source"
     domain = localize.related_from
-    if domain != "both" and not (source == (domain == "source")).any():
-        raise UserError(
-            f"localize.related_from is {domain}, but no tagged training image of setting {config.setting} is of it",
-            "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
-            "set localize.related_from=both, or a setting such as voc+single",
-        )
+    check_domain(config, source)
     tags = Tags.of_index(rows["tags"], len(names))
     relations = draw_relations(localize, config.seed, tags, source)
     shape = feature_shape(config, context.inputs["train_classifier"], len(names))

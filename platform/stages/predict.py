@@ -1,5 +1,6 @@
 """Stage 6: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,12 @@ class Predict:
         return pa.Table.from_pylist(out, schema=PREDICTIONS_SCHEMA)
 
 
-def predicted_split(config: Config, context: RunContext) -> str:
-    """The split whose images are predicted.
+def predicted_split(config: Config, there: Mapping[str, int]) -> str:
+    """The split whose images are predicted, of those that are there with so many images.
 
     Raises:
         UserError: a split without an image is asked for.
     """
-    there = context.summary("index")["counts"]["images"]
     if config.predict.split == "auto":
         return "val" if there.get("val") else "train"
     if not there.get(config.predict.split):
@@ -65,7 +65,7 @@ def predicted_split(config: Config, context: RunContext) -> str:
 def run(config: Config, context: RunContext) -> dict[str, Any]:
     """Predicts every image of a split, over the configured scales and mirror images."""
     gpu = uses_gpu(config.compute)
-    split = predicted_split(config, context)
+    split = predicted_split(config, context.summary("index")["counts"]["images"])
     rows = split_rows(context, split)
     mapped = map_table(
         rows,
@@ -74,6 +74,6 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         context.part / "predictions",
         label="predict",
         shard_rows=min(config.compute.shard_rows, 32),
-        gpus=config.compute.workers if gpu else 0,
+        gpu=gpu,
     )
     return {"busy": mapped.busy, "split": split, "counts": {"images": len(rows)}}
