@@ -102,6 +102,13 @@ def test_a_recipe_without_weights_offline_says_which_file_to_put_where(
     assert "weights.backbone=PATH" in done.output
 
 
+def test_doctor_looks_at_torchvision_before_anything_else_has() -> None:
+    """In a process of its own: what it looks at has to be made importable first."""
+    look = "from mcis.platform.doctor import _torchvision; print(_torchvision().state)"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
+    assert done.stdout.strip() in ("ok", "note"), done.stderr
+
+
 def test_doctor_looks_at_every_part_and_is_content_here(tmp_path: Path) -> None:
     done = runner.invoke(app, ["doctor", "--workspace", str(tmp_path)], env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output

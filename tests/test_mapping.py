@@ -180,7 +180,10 @@ def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
 import os, sys
 from pathlib import Path
 import pyarrow as pa, ray
+from mcis.datasets.errors import UserError
+from mcis.platform.config import ComputeConfig
 from mcis.platform.mapping import map_table
+from mcis.platform.runtime import uses_gpu
 
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
 out = Path(sys.argv[1])
@@ -192,6 +195,15 @@ def make():
 
 result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)
 assert result.rows == 20
+
+assert uses_gpu(ComputeConfig(workers=2))
+assert not uses_gpu(ComputeConfig(workers=4, gpu=False))
+try:
+    uses_gpu(ComputeConfig(workers=4))
+except UserError as error:
+    assert "2 GPU(s) in the cluster for compute.workers=4" in error.found
+else:
+    raise AssertionError("four workers on two GPUs")
 ray.shutdown()
 """
     )

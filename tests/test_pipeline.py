@@ -339,6 +339,33 @@ def test_a_trained_classifier_that_is_not_there_or_does_not_fit_is_named_before_
         pipeline.check(resolved.config, workspace, "any")
 
 
+@pytest.mark.parametrize(
+    ("values", "stage", "found"),
+    [
+        (("predict.split=test",), "predict", "predict.split is test, which has no image"),
+        (("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "24 of 24 training images"),
+        (("localize.related_from=source",), "localize", "no tagged training image of setting voc is of it"),
+    ],
+)
+def test_images_that_a_stage_asks_for_in_vain_are_named_before_the_run(
+    root: Path, workspace: Workspace, values: tuple[str, ...], stage: str, found: str
+) -> None:
+    config = settings(root, *values).config
+    for until in (None, stage):
+        with pytest.raises(UserError, match=found):
+            pipeline.check(config, workspace, "any", until=until)
+    pipeline.check(config, workspace, "any", until=pipeline.STAGES[pipeline.STAGES.index(stage) - 1])
+
+
+def test_names_and_stages_that_are_none_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
+    config = settings(root).config
+    for wrong, found in (({"until": "masks"}, "--until masks"), ({"start": "mask"}, "--from mask")):
+        with pytest.raises(UserError, match=found):
+            pipeline.check(config, workspace, "any", **wrong)
+    with pytest.raises(UserError, match="run name 'a b'"):
+        pipeline.check(config, workspace, "a b")
+
+
 def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
     root = draw(tmp_path)
     lists = root / "ImageSets/Segmentation"
