@@ -143,7 +143,7 @@ def test_a_column_of_a_study_says_what_it_means(tmp_path: Path) -> None:
     assert (means["pseudo masks"]["images"], means["segmentation, CRF"]["images"]) == (9, 4)
     assert caption(means) == (
         "pseudo masks: train, 9 images, saliency; segmentation, CRF: val, 4 images, scales [1.0] and mirror; "
-        "scores by maps.scale=range"
+        "maps.scale=range; related images by paper"
     )
 
 

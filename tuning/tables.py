@@ -1,5 +1,6 @@
 """Tables of studies, ours beside the paper's, on the terminal and as a picture."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
@@ -64,8 +65,10 @@ def caption(means: Mapping[str, Meaning]) -> str:
     for column, of in means.items():
         how = of["background_cue"] or f"scales {of['scales']}{' and mirror' if of['mirror'] else ''}"
         parts.append(f"{column}: {of['split']}, {of['images']} images, {how}")
-    scale = next((f"; scores by maps.scale={of['map_scale']}" for of in means.values() if of["map_scale"]), "")
-    return "; ".join(parts) + scale
+    for key, words in (("map_scale", "maps.scale={}"), ("aggregation", "related images by {}")):
+        values = [of[key] if isinstance(of[key], list) else [of[key]] for of in means.values()]
+        parts += [words.format(v) for v in dict.fromkeys(itertools.chain(*values)) if v is not None]
+    return "; ".join(parts)
 
 
 def related_images_table(figures: Mapping[int, Mapping[str, float]], title: str) -> Table:
