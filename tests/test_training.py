@@ -246,7 +246,7 @@ def test_workers_and_micro_batches_train_the_same_weights(
     found = trained(tmp_path)
     assert found.keys() == weights.keys()
     for key, value in weights.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-5)
     # What is logged is the whole batch's loss, not a worker's.
     records = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
     assert [r["step"] for r in records] == sorted({10, learner.steps})
@@ -304,7 +304,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     compute = ComputeConfig(workers=2, micro_batch=2, threads=1)
     fit(learner, tmp_path, compute, here.tracker("segmenter"), label="segmenter")
     for key, value in trained(tmp_path).items():
-        torch.testing.assert_close(value, weights[key], rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5)
     (line,) = (tmp_path / STEPS).read_text().splitlines()
     assert json.loads(line)["loss"] == pytest.approx(terms[9]["pixel"], rel=1e-4)
 
