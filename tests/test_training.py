@@ -412,7 +412,7 @@ def check_that_it_went_on(folder: Path, learner: ClassifierLearner) -> None:
     [
         "the worker killed",
         pytest.param("an error", marks=pytest.mark.slow),
-        "a second start",
+        pytest.param("a second start", marks=pytest.mark.slow),
     ],
 )
 def test_a_training_that_was_cut_ends_in_the_same_bits(
