@@ -21,9 +21,10 @@ import machine
 import torch
 
 from mcis.models.losses import pair_losses
-from mcis.platform.optimisers import build_optimiser
-from mcis.platform.settings import resolve
-from mcis.platform.stages.train_classifier import build_classifier, in_float32
+from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.optimizers import build_optimizer
+from mcis.platform.networks.build import build_classifier
+from mcis.platform.stages.train_classifier import in_float32
 
 TARGETS = {"paper": 1.0, "released": 1.25}
 CLASSES = 20
@@ -36,7 +37,7 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
     torch.manual_seed(0)
     model: Any = build_classifier(config, CLASSES)
     model.to(device, memory_format=torch.channels_last)
-    optimiser = build_optimiser(model, config.optimiser)
+    optimizer = build_optimizer(model, config.optimizer)
     generator = torch.Generator().manual_seed(1)
     size = config.input_size
     images_m, images_n = (
@@ -54,14 +55,14 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
         pairs, *selves = (in_float32(scores) for scores in (pairs, *selves))
         terms = [pair_losses(pairs, tags_m, tags_n, reduction=config.loss_reduction)]
         terms += [pair_losses(own, tags_m, tags_m, reduction=config.loss_reduction) for own in selves]
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         torch.stack([value.sum() / batch for each in terms for value in each.values()]).sum().backward()
 
     def timed(count: int) -> float:
         began = time.perf_counter()
         for _ in range(count):
             step()
-            optimiser.step()
+            optimizer.step()
         if device.type == "cuda":
             torch.cuda.synchronize()
         return (time.perf_counter() - began) / count

@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 
 from mcis.datasets.decode import decode_shape
 from mcis.platform import pipeline
-from mcis.platform.runtime import ray_session
-from mcis.platform.settings import resolve
-from mcis.platform.workspace import Workspace
+from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.workspace import Workspace
 
 
 def bare(paths: list[str]) -> float:

@@ -1,6 +1,6 @@
 """The classifier and its maps as the equations stand: what the project's forms are measured against.
 
-Each image of a pair is embedded by a backbone pass of its own, P and both of its normalisations are laid out, and
+Each image of a pair is embedded by a backbone pass of its own, P and both of its normalizations are laid out, and
 co-attentive and contrastive features have all C channels.
 """
 

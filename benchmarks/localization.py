@@ -21,14 +21,15 @@ import torch
 
 from mcis.datasets.images import read_rgb
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import normalise, to_unit
+from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform
-from mcis.models.localization import normalise_maps, released_map, resize_maps
-from mcis.platform.config import Config
-from mcis.platform.settings import resolve
+from mcis.models.localization import normalize_maps, released_map, resize_maps
+from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, save
+from mcis.platform.runs.relations import draw_relations
 from mcis.platform.stages import localize
-from mcis.platform.stages.train_classifier import build_classifier
-from mcis.platform.training import WEIGHTS, save
 
 TARGETS = {"paper": 7.0, "released": 2.2}
 MOST_APART = 5e-3  # with float16 features
@@ -52,7 +53,7 @@ def table(paths: list[str]) -> tuple[pa.Table, Tags]:
 def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) -> tuple[float, list[torch.Tensor]]:
     """Seconds, and the maps."""
     everyone, nowhere = np.arange(len(rows)), np.zeros(len(rows), bool)
-    relations = localize.draw_relations(config.localize, config.seed, tags, nowhere)
+    relations = draw_relations(config.localize, config.seed, tags, nowhere)
     features, selves = folder / "features.npy", folder / "selves.npy"
     shape = localize.feature_shape(config, folder, CLASSES)
     localize.make_file(features, (len(rows), *shape), np.float16)
@@ -73,10 +74,10 @@ def pair_by_pair(
     config: Config, model: CoAttentionClassifier, rows: pa.Table, tags: Tags, device: torch.device
 ) -> tuple[float, list[torch.Tensor]]:
     """Seconds, and the maps."""
-    relations = localize.draw_relations(config.localize, config.seed, tags, np.zeros(len(rows), bool))
+    relations = draw_relations(config.localize, config.seed, tags, np.zeros(len(rows), bool))
     size, uris, maps = config.classifier.input_size, rows["uri"].to_pylist(), []
     # Decoded beforehand, so that opening an image for every pair does not count.
-    images = [normalise(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris]
+    images = [normalize(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris]
     began = time.perf_counter()
     for position, own in enumerate(rows["tags"].to_pylist()):
         image = images[position]
@@ -127,7 +128,7 @@ def main() -> None:
                 seconds, expected = pair_by_pair(config, model, rows, tags, device)
                 found["pairs"].append(seconds)
             # Released maps are in [0, 1] as they are, in steps of 1 / 255.
-            scaled = normalise_maps if recipe == "paper" else torch.clone
+            scaled = normalize_maps if recipe == "paper" else torch.clone
             apart = max(float((scaled(a) - scaled(b)).abs().max()) for a, b in zip(maps, expected, strict=True))
             if apart >= MOST_APART:
                 raise SystemExit(f"{recipe}: maps in [0, 1] differ by {apart:.1e}, more than {MOST_APART:g}")

@@ -24,12 +24,16 @@ from mcis.datasets.index import verify
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import Share
 from mcis.datasets.tags import Tags
-from mcis.platform.config import Config
-from mcis.platform.demo import demo_settings
-from mcis.platform.optimisers import build_optimiser, learning_rate
-from mcis.platform.stages import evaluate, index, localize, predict, pseudo_masks, train_classifier, train_segmenter
-from mcis.platform.training import WEIGHTS, Learner
-from mcis.platform.workspace import write_table
+from mcis.platform.commands.demo import demo_settings
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.optimizers import build_optimizer, learning_rate
+from mcis.platform.engine.training import Learner
+from mcis.platform.networks.build import load_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.runs.listing import listing
+from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.workspace import write_table
+from mcis.platform.stages import evaluate, localize, predict, pseudo_masks, train_classifier, train_segmenter
 
 TARGET = 1.3
 
@@ -39,20 +43,20 @@ def train(learner: Learner, folder: Path) -> None:
     folder.mkdir()
     torch.manual_seed(learner.seed)
     model = learner.model()
-    optimiser = build_optimiser(model, learner.optimiser)
+    optimizer = build_optimizer(model, learner.optimizer)
     decode = learner.decoder(Share(0, 1, 0, learner.steps))
     for step in range(learner.steps):
         batch = decode({"id": np.array([step])})
         factor = learning_rate(
-            learner.optimiser, step, steps=learner.schedule_steps, epoch=int(step / learner.epoch_steps)
+            learner.optimizer, step, steps=learner.schedule_steps, epoch=int(step / learner.epoch_steps)
         )
-        for group in optimiser.param_groups:
-            group["lr"] = learner.optimiser.learning_rate * factor * group["factor"]
+        for group in optimizer.param_groups:
+            group["lr"] = learner.optimizer.learning_rate * factor * group["factor"]
         terms = learner.losses(model, batch, step, torch.device("cpu"))
         loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
     torch.save(model.state_dict(), folder / WEIGHTS)
 
 
@@ -67,7 +71,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
         began = time.perf_counter()
 
     torch.set_num_threads(machine.cores())
-    found = index.listing(config)
+    found = listing(config)
     classes = len(found.classes)
     rows = verify(found.table, min_side=config.data.min_side)
     train_rows, val_rows = (rows.filter(pc.equal(rows["split"], s)) for s in ("train", "val"))
@@ -87,7 +91,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     )
     lap("train_classifier")
     features, nowhere = folder / "features.npy", np.zeros(len(train_rows), bool)
-    relations = localize.draw_relations(config.localize, config.seed, tags, nowhere)
+    relations = draw_relations(config.localize, config.seed, tags, nowhere)
     everyone = np.arange(len(train_rows))
     shape = localize.feature_shape(config, folder / "classifier", classes)
     localize.make_file(features, (len(train_rows), *shape), np.float16)
@@ -109,7 +113,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
         image_ids=train_rows["image_id"].to_pylist(),
         uris=uris,
         masks=Shards(folder / "masks"),
-        start=train_classifier.load_classifier(config, folder / "classifier", classes).backbone.state_dict(),
+        start=load_classifier(config, folder / "classifier", classes).backbone.state_dict(),
         pretrained=None,
     )
     train(learner, folder / "segmenter")

@@ -21,10 +21,10 @@ from stream import tags_of
 
 from mcis.datasets.images import MakeSquares, Squares
 from mcis.datasets.stream import Batch, Share, batches
-from mcis.platform.optimisers import build_optimiser
-from mcis.platform.settings import resolve
+from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.optimizers import build_optimizer
+from mcis.platform.runs.workspace import write_table
 from mcis.platform.stages.train_classifier import ClassifierLearner
-from mcis.platform.workspace import write_table
 
 TARGET = 0.95
 
@@ -35,16 +35,16 @@ def train(learner: ClassifierLearner, stream: Iterator[Batch], steps: int) -> fl
     torch.manual_seed(0)
     model: Any = learner.model()
     model.to(device, memory_format=torch.channels_last)
-    optimiser = build_optimiser(model, learner.optimiser)
+    optimizer = build_optimizer(model, learner.optimizer)
     began, images = 0.0, 0
     for step in range(steps):
         if step == steps // 4:  # by then both sides have their buffers
             began, images = time.perf_counter(), 0
         batch = next(stream)
         loss = torch.stack(list(learner.losses(model, batch, step, device).values())).sum() / learner.count(batch)
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        optimiser.step()
+        optimizer.step()
         images += 2 * len(batch["m"])
     if device.type == "cuda":
         torch.cuda.synchronize()

@@ -25,9 +25,9 @@ from mcis.datasets.images import MakeSquares, Squares
 from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import PairDecoder, Share, batches
 from mcis.datasets.tags import Tags
-from mcis.platform.config import ComputeConfig
-from mcis.platform.runtime import ray_session
-from mcis.platform.workspace import write_table
+from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.workspace import write_table
 
 SIZE, BATCH, CLASSES = 256, 8, 20
 SKIPPED = 20  # batches before the clock starts, so that what was prepared beforehand counts for neither side

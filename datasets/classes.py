@@ -1,4 +1,4 @@
-"""Class names, their labels in masks and their colours: what a class index k means everywhere in the project.
+"""Class names, their labels in masks and their colors: what a class index k means everywhere in the project.
 
 Two numberings meet here. A *class index* k in 0..K-1 counts the tagged classes (lists of tags, channels of a
 classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for class index k, IGNORE where nobody knows.
@@ -27,18 +27,18 @@ VOC_CLASSES = (
 
 
 def palette() -> np.ndarray:
-    """The colour of each label, (256, 3) uint8 RGB: PASCAL VOC's colour map.
+    """The color of each label, (256, 3) uint8 RGB: PASCAL VOC's color map.
 
     Label bits 0, 3, 6 fill red from its highest bit down, bits 1, 4, 7 green, bits 2, 5 blue (VOCcolormap of the VOC
-    development kit), so near labels get far colours: background is black, IGNORE is (224, 224, 192).
+    development kit), so near labels get far colors: background is black, IGNORE is (224, 224, 192).
     """
     labels = np.arange(256)
-    colours = np.zeros((256, 3), np.uint8)
+    colors = np.zeros((256, 3), np.uint8)
     for channel in range(3):
         for step in range(8):
             bit = 3 * step + channel
-            colours[:, channel] |= (((labels >> bit) & 1) << (7 - step)).astype(np.uint8)
-    return colours
+            colors[:, channel] |= (((labels >> bit) & 1) << (7 - step)).astype(np.uint8)
+    return colors
 
 
 def read_classes(path: Path | str) -> tuple[str, ...]:

@@ -48,8 +48,8 @@ _UPRIGHT = {
 """EXIF orientation -> what turns the picture upright (EXIF 2.32, tag 0x0112; 1 and unknown values: as it is)."""
 _ORIENTATION = 0x0112
 
-_GREY_TOLERANCE = 8
-"""Largest difference between channels, of 255, that still counts as grey: JPEG moves them by a few."""
+_GRAY_TOLERANCE = 8
+"""Largest difference between channels, of 255, that still counts as gray: JPEG moves them by a few."""
 
 
 class RejectedImage(ValueError):
@@ -79,8 +79,8 @@ def one_line(text: str) -> str:
 def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a picture -> (H, W, 3) uint8 RGB, as a person would see it.
 
-    EXIF orientation is applied. Of an animation, the first frame. Grey, palette and CMYK become RGB (CMYK by the plain
-    formula; embedded colour profiles are not applied). 16 bits a channel are scaled to 8, not clipped. Transparency is
+    EXIF orientation is applied. Of an animation, the first frame. Gray, palette and CMYK become RGB (CMYK by the plain
+    formula; embedded color profiles are not applied). 16 bits a channel are scaled to 8, not clipped. Transparency is
     laid on white, the page that such pictures are drawn for.
 
     Args:
@@ -128,19 +128,19 @@ def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray
 
 
 def decode_labels(data: bytes) -> np.ndarray:
-    """Bytes of a mask -> (H, W) uint8 labels: the indices of a palette PNG or the values of an 8-bit grey one.
+    """Bytes of a mask -> (H, W) uint8 labels: the indices of a palette PNG or the values of an 8-bit gray one.
 
-    Colours are never looked at. EXIF orientation is not applied: indices are stored as they lie on the image.
+    Colors are never looked at. EXIF orientation is not applied: indices are stored as they lie on the image.
 
     Raises:
-        RejectedImage: not a PNG, damaged, or of a kind whose values are no labels: colour, alpha, 16 bits; grey of
+        RejectedImage: not a PNG, damaged, or of a kind whose values are no labels: color, alpha, 16 bits; gray of
             fewer than 8 bits too, because writers disagree whether its 1 means 1 or white.
     """
     with _opened(data, ("PNG",), 1, MAX_PIXELS) as image:
         bits = data[24]  # the IHDR chunk comes first in every PNG, with the bit depth in this byte
         if image.mode != "P" and (image.mode, bits) != ("L", 8):
             found = f"unsupported: a mask of mode {image.mode} with {bits} bits a channel"
-            raise RejectedImage(f"{found}; labels are read from palette or 8-bit grey PNG")
+            raise RejectedImage(f"{found}; labels are read from palette or 8-bit gray PNG")
         return np.array(image)
 
 
@@ -184,29 +184,29 @@ def decode_mask(data: bytes) -> np.ndarray:
 def decode_saliency(data: bytes) -> np.ndarray:
     """Bytes of a saliency map -> (H, W) uint8: 0 is background, 255 certainly an object.
 
-    Grey of 1, 8 or 16 bits; palette and RGB too where every colour is grey.
+    Gray of 1, 8 or 16 bits; palette and RGB too where every color is gray.
 
     Raises:
-        RejectedImage: not an image, damaged, or holding colour or transparency, whose brightness would mean nothing.
+        RejectedImage: not an image, damaged, or holding color or transparency, whose brightness would mean nothing.
     """
     with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
         if image.has_transparency_data:
             raise RejectedImage(
-                f"unsupported: a saliency map with transparency (mode {image.mode}); expected plain grey"
+                f"unsupported: a saliency map with transparency (mode {image.mode}); expected plain gray"
             )
         if image.mode == "L":
             return np.array(image)
         rgb = _rgb(image)
         spread = int(np.ptp(rgb, axis=-1).max())
-        if spread > _GREY_TOLERANCE:
+        if spread > _GRAY_TOLERANCE:
             raise RejectedImage(
-                f"unsupported: a saliency map in colour, channels differ by {spread}; expected plain grey"
+                f"unsupported: a saliency map in color, channels differ by {spread}; expected plain gray"
             )
         return rgb[..., 1].copy()
 
 
 def encode_labels(labels: np.ndarray) -> bytes:
-    """Labels (H, W) uint8 -> a palette PNG in PASCAL's colours; `decode_labels` gives the same array back.
+    """Labels (H, W) uint8 -> a palette PNG in PASCAL's colors; `decode_labels` gives the same array back.
 
     Run-length matching: masks are flat, so it takes the time of zlib's fastest level, less than half that of
     level 6, for up to a quarter more bytes.
@@ -257,7 +257,7 @@ def _rejecting() -> Iterator[None]:
 
 
 def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Image.Image:
-    """Recognises the format and checks the size that the header claims."""
+    """Recognizes the format and checks the size that the header claims."""
     start = bytes(stream.getbuffer()[:24])
     if not start:
         raise RejectedImage("empty: 0 bytes")
@@ -294,14 +294,14 @@ def _rgb(image: Image.Image) -> np.ndarray:
 
 
 def _eight_bits(image: Image.Image) -> np.ndarray:
-    """Grey of 16 bits, 0..65535, -> (H, W) uint8, 0..255 to the nearest; a transparent value is white."""
+    """Gray of 16 bits, 0..65535, -> (H, W) uint8, 0..255 to the nearest; a transparent value is white."""
     values = np.asarray(image).astype(np.int64)
     low, high = int(values.min()), int(values.max())
     if low < 0 or high > 65535:
         raise RejectedImage(f"unsupported: integer pixels from {low} to {high}; expected 0..65535")
-    grey = ((values + 128) // 257).astype(np.uint8)
+    gray = ((values + 128) // 257).astype(np.uint8)
     transparent = image.info.get("transparency")
-    return grey if transparent is None else np.where(values == transparent, np.uint8(255), grey)
+    return gray if transparent is None else np.where(values == transparent, np.uint8(255), gray)
 
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:

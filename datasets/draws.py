@@ -1,7 +1,7 @@
 """Random numbers that depend on nothing but their names: (seed, epoch, image, purpose) -> a number, or an order.
 
 Scheduling, worker count and restarts change nothing of what is drawn, because there is no generator with a state that
-somebody could have advanced. The mixing function is SplitMix64 (Steele et al., OOPSLA 2014), vectorised.
+somebody could have advanced. The mixing function is SplitMix64 (Steele et al., OOPSLA 2014), vectorized.
 """
 
 import math

@@ -3,7 +3,7 @@
 A worker asks for its own rows: of batch t it takes every world-th pair, beginning at its rank. The whole batch is the
 same for any number of workers, and a stream that starts at step s continues as if it had never stopped. Rows are
 drawn, files opened and decoded in threads of the worker's process, or in Ray Data tasks on any CPU of the cluster; both
-deliver the same batches. uint8 crosses the wire and everything else (normalisation, jitter, flips) happens on the
+deliver the same batches. uint8 crosses the wire and everything else (normalization, jitter, flips) happens on the
 device.
 """
 
@@ -27,7 +27,7 @@ Place = Literal["threads", "tasks"]
 _ROWS_A_BLOCK = 64
 _CROP_M, _CROP_N = 8, 9
 _AHEAD = 4
-_PADDING = (124, 116, 104)  # ImageNet's mean colour
+_PADDING = (124, 116, 104)  # ImageNet's mean color
 
 
 class Share(NamedTuple):
@@ -55,7 +55,7 @@ def random_crop(
     """A training crop of an image (H, W, 3) and its labels (H, W): scaled, mirrored, padded where it is too small.
 
     Args:
-        size: side of the crop, pixels. Padding has ImageNet's mean colour and label 255, which teaches nothing.
+        size: side of the crop, pixels. Padding has ImageNet's mean color and label 255, which teaches nothing.
         scales: factors, one of which is drawn; bilinear for the image, nearest for the labels.
         draws: four numbers in [0, 1): scale, mirror, top, left.
 
@@ -180,7 +180,7 @@ class _Windows:
         context.raise_original_map_exception = True  # else what `decode` raises arrives as text alone
 
     def window(self, first: int, last: int) -> Any:
-        """Steps first .. last - 1 as a materialised data set."""
+        """Steps first .. last - 1 as a materialized data set."""
         import ray.data
 
         decode = self.decode

@@ -31,7 +31,7 @@ class Augmentation:
     DRAWS: ClassVar[int] = 7
 
 
-def colour_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:
+def color_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:
     """Brightness, contrast, saturation, then hue of RGB images (B, 3, H, W) in [0, 1]; draws (B, 4).
 
     Hue is turned in the YIQ plane, which keeps brightness.
@@ -47,8 +47,8 @@ def colour_jitter(images: Tensor, strength: tuple[float, float, float, float], d
         mean = (images * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
         images = (images - mean) * factor(1) + mean
     if strength[2]:
-        grey = (images * luma).sum(1, keepdim=True)
-        images = (images - grey) * factor(2) + grey
+        gray = (images * luma).sum(1, keepdim=True)
+        images = (images - gray) * factor(2) + gray
     if strength[3]:
         images = _turn_hue(images, 2 * torch.pi * strength[3] * (2 * draws[:, 3] - 1))
     return images.clamp(0, 1)
@@ -65,7 +65,7 @@ def _turn_hue(images: Tensor, angle: Tensor) -> Tensor:
 def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor:
     """RGB images (B, 3, H, W) in [0, 1] -> augmented ones of the same size; draws (B, Augmentation.DRAWS)."""
     if any(augmentation.jitter):
-        images = colour_jitter(images, augmentation.jitter, draws[:, :4])
+        images = color_jitter(images, augmentation.jitter, draws[:, :4])
     if augmentation.flip:
         images = torch.where((draws[:, 4] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
     if augmentation.shift:

@@ -1,4 +1,4 @@
-"""Backbones: images (B, 3, H, W), ImageNet-normalised -> features (B, C, H / stride, W / stride).
+"""Backbones: images (B, 3, H, W), ImageNet-normalized -> features (B, C, H / stride, W / stride).
 
 Every backbone is fully convolutional and has no statistics of the batch in it (frozen batch norm, or no norm at
 all), so that one image's features do not depend on its company or on the number of workers.
@@ -24,7 +24,7 @@ def to_unit(images: Tensor) -> Tensor:
     return images.permute(0, 3, 1, 2).float() / 255
 
 
-def normalise(images: Tensor) -> Tensor:
+def normalize(images: Tensor) -> Tensor:
     """RGB (B, 3, H, W) in [0, 1] -> the same with ImageNet's mean 0 and deviation 1."""
     return (images - images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)) / images.new_tensor(IMAGENET_STD).view(
         1, 3, 1, 1
@@ -77,7 +77,7 @@ class Backbone(nn.Module):
 def small(*, channels: int = 96, stride: int = 8) -> Backbone:
     """Five 3x3 convolutions with ReLU between them, 0.2 million weights: trains from scratch on a CPU.
 
-    Without normalisation layers: group norm over an image's own positions takes away how much of a pattern there is,
+    Without normalization layers: group norm over an image's own positions takes away how much of a pattern there is,
     which is what global average pooling has to tell a small head by. Without a last ReLU: features of both signs tell
     positions apart by their cosine, which an affinity between features that are all positive hardly does.
 
@@ -262,7 +262,7 @@ def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
 def load_pretrained(backbone: Backbone, path: Path) -> None:
     """Loads torchvision's ImageNet weights (a `state_dict` file) into `backbone`, in place.
 
-    The classification layers of the file are not used, and the backbone's `new_layers` stay as initialised.
+    The classification layers of the file are not used, and the backbone's `new_layers` stay as initialized.
 
     Raises:
         UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the

@@ -203,10 +203,10 @@ class CoAttentionClassifier(nn.Module):
         """Scores of the pairs, and of each self pair (m, tau m), from one backbone pass over both images of a pair.
 
         Args:
-            images_m, images_n: (B, 3, H, W), normalised.
+            images_m, images_n: (B, 3, H, W), normalized.
             self_transforms: names out of SELF_TRANSFORMS; without contrastive terms, m's features are shared.
             kind: (B,), where there are three W_P.
-            plain_m: m without colour jitter, of which tau(m) is made (RECIPE); None = images_m.
+            plain_m: m without color jitter, of which tau(m) is made (RECIPE); None = images_m.
         """
         f_m, f_n = self.backbone(torch.cat([images_m, images_n])).chunk(2)
         pairs = self.pair_scores(f_m, f_n, kind)

@@ -1,4 +1,4 @@
-"""Co-attention between two images: affinity, both normalisations, attention summaries, contrast (Eq. 2-4, 7-9).
+"""Co-attention between two images: affinity, both normalizations, attention summaries, contrast (Eq. 2-4, 7-9).
 
 Plain functions on tensors. m and n may differ in spatial size. Names follow section 3.1: F_m, F_n (B, C, H, W), W_P
 (C, C), P (B, HW_m, HW_n). What is summarised, `values` (B, V, H, W), are the features themselves or anything linear
@@ -39,7 +39,7 @@ def affinity(f_m: Tensor, f_n: Tensor, w_p: Tensor, *, form: AffinityForm = "bil
 
 
 def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
-    """Attention summaries of each image in the light of the other (Eq. 3, 4), from one affinity normalised both ways.
+    """Attention summaries of each image in the light of the other (Eq. 3, 4), from one affinity normalized both ways.
 
     Row i of softmax(P, over n) weighs the positions of n for position i of m: F_m^{m∩n} = F_n A_n; and the transpose.
     """

@@ -12,7 +12,7 @@ class CrfParameters(NamedTuple):
     Attributes:
         iterations: mean-field steps.
         position_std: standard deviation of the smoothness kernel, pixels; `position_weight` its compatibility.
-        bilateral_std: spatial deviation of the appearance kernel, pixels; `colour_std` its deviation in RGB levels;
+        bilateral_std: spatial deviation of the appearance kernel, pixels; `color_std` its deviation in RGB levels;
             `bilateral_weight` its compatibility.
         floor: smallest probability before the logarithm.
     """
@@ -21,7 +21,7 @@ class CrfParameters(NamedTuple):
     position_std: float = 3.0
     position_weight: float = 1.0
     bilateral_std: float = 80.0
-    colour_std: float = 4.0
+    color_std: float = 4.0
     bilateral_weight: float = 3.0
     floor: float = 1e-4
 
@@ -41,7 +41,7 @@ def dense_crf(
     crf.addPairwiseGaussian(sxy=parameters.position_std, compat=parameters.position_weight)
     crf.addPairwiseBilateral(
         sxy=parameters.bilateral_std,
-        srgb=parameters.colour_std,
+        srgb=parameters.color_std,
         rgbim=np.array(rgb, order="C"),  # a copy: pydensecrf refuses read-only arrays
         compat=parameters.bilateral_weight,
     )

@@ -68,7 +68,7 @@ def multi_round(
         weight, bias: the class's row of the layer for co-attentive features, (C,) and ().
 
     Returns:
-        L_{n,k} position by position, (HW,), before clipping and normalising.
+        L_{n,k} position by position, (HW,), before clipping and normalizing.
     """
     mean = torch.stack(list(_attended(query, related, weight, form))).mean(dim=0)
     return mean if bias is None else mean + bias
@@ -96,14 +96,14 @@ def contrastive_round(
         bias: that bias, ().
 
     Returns:
-        (HW,), before clipping and normalising.
+        (HW,), before clipping and normalizing.
     """
     gate = torch.stack(list(_attended(query, others, w_b, form)))[:, None]
     mean = unshared(values, gate).mean(dim=0)[0]
     return mean if bias is None else mean + bias
 
 
-def normalise_maps(maps: Tensor) -> Tensor:
+def normalize_maps(maps: Tensor) -> Tensor:
     """Clips maps (..., H, W) at 0 and divides each by its maximum -> [0, 1]; a map without a positive value is 0."""
     positive = maps.clamp(min=0)
     return positive / positive.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
@@ -119,7 +119,7 @@ def _signed_logarithm(maps: Tensor) -> Tensor:
 
 
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {
-    "maximum": normalise_maps,
+    "maximum": normalize_maps,
     "range": _whole_range,
     "logarithm": _signed_logarithm,
 }
@@ -128,7 +128,7 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
 def scale_maps(maps: Tensor, scale: str) -> Tensor:
     """Activation maps (..., H, W) -> scores in [0, 1] that tags compete with.
 
-    `maximum`: each map is clipped at 0 and divided by its maximum (RECIPE). `range`: each is min-max normalised whole,
+    `maximum`: each map is clipped at 0 and divided by its maximum (RECIPE). `range`: each is min-max normalized whole,
     so that evidence against a class still orders positions: where no class is seen, the least unlikely wins.
     `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped, is one scale for all maps, so that what the class layer is
     surer of wins over what is merely an image's strongest; 0 becomes 0.5, and up to +-1,095 activations stay apart.
@@ -142,9 +142,9 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
 
 
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
-    """One map of the released sum: clipped and normalised, or zero where the sigmoid of its mean is not above 0.1."""
+    """One map of the released sum: clipped and normalized, or zero where the sigmoid of its mean is not above 0.1."""
     keep = always or bool(torch.sigmoid(activation.mean()) > 0.1)
-    return normalise_maps(activation) * keep
+    return normalize_maps(activation) * keep
 
 
 def resize_maps(maps: Tensor, height: int, width: int) -> Tensor:

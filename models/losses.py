@@ -52,6 +52,6 @@ def pair_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, *, reduction
 
 
 def pixel_ce(logits: Tensor, labels: Tensor, *, ignore: int = 255) -> tuple[Tensor, Tensor]:
-    """Cross entropy over the labelled pixels: logits (B, K + 1, H, W), labels (B, H, W) -> (sum, number of pixels)."""
+    """Cross entropy over the labeled pixels: logits (B, K + 1, H, W), labels (B, H, W) -> (sum, number of pixels)."""
     total = functional.cross_entropy(logits, labels.long(), ignore_index=ignore, reduction="sum")
     return total, (labels != ignore).sum().to(torch.float32)

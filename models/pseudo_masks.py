@@ -44,7 +44,7 @@ def from_saliency(
     Args:
         maps: (T, H, W) in [0, 1], one a tag. tags: (T,) class indices.
         saliency: (H, W), 0..255, class-agnostic.
-        stretch: each map is min-max normalised first; without, maps compete as they are.
+        stretch: each map is min-max normalized first; without, maps compete as they are.
         level: saliency, of 255, from which background never wins and under which it always does; None = they compete.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from mcis.platform.index_commands import index_app
-from mcis.platform.options import (
+from mcis.platform.commands.index import index_app
+from mcis.platform.commands.options import (
     DEFAULT_WORKSPACE,
     Assignments,
     From,
@@ -68,7 +68,7 @@ def run(
     A second call with the same name computes only what is missing or changed.
     """
     with plain_errors(verbose):
-        from mcis.platform.settings import resolve
+        from mcis.platform.config.resolve import resolve
 
         options = data_options(voc=voc, single=single, web=web, lid=lid, tags=tags)
         resolved = resolve(setting, recipe, options, assignments or [])
@@ -84,16 +84,16 @@ def demo(
 ) -> None:
     """The whole journey on an embedded data set, drawn on the spot: masks that no one drew, in a few minutes."""
     with plain_errors(verbose):
-        from mcis.platform.demo import demo_settings
+        from mcis.platform.commands.demo import demo_settings
 
         _journey(demo_settings(workspace, assignments or []), workspace, name, verbose=verbose)
 
 
 def _journey(resolved: Any, workspace: Path, name: str, *, verbose: bool, **options: Any) -> None:
     from mcis.platform import pipeline
-    from mcis.platform.runtime import ray_session
-    from mcis.platform.terminal import show_result
-    from mcis.platform.workspace import Workspace
+    from mcis.platform.commands.terminal import show_result
+    from mcis.platform.engine.runtime import ray_session
+    from mcis.platform.runs.workspace import Workspace
 
     place = Workspace(workspace)
     pipeline.check(resolved.config, place, name, until=options.get("until"), start=options.get("start"))
@@ -115,8 +115,8 @@ def config_show(
 ) -> None:
     """Every key with its value, where the value comes from, and what it means."""
     with plain_errors():
-        from mcis.platform.settings import resolve
-        from mcis.platform.terminal import show_config
+        from mcis.platform.commands.terminal import show_config
+        from mcis.platform.config.resolve import resolve
 
         options = data_options(voc=voc, single=single, web=web, lid=lid, tags=tags)
         show_config(resolve(setting, recipe, options, assignments or []))
@@ -144,7 +144,7 @@ def study_references(
 ) -> None:
     """The number of related images, 0 to 5, over one trained classifier, as Ray Tune trials (table 7 of the paper)."""
     with plain_errors(verbose):
-        from mcis.platform.settings import resolve
+        from mcis.platform.config.resolve import resolve
         from mcis.tuning.studies import references
 
         options = data_options(voc=voc, single=single, web=web, lid=lid, tags=tags)
@@ -181,7 +181,7 @@ def study_effect(
 ) -> None:
     """Training with neither, one or both co-attentions, times related images, over seeds (tables 5 and 6)."""
     with plain_errors(verbose):
-        from mcis.platform.settings import resolve
+        from mcis.platform.config.resolve import resolve
         from mcis.tuning.studies import EFFECT_RELATED, TRAININGS, effect
 
         options = data_options(voc=voc, single=single, web=web, lid=lid, tags=tags)
@@ -200,9 +200,9 @@ def import_weights(
     """Convert a released classifier; use it by --recipe released --set weights.classifier=FILE."""
     with plain_errors():
         from mcis.models.released import read_released
-        from mcis.platform.settings import resolve
+        from mcis.platform.config.resolve import resolve
+        from mcis.platform.networks.checkpoints import save
         from mcis.platform.stages.train_classifier import described
-        from mcis.platform.training import save
 
         state = read_released(file)
         about = described(resolve("voc", "released").config.classifier, ())
@@ -222,10 +222,10 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder for the pictures.")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
-    """PNG files of a run: localization maps with colour overlays, pseudo masks, or predictions, by image id."""
+    """PNG files of a run: localization maps with color overlays, pseudo masks, or predictions, by image id."""
     with plain_errors():
-        from mcis.platform.export import export as write
-        from mcis.platform.workspace import Workspace
+        from mcis.platform.reporting.export import export as write
+        from mcis.platform.runs.workspace import Workspace
 
         typer.echo(f"{write(Workspace(workspace), name, what, out)} pictures below {out}")
 
@@ -233,8 +233,8 @@ def export(
 @app.command()
 def doctor(workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
     """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
-    from mcis.platform.doctor import checks
-    from mcis.platform.terminal import show_checks
+    from mcis.platform.commands.doctor import checks
+    from mcis.platform.commands.terminal import show_checks
 
     found = checks(workspace.expanduser())
     show_checks(found)
@@ -249,8 +249,8 @@ def ui(
 ) -> None:
     """The MLflow UI on the workspace's store, on loopback."""
     with plain_errors():
-        from mcis.platform.tracking import tracking_uri
-        from mcis.platform.workspace import Workspace
+        from mcis.platform.runs.tracking import tracking_uri
+        from mcis.platform.runs.workspace import Workspace
 
         place = Workspace(workspace)
         uri = tracking_uri(place)

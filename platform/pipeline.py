@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config import Config, Section, WeightsConfig
-from mcis.platform.context import SUMMARY, RunContext
-from mcis.platform.progress import console
-from mcis.platform.settings import Resolved, leaves
-from mcis.platform.tracking import Tracker
-from mcis.platform.workspace import Workspace, disk_errors, fingerprint, read_json, write_json
+from mcis.platform.config.resolve import Resolved, leaves
+from mcis.platform.config.sections import Config, Section, WeightsConfig
+from mcis.platform.runs.context import SUMMARY, RunContext
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.workspace import Workspace, disk_errors, fingerprint, read_json, write_json
 
 
 class Stage(NamedTuple):
@@ -77,7 +77,7 @@ def check(
     Raises:
         UserError: the first such problem, before a Ray is started for it.
     """
-    from mcis.platform.stages.index import listing
+    from mcis.platform.runs.listing import listing
 
     _check_stage("--until", until)
     _check_stage("--from", start)
@@ -89,8 +89,9 @@ def check(
     if config.weights == WeightsConfig() or last == 0:
         return
     from mcis.models.backbones import load_pretrained
-    from mcis.platform.stages.train_classifier import build_backbone, taken_over
-    from mcis.platform.weights import classifier_weights, segmenter_weights, trained_classifier
+    from mcis.platform.networks.build import build_backbone
+    from mcis.platform.networks.pretrained import classifier_weights, segmenter_weights, trained_classifier
+    from mcis.platform.stages.train_classifier import taken_over
 
     if trained := trained_classifier(config):
         taken_over(config, trained, found.classes)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mcis.datasets import synthetic
+from mcis.datasets.synthetic import devkit as synthetic
 
 PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
 

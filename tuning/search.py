@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config import Config
-from mcis.platform.progress import Bar, bar
-from mcis.platform.runtime import user_error_in
-from mcis.platform.settings import Values, resolve
-from mcis.platform.workspace import Workspace
+from mcis.platform.config.resolve import Values, resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.runtime import user_error_in
+from mcis.platform.runs.progress import Bar, bar
+from mcis.platform.runs.workspace import Workspace
 
 
 def _trial(parameters: dict[str, Any]) -> None:

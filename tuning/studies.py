@@ -9,12 +9,12 @@ from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
-from mcis.platform.progress import console
-from mcis.platform.runtime import ray_session
-from mcis.platform.settings import Resolved, Values, leaves, resolve
-from mcis.platform.stages.index import listing
-from mcis.platform.tracking import Tracker
-from mcis.platform.workspace import Workspace, fingerprint, write_json, written_aside
+from mcis.platform.config.resolve import Resolved, Values, leaves, resolve
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.listing import listing
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, written_aside
 from mcis.tuning.search import Outcome, Trial, run_trials
 from mcis.tuning.tables import (
     COLUMNS,

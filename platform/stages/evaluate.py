@@ -14,53 +14,25 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import RejectedImage, decode_labels, decode_mask
+from mcis.datasets.decode import decode_labels
 from mcis.datasets.draws import uniforms
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes, stamps
+from mcis.datasets.files import stamps
 from mcis.datasets.index import shown
 from mcis.datasets.maps import ImageMaps, Shards
-from mcis.datasets.voc import tags_of_mask
+from mcis.datasets.masks import read_saliency, read_truth
+from mcis.datasets.sources.voc import tags_of_mask
 from mcis.models.localization import resize_maps, scale_maps
-from mcis.models.metrics import IGNORE, best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
-from mcis.platform.config import Config, LocalizeConfig
-from mcis.platform.context import RunContext
-from mcis.platform.mapping import map_table
-from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.stages.pseudo_masks import background_cue, read_saliency
-from mcis.platform.version import git_revision
-from mcis.platform.workspace import read_table, write_json
+from mcis.models.metrics import best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
+from mcis.platform.config.sections import Config, LocalizeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.version import git_revision
+from mcis.platform.runs.workspace import file_stamps, read_table, write_json
+from mcis.platform.stages.pseudo_masks import background_cue
 
 _MARK = 6
-
-
-def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
-    """The ground-truth mask of an index row, (H, W).
-
-    Raises:
-        UserError: it is missing, unreadable, of another size than its image, or has a label above K.
-    """
-    uri, shape = row["mask_uri"], (row["height"], row["width"])
-    try:
-        truth = decode_mask(read_bytes(uri))
-    except OSError as error:
-        raise UserError(
-            f"no ground-truth mask {uri} ({error})", "a mask for each scored image", "add it, or name no masks"
-        ) from None
-    except RejectedImage as error:
-        raise UserError(f"the mask {uri} cannot be read: {error.reason}", "a palette PNG", "replace the file") from None
-    if truth.shape != shape:
-        raise UserError(
-            f"the mask {uri} has {truth.shape[0]}x{truth.shape[1]} pixels (height x width)",
-            f"{shape[0]}x{shape[1]} as its image {row['image_id']}",
-            "replace the mask or the image",
-        )
-    labels = np.unique(truth[truth != IGNORE])
-    if len(labels) and labels[-1] > classes:
-        raise UserError(
-            f"the mask {uri} has label {labels[-1]}", f"0..{classes} and 255", "mend the mask, or set data.classes"
-        )
-    return truth
 
 
 def aggregation(config: LocalizeConfig) -> str:

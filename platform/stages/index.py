@@ -6,34 +6,26 @@ another, opens only images that are new or changed.
 
 import collections
 import shutil
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mcis.datasets import lid, single_label, tagged, voc, web
-from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
 from mcis.datasets.index import (
     INDEX_SCHEMA,
     REJECTS_SCHEMA,
-    Listing,
     duplicates,
-    merge,
     shown,
     verify,
 )
-from mcis.datasets.pairs import KINDS, PairSampler
-from mcis.datasets.tags import Tags
-from mcis.platform.config import Config, DataConfig
-from mcis.platform.context import SUMMARY, RunContext
-from mcis.platform.mapping import map_table
-from mcis.platform.settings import sources_of
-from mcis.platform.workspace import Workspace, fingerprint, read_json, read_table, write_table
+from mcis.platform.config.resolve import sources_of
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.listing import listing
+from mcis.platform.runs.workspace import Workspace, file_stamps, fingerprint, read_table, write_table
 
 VERDICT_SCHEMA = pa.schema(
     [
@@ -49,84 +41,6 @@ VERDICT_SCHEMA = pa.schema(
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
 _ASKED = ["uri", "size", "changed"]
 _FOUND = ["height", "width", "content_hash", "reason"]
-
-
-def _needed(path: Path | str | None, setting: str, what: str, option: str) -> Path:
-    if path is None:
-        raise UserError(f"setting {setting} without its images", what, f"add {option}")
-    return Path(path)
-
-
-def _list(source: str, data: DataConfig, setting: str, classes: tuple[str, ...]) -> Listing:
-    if source == "voc":
-        return voc.list_voc(
-            _needed(data.voc, setting, "a VOC 2012 devkit", "--voc DIR (the folder VOC2012)"),
-            classes=data.classes,
-            train_list=data.train_list,
-            val_list=data.val_list,
-            test_list=data.test_list,
-            saliency=data.saliency,
-            masks=data.masks,
-            sbd=data.sbd,
-            tags_from=data.tags_from,
-        )
-    if source == "lid":
-        c = data.lid
-        root = _needed(c.root, setting, "the folder of the LID challenge", "--lid DIR")
-        return lid.list_lid(
-            root,
-            train_list=root / c.train_list,
-            val_list=root / c.val_list,
-            test_list=root / c.test_list if c.test_list else None,
-            classes=root / c.classes,
-            masks=root / c.masks if c.masks else None,
-            first_index=c.first_index,
-        )
-    if source == "tags":
-        t = data.tags
-        if t.table is None:
-            raise UserError(f"setting {setting} without its table", "a table of images and tags", "add --tags FILE")
-        return tagged.list_tagged(
-            t.table,
-            classes=data.classes,
-            image_column=t.image,
-            tags_column=t.tags,
-            mask_column=t.mask,
-            saliency_column=t.saliency,
-            split_column=t.split,
-            id_column=t.id,
-            ignore_others=t.ignore_others,
-        )
-    if source == "single":
-        return single_label.list_single_label(
-            _needed(data.single.root, setting, "a folder of single-label images", "--single DIR"),
-            classes,
-            class_file=data.single.classes,
-            list_file=data.single.subset,
-            saliency=data.single.saliency,
-        )
-    root = _needed(data.web.root, setting, "a folder of <class>/<file>", "--web DIR")
-    return web.list_web(root, classes, saliency=data.web.saliency)
-
-
-def listing(config: Config) -> Listing:
-    """What the configured sources say they hold.
-
-    Raises:
-        UserError: a source is not named, or its lists are in disorder.
-    """
-    parts: list[Listing] = []
-    classes = read_classes(config.data.classes) if config.data.classes else VOC_CLASSES
-    for source in sources_of(config.setting):
-        parts.append(_list(source, config.data, config.setting, classes))
-        classes = parts[0].classes
-    return merge(*parts)
-
-
-def file_stamps(uris: Sequence[str | None]) -> str:
-    """Fingerprint of names, sizes and times of files: changes when one of them does."""
-    named = [uri for uri in uris if uri is not None]
-    return fingerprint(list(zip(named, stamps(named), strict=True)))
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -274,47 +188,3 @@ def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
             f"at most {allowed} unreadable images{which} (data.max_rejected)",
             f"mend or remove them, or go on without them by --set data.max_rejected={len(rejects)}",
         )
-
-
-class OpenedIndex(NamedTuple):
-    """A finished index: its tables, K class names, and what a user should know of it."""
-
-    index: pa.Table
-    rejects: pa.Table
-    classes: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def open_index(workspace: Workspace, name: str) -> OpenedIndex:
-    """The index of a run.
-
-    Raises:
-        UserError: the run has none.
-    """
-    known = workspace.run(name, new=False) / "run.json"
-    folder = workspace.root / read_json(known).get("index", "") if known.exists() else None
-    if folder is None or not (folder / SUMMARY).exists():
-        raise UserError(
-            f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
-        )
-    summary = read_json(folder / SUMMARY)
-    index, rejects = (read_table(folder / f"{table}.parquet") for table in ("index", "rejects"))
-    return OpenedIndex(index, rejects, tuple(summary["classes"]), tuple(summary["notes"]))
-
-
-def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
-    """Share of each kind among an epoch's pairs, as the images' turns bring them; None without single-label images."""
-    rows = opened.index.filter(pc.equal(opened.index["split"], "train"))
-    source = np.array(rows["domain"].to_pylist()) == "source"
-    tags = Tags.of_index(rows["tags"], len(opened.classes))
-    if not source.any() or not tags.tagged:
-        return None
-    drawn = PairSampler(tags, seed=0, source=source).kind_counts(0).drawn
-    return dict(zip(KINDS, (drawn / drawn.sum()).tolist(), strict=True))
-
-
-def split_rows(context: RunContext, split: str, *, tagged: bool = False) -> pa.Table:
-    """Rows of the index of one split, in order; with `tagged`, those with at least one tag."""
-    index = read_table(context.inputs["index"] / "index.parquet")
-    rows = index.filter(pc.equal(index["split"], split))
-    return rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0)) if tagged else rows

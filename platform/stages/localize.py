@@ -27,9 +27,9 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
-from mcis.datasets.relations import Relations, draw, feature_rounds
+from mcis.datasets.relations import Relations, feature_rounds
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import normalise, to_unit
+from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
 from mcis.models.evidence import Bank
 from mcis.models.localization import (
@@ -38,13 +38,14 @@ from mcis.models.localization import (
     resize_maps,
     single_round,
 )
-from mcis.platform.config import Config, LocalizeConfig
-from mcis.platform.context import RunContext
-from mcis.platform.mapping import Worker, map_table, shards_of
-from mcis.platform.runtime import uses_gpu
-from mcis.platform.stages.index import split_rows
-from mcis.platform.stages.train_classifier import load_classifier
-from mcis.platform.workspace import disk_errors, read_json, write_json
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import Worker, map_table, shards_of
+from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.networks.build import load_classifier
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.workspace import disk_errors, read_json, write_json
 
 _GIB = 2**30
 
@@ -78,7 +79,7 @@ class Embed:
         # Kernels are chosen by shape: a batch is always filled up, so that an image's features are bit for bit the
         # same whatever company its round gives it.
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
-        images = normalise(to_unit(torch.from_numpy(pixels).to(self.device)))
+        images = normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
         localize = self.config.localize
         with self.model.backbone.watching_textures() as seen:
             features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
@@ -247,20 +248,6 @@ def check_domain(config: Config, source: NDArray[np.bool_]) -> None:
             "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
             "set localize.related_from=both, or a setting such as voc+single",
         )
-
-
-def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_]) -> Relations:
-    """The related images of all maps, as configured; arguments as of `relations.draw`."""
-    return draw(
-        tags,
-        source,
-        seed=seed,
-        count=config.related,
-        may_repeat=config.related_may_repeat,
-        domain=config.related_from,
-        contrastive=config.contrastive,
-        bank=config.bank if config.evidence else 0,
-    )
 
 
 def _nested(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:

@@ -12,16 +12,16 @@ from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import PREDICTIONS_SCHEMA
-from mcis.models.backbones import normalise, to_unit
+from mcis.models.backbones import normalize, to_unit
 from mcis.models.crf import dense_crf
 from mcis.models.segmenters import predict
-from mcis.platform.config import Config
-from mcis.platform.context import RunContext
-from mcis.platform.mapping import map_table
-from mcis.platform.runtime import uses_gpu
-from mcis.platform.stages.index import split_rows
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.networks.build import load_segmenter
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
 from mcis.platform.stages.pseudo_masks import crf_parameters
-from mcis.platform.stages.train_segmenter import load_segmenter
 
 
 class Predict:
@@ -35,7 +35,7 @@ class Predict:
         c, out = self.config.predict, []
         for row in rows.to_pylist():
             rgb = read_rgb(row["uri"])
-            image = normalise(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
+            image = normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
             probabilities = predict(self.model, image, scales=c.scales, mirror=c.mirror, crop=c.crop).cpu().numpy()
             refined = None
             if c.crf.iterations:

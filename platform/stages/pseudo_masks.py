@@ -2,24 +2,23 @@
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from mcis.datasets.decode import decode_saliency, encode_labels
+from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
+from mcis.datasets.masks import read_saliency
 from mcis.models.crf import CrfParameters
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
-from mcis.platform.config import Config, CrfConfig, PseudoMasksConfig
-from mcis.platform.context import RunContext
-from mcis.platform.mapping import map_table
-from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.workspace import read_table
+from mcis.platform.config.sections import Config, CrfConfig, PseudoMasksConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.workspace import file_stamps, read_table
 
 
 def crf_parameters(config: CrfConfig) -> CrfParameters:
@@ -48,25 +47,6 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
 def uses_saliency(config: PseudoMasksConfig, row: dict[str, Any]) -> bool:
     """Whether an image's background cue is its saliency map."""
     return config.background != "crf" and row["saliency_uri"] is not None
-
-
-def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
-    """A saliency map (H, W) uint8 of the image's size.
-
-    Raises:
-        UserError: it cannot be read or has another size.
-    """
-    try:
-        saliency = decode_saliency(read_bytes(uri))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the saliency map {uri} cannot be read ({error})", "a grey PNG", "replace the file") from None
-    if saliency.shape != shape:
-        raise UserError(
-            f"the saliency map {uri} has {saliency.shape[0]}x{saliency.shape[1]} pixels (height x width)",
-            f"{shape[0]}x{shape[1]} as its image",
-            "make the map at the image's size",
-        )
-    return saliency
 
 
 class MakeMasks:

@@ -15,21 +15,21 @@ from mcis.datasets.files import stamps
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
+from mcis.datasets.masks import read_truth
 from mcis.models.localization import resize_maps, scale_maps
-from mcis.platform.attention import attention_steps
-from mcis.platform.config import Config
-from mcis.platform.context import RunContext
-from mcis.platform.doctor import environment
-from mcis.platform.panels import Panel
-from mcis.platform.progress import read_records
-from mcis.platform.report import ReportData, write_report
-from mcis.platform.settings import leaves
-from mcis.platform.stages.evaluate import read_truth
-from mcis.platform.stages.index import split_rows
+from mcis.platform.config.resolve import leaves
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.training import STEPS
+from mcis.platform.reporting.attention import attention_steps
+from mcis.platform.reporting.panels import Panel
+from mcis.platform.reporting.run_page import ReportData, write_report
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.environment import environment
+from mcis.platform.runs.progress import read_records
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.version import git_revision
+from mcis.platform.runs.workspace import read_json, read_table, write_json
 from mcis.platform.stages.predict import Predict
-from mcis.platform.training import STEPS
-from mcis.platform.version import git_revision
-from mcis.platform.workspace import read_json, read_table, write_json
 
 _MAPS = 3
 """Images of the gallery whose maps are shown step by step."""

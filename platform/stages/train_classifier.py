@@ -19,60 +19,36 @@ from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation, augment
-from mcis.models.backbones import BACKBONES, Backbone, load_pretrained, normalise, to_unit
+from mcis.models.backbones import load_pretrained, normalize, to_unit
 from mcis.models.classifier import CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
-from mcis.platform.cache import decoded_cache
-from mcis.platform.config import ClassifierConfig, Config, Optimiser
-from mcis.platform.context import RunContext
-from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.training import WEIGHTS, Network, fit, load_weights, precision_key, save_weights
-from mcis.platform.validation import Validation
-from mcis.platform.weights import classifier_weights, trained_classifier
+from mcis.platform.config.sections import ClassifierConfig, Config, Optimizer
+from mcis.platform.engine.cache import decoded_cache
+from mcis.platform.engine.training import Network, fit, precision_key
+from mcis.platform.engine.validation import Validation
+from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, load_weights, save_weights
+from mcis.platform.networks.pretrained import classifier_weights, trained_classifier
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.workspace import file_stamps
 
 _AUGMENT_M, _AUGMENT_N = 2, 3
-
-
-def build_backbone(name: str, *, channels: int, stride: int = 8) -> Backbone:
-    """A backbone by its name in the configuration; width and stride are the backbone `small`'s to choose."""
-    return BACKBONES[name](channels=channels, stride=stride) if name == "small" else BACKBONES[name]()
-
-
-def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
-    """The classifier as configured, with its initial weights."""
-    return CoAttentionClassifier(
-        build_backbone(config.backbone, channels=config.channels),
-        classes=classes,
-        attention=config.attention,
-        head=config.head,
-        affinity_form=config.affinity,
-        affinity_scale=config.affinity_scale,
-        affinity_init=config.affinity_init,
-        common_top=config.common_top,
-        kinds=config.kinds,
-    )
-
-
-def load_classifier(config: Config, folder: Path, classes: int) -> CoAttentionClassifier:
-    """The trained classifier of a finished stage, in evaluation mode."""
-    model = build_classifier(config.classifier, classes)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval()
 
 
 def device_images(
     batch: Batch, name: str, draws: NDArray[np.float64], how: Augmentation, device: torch.device
 ) -> Tensor:
-    """uint8 images of a batch -> augmented and normalised on the device, (B, 3, H, W), channels last."""
+    """uint8 images of a batch -> augmented and normalized on the device, (B, 3, H, W), channels last."""
     images = to_unit(torch.from_numpy(np.array(batch[name])).to(device, non_blocking=True))
-    images = normalise(augment(images, how, torch.from_numpy(draws).to(device, torch.float32)))
+    images = normalize(augment(images, how, torch.from_numpy(draws).to(device, torch.float32)))
     return images.contiguous(memory_format=torch.channels_last)  # as the weights are
 
 
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:
     """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
-    scores: Tensor = pool(model.phi(model.backbone(normalise(to_unit(images)))).float())
+    scores: Tensor = pool(model.phi(model.backbone(normalize(to_unit(images)))).float())
     return scores
 
 
@@ -95,8 +71,8 @@ class ClassifierLearner:
         return self.config.batch
 
     @property
-    def optimiser(self) -> Optimiser:
-        return self.config.optimiser
+    def optimizer(self) -> Optimizer:
+        return self.config.optimizer
 
     @property
     def epoch_steps(self) -> float:
@@ -147,7 +123,7 @@ class ClassifierLearner:
 
     def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         c, row = self.config, batch["row"]
-        how = Augmentation(jitter=c.colour_jitter, flip=c.flip, shift=c.shift)
+        how = Augmentation(jitter=c.color_jitter, flip=c.flip, shift=c.shift)
         draws_m, draws_n = (
             uniforms(self.seed, row, batch[side], purpose, Augmentation.DRAWS)
             for side, purpose in (("m", _AUGMENT_M), ("n", _AUGMENT_N))
@@ -155,7 +131,7 @@ class ClassifierLearner:
         images_m = device_images(batch, "images_m", draws_m, how, device)
         images_n = device_images(batch, "images_n", draws_n, how, device)
         plain_m = None
-        if c.self_pairs and any(c.colour_jitter):  # tau(m) keeps its colours (RECIPE)
+        if c.self_pairs and any(c.color_jitter):  # tau(m) keeps its colors (RECIPE)
             plain_m = device_images(batch, "images_m", draws_m, replace(how, jitter=(0, 0, 0, 0)), device)
         tags_m, tags_n = (torch.from_numpy(self.tags.matrix(batch[s])).to(device, torch.float32) for s in ("m", "n"))
         kind = torch.from_numpy(batch["kind"].astype(np.int64)).to(device) if c.kinds > 1 else None
@@ -225,7 +201,7 @@ def _take(config: Config, context: RunContext, path: Path) -> dict[str, Any]:
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file, or the trained classifier's, and the precision."""
     path = trained_classifier(config) or classifier_weights(config, context.workspace)
-    return file_stamps([str(path)] if path else []), precision_key(config.classifier.optimiser, config.compute)
+    return file_stamps([str(path)] if path else []), precision_key(config.classifier.optimizer, config.compute)
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:

@@ -23,34 +23,16 @@ from mcis.models.augment import Augmentation
 from mcis.models.backbones import load_pretrained
 from mcis.models.losses import pixel_ce
 from mcis.models.metrics import IGNORE
-from mcis.models.segmenters import SEGMENTERS
-from mcis.platform.config import Config, Optimiser, SegmenterConfig
-from mcis.platform.context import RunContext
-from mcis.platform.stages.index import file_stamps, split_rows
-from mcis.platform.stages.train_classifier import build_backbone, device_images, load_classifier
-from mcis.platform.training import WEIGHTS, Network, fit, load_weights, precision_key
-from mcis.platform.weights import segmenter_weights
-from mcis.platform.workspace import read_table
+from mcis.platform.config.sections import Config, Optimizer, SegmenterConfig
+from mcis.platform.engine.training import Network, fit, precision_key
+from mcis.platform.networks.build import build_segmenter, load_classifier
+from mcis.platform.networks.pretrained import segmenter_weights
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.workspace import file_stamps, read_table
+from mcis.platform.stages.train_classifier import device_images
 
 _CROP, _JITTER = 4, 5
-
-
-def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
-    """The segmentation network as configured, with its initial weights."""
-    return SEGMENTERS[config.network](
-        build_backbone(config.backbone, channels=config.channels, stride=config.stride),
-        labels=classes + 1,
-        width=config.width,
-        dilation=config.dilation,
-        dropout=config.dropout,
-    )
-
-
-def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:
-    """The trained network of a finished stage, in evaluation mode."""
-    model = build_segmenter(config, classes)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval()
 
 
 class CropDecoder:
@@ -108,8 +90,8 @@ class SegmenterLearner:
         return self.config.batch
 
     @property
-    def optimiser(self) -> Optimiser:
-        return self.config.optimiser
+    def optimizer(self) -> Optimizer:
+        return self.config.optimizer
 
     @property
     def steps(self) -> int:
@@ -149,7 +131,7 @@ class SegmenterLearner:
 
     def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
         draws = uniforms(self.seed, batch["epoch"], batch["index"], _JITTER, Augmentation.DRAWS)
-        images = device_images(batch, "images", draws, Augmentation(jitter=self.config.colour_jitter), device)
+        images = device_images(batch, "images", draws, Augmentation(jitter=self.config.color_jitter), device)
         labels = torch.from_numpy(np.array(batch["labels"])).to(device)
         return {"pixel": pixel_ce(model(images).float(), labels)[0]}
 
@@ -157,7 +139,7 @@ class SegmenterLearner:
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file, and the precision."""
     path = segmenter_weights(config, context.workspace)
-    return file_stamps([str(path)] if path else []), precision_key(config.segmenter.optimiser, config.compute)
+    return file_stamps([str(path)] if path else []), precision_key(config.segmenter.optimizer, config.compute)
 
 
 def run(config: Config, context: RunContext) -> dict[str, Any]:

@@ -1,0 +1,107 @@
+"""The embedded data set: seed -> a small VOC devkit of drawn scenes, with tags, masks for scoring and saliency maps.
+
+What is in the pictures, and why, is said in `scenes`.
+"""
+
+import json
+from collections.abc import Iterable
+from math import inf
+from os import rename
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from PIL import Image
+
+from mcis.datasets.decode import encode_labels
+from mcis.datasets.errors import UserError
+from mcis.datasets.synthetic.scenes import MIN_SIZE, SPLITS, Scene, draw_scene
+from mcis.datasets.synthetic.silhouettes import KINDS
+
+_VERSION = 1
+"""Raised when the same arguments come to draw other pictures, so that an old folder is not taken for a new one."""
+
+
+def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classes: int = 8, seed: int = 0) -> None:
+    """Draws the data set into `root`, in the layout of a VOC devkit.
+
+        JPEGImages/<id>.jpg             RGB; the long side has `size` pixels, the short one as many or 3/4 of that
+        SegmentationClassAug/<id>.png   palette PNG: 0 background, k + 1 for class index k, 255 on a thin border
+        SaliencyMaps/<id>.png           gray, of train_aug only: soft, knows no classes, errs
+        ImageSets/Segmentation/{train_aug,val}.txt       <id> a line
+        ImageSets/Segmentation/{train_aug,val}_cls.txt   <id> <class index> ... a line
+        classes.txt                     a name a line
+        drawn.json                      the arguments
+
+    Each image follows from (seed, split, its number in the split, size, classes), so a longer list begins with the
+    shorter. A split of at least `classes` images holds every class. The folder appears complete or not at all; one that
+    was drawn with the same arguments is left as it is.
+
+    Raises:
+        UserError: an argument out of range, or `root` holds something else.
+    """
+    root = Path(root).absolute()
+    arguments = {"version": _VERSION, "train": train, "val": val, "size": size, "classes": classes, "seed": seed}
+    _check(arguments)
+    if _drawn_before(root, arguments):
+        return
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=root.parent, prefix=f".{root.name}-") as aside:
+        folder = Path(aside) / "drawn"  # the temporary directory itself is closed to other users, and would stay so
+        folder.mkdir()
+        for split, number in zip(SPLITS, (train, val), strict=True):
+            scenes = (draw_scene(seed, split, index, size=size, classes=classes) for index in range(number))
+            _write_split(folder, split, scenes)
+        (folder / "classes.txt").write_text("".join(f"{kind.name}\n" for kind in KINDS[:classes]))
+        (folder / "drawn.json").write_text(json.dumps(arguments) + "\n")
+        try:
+            rename(folder, root)
+        except OSError:
+            if not _drawn_before(root, arguments):  # another process may have been faster
+                raise
+
+
+def _check(arguments: dict[str, int]) -> None:
+    limits = {
+        "train": (1, inf),
+        "val": (1, inf),
+        "size": (MIN_SIZE, inf),
+        "classes": (2, len(KINDS)),
+        "seed": (0, inf),
+    }
+    for name, (low, high) in limits.items():
+        if not low <= arguments[name] <= high:
+            expected = f"at least {low}" if high == inf else f"{low} to {high}"
+            raise UserError(f"{name} = {arguments[name]} for the embedded data set", expected, f"change {name}")
+
+
+def _drawn_before(root: Path, arguments: dict[str, int]) -> bool:
+    """Whether `root` holds just this data set; False for a missing or empty folder."""
+    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
+        return False
+    try:
+        before = json.loads((root / "drawn.json").read_text())
+    except (OSError, ValueError):
+        before = "something else"
+    if before != arguments:
+        found = f"{root} already holds {before}"
+        raise UserError(found, f"a new folder, or one drawn with {arguments}", f"remove {root} or name another folder")
+    return True
+
+
+def _write_split(folder: Path, split: str, scenes: Iterable[Scene]) -> None:
+    kinds = ("JPEGImages", "SegmentationClassAug", "SaliencyMaps", "ImageSets/Segmentation")
+    images, masks, saliency, lists = (folder / kind for kind in kinds)
+    for kind in (images, masks, saliency, lists):
+        kind.mkdir(parents=True, exist_ok=True)
+    names, tagged = [], []
+    for index, scene in enumerate(scenes):
+        name = f"{split.removesuffix('_aug')}_{index:06d}"
+        # Without chroma subsampling: at this size it would wash out the checkers.
+        Image.fromarray(scene.rgb).save(images / f"{name}.jpg", quality=92, subsampling=0)
+        (masks / f"{name}.png").write_bytes(encode_labels(scene.labels))
+        if split == "train_aug":
+            Image.fromarray(scene.saliency).save(saliency / f"{name}.png")
+        names.append(name)
+        tagged.append(" ".join([name, *map(str, scene.tags)]))
+    (lists / f"{split}.txt").write_text("\n".join(names) + "\n")
+    (lists / f"{split}_cls.txt").write_text("\n".join(tagged) + "\n")

@@ -1,0 +1,283 @@
+"""The drawn world: seed and number -> a scene, that is a picture, its labels, a saliency map and tags; no files.
+
+Every class is a family of random silhouettes with a *head*, a strong color checker on a fifth of the object, and a
+*body* whose texture it nearly shares with one or two other classes. Tags alone teach a plain classifier the heads; the
+bodies have to be mined. Scenes hold several classes, some of which like each other's company, on noise of any hue, with
+clutter that has no name.
+"""
+
+from collections.abc import Callable, Iterable
+from colorsys import hsv_to_rgb
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+import numpy as np
+from PIL import Image, ImageDraw, ImageFilter
+
+from mcis.datasets.classes import BACKGROUND, IGNORE
+from mcis.datasets.synthetic.silhouettes import KINDS, Outline, capsule, ellipse
+
+SPLITS = ("train_aug", "val")
+
+MIN_SIZE = 48
+"""Shortest long side at which a scene can be drawn, pixels."""
+_UNIT = 96
+"""Lengths below are in pixels of an image with this long side, and grow with it."""
+_MIN_VISIBLE = 60
+_MIN_SHARE = 0.45
+"""What an object keeps in the mask, whatever covers it: so many pixels, and this share of those it began with."""
+_HEAD_SHARE = 0.2
+_SUPERSAMPLING = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """One image and all that is known about it.
+
+    Attributes:
+        rgb: (H, W, 3) uint8.
+        labels: (H, W) uint8, 0 background, k + 1 for class index k, 255 on a border of one pixel.
+        saliency: (H, W) uint8, what a detector of salient objects would give.
+        tags: the class indices in `labels`, ascending; one at least.
+    """
+
+    rgb: np.ndarray
+    labels: np.ndarray
+    saliency: np.ndarray
+    tags: tuple[int, ...]
+
+
+def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: int = 8) -> Scene:
+    """Draws image `index` of a split; its long side has `size` pixels. The same arguments give the same scene."""
+    rng = np.random.default_rng([seed, SPLITS.index(split), index])
+    short = 3 * size // 4
+    height, width = [(size, size), (short, size), (size, short)][rng.integers(3)]
+    canvas = _Canvas(rng, height, width, size / _UNIT)
+    for _ in range(rng.integers(2, 5)):
+        canvas.place(_clutter, BACKGROUND, range(1))
+    company = _company(rng, index % classes, classes)
+    for position, k in enumerate(company):
+        make = partial(_object, k=k, classes=classes, largest=44 if len(company) == 1 else 36)
+        # The first class has to find a place, for an image has one tag at least; others may leave the scene.
+        canvas.place(make, k + 1, count() if position == 0 else range(10))
+    if rng.random() < 0.3:
+        canvas.place(_clutter, BACKGROUND, range(3))  # in front of the objects
+    labels = canvas.labels_with_border()
+    tags = tuple(int(label) - 1 for label in np.unique(labels) if label not in (BACKGROUND, IGNORE))
+    return Scene(rgb=canvas.rgb(), labels=labels, saliency=canvas.saliency(), tags=tags)
+
+
+def _company(rng: np.random.Generator, first: int, classes: int) -> list[int]:
+    """Class indices of the objects to draw: `first`, whom it keeps company with, now and then one of them twice.
+
+    A class meets its neighbour (0 and 1, 2 and 3, ...) six times as often as another, and low indices are commoner.
+    """
+    weights = np.linspace(1.5, 0.5, classes)
+    if first ^ 1 < classes:
+        weights[first ^ 1] *= 6
+    weights[first] = 0
+    more = min(rng.choice(3, p=[0.56, 0.33, 0.11]), classes - 1)
+    others = rng.choice(classes, more, replace=False, p=weights / weights.sum())
+    company = [first, *map(int, others)]
+    if rng.random() < 0.2:
+        company.append(company[rng.integers(len(company))])
+    return company
+
+
+# --- the canvas
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Thing:
+    """An outline with its pose on the image and its paint.
+
+    Attributes:
+        outline: polygons in the thing's own coordinates.
+        frame: (2, 2), own coordinates -> pixels.
+        center: (2,), where own (0, 0) lies, pixels.
+        paint: own x, y of each pixel (H, W) and coverage (H, W) -> colors (H, W, 3) in about 0..1.
+    """
+
+    outline: Outline
+    frame: np.ndarray
+    center: np.ndarray
+    paint: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class _Canvas:
+    """A picture in the making: colors, labels, and which thing each pixel shows."""
+
+    def __init__(self, rng: np.random.Generator, height: int, width: int, unit: float):
+        self.rng, self.height, self.width, self.unit = rng, height, width, unit
+        self.colors = _background(rng, height, width)
+        self.rows, self.columns = np.mgrid[:height, :width].astype(np.float32) + np.float32(0.5)
+        self.labels = np.zeros((height, width), np.uint8)
+        self.things = np.zeros((height, width), np.int64)  # 0: the background, then 1, 2, ... in the order of placing
+        self.keeps = [0.0]  # of thing i: how many pixels it has to keep; none unless it is an object with a class
+
+    def place(self, make: Callable[["_Canvas"], _Thing], label: int, tries: Iterable[int]) -> None:
+        """Paints a thing over what is there, unless every try hides too much of an object or shows too little of it."""
+        for _ in tries:
+            thing = make(self)
+            coverage = self._coverage(thing)
+            labels = np.where(coverage > 0.5, label, self.labels).astype(np.uint8)
+            things = np.where(coverage > 0.5, len(self.keeps), self.things)
+            visible = np.bincount(things[~_border(labels)], minlength=len(self.keeps) + 1)
+            least = _MIN_VISIBLE * self.unit**2 if label != BACKGROUND else 0.0
+            if (visible >= [*self.keeps, least]).all():
+                self._blend(thing, coverage)
+                self.labels, self.things = labels, things
+                self.keeps.append(max(least, _MIN_SHARE * visible[-1]) if label != BACKGROUND else 0.0)
+                return
+
+    def _coverage(self, thing: _Thing) -> np.ndarray:
+        """The share of each pixel that the thing covers, (H, W) float32 in [0, 1]."""
+        stencil = Image.new("L", (self.width * _SUPERSAMPLING, self.height * _SUPERSAMPLING))
+        pen = ImageDraw.Draw(stencil)
+        for polygon in thing.outline:
+            corners = (polygon @ thing.frame.T + thing.center) * _SUPERSAMPLING
+            pen.polygon([tuple(corner) for corner in corners.tolist()], fill=255)
+        return np.asarray(stencil.reduce(_SUPERSAMPLING), np.float32) / 255
+
+    def _blend(self, thing: _Thing, coverage: np.ndarray) -> None:
+        """Lays the thing on the picture, darker towards its edge, with a shadow beneath."""
+        (a, b), (c, d) = np.linalg.inv(thing.frame).astype(np.float32)
+        across, down = self.columns - np.float32(thing.center[0]), self.rows - np.float32(thing.center[1])
+        colors = thing.paint(a * across + b * down, c * across + d * down, coverage)
+        soft = _blur(coverage, 2.2 * self.unit)
+        step = round(1.5 * self.unit)
+        shadow = np.zeros_like(soft)
+        shadow[step:, step:] = soft[:-step, :-step]
+        self.colors *= (1 - 0.45 * shadow)[..., None]
+        self.colors += coverage[..., None] * (colors * (0.7 + 0.35 * soft)[..., None] - self.colors)
+
+    def rgb(self) -> np.ndarray:
+        return (self.colors.clip(0, 1) * 255).round().astype(np.uint8)
+
+    def labels_with_border(self) -> np.ndarray:
+        return np.where(_border(self.labels), IGNORE, self.labels).astype(np.uint8)
+
+    def saliency(self) -> np.ndarray:
+        """(H, W) uint8: blurred and blotchy; one object in ten is missed, one piece of clutter in eight kept."""
+        chance = np.where(np.array(self.keeps) > 0, 0.9, 0.12)
+        found = self.rng.random(len(chance)) < chance
+        found[0] = False
+        response = _blur(found[self.things].astype(np.float32), 1.8 * self.unit)
+        blotches = 0.22 * _noise(self.rng, self.height, self.width, (8, 14))
+        return (((response - 0.3 + blotches * (response > 0.02)) / 0.4).clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def _border(labels: np.ndarray) -> np.ndarray:
+    """Pixels (H, W) whose right or lower neighbour has another label: a line one pixel wide along every edge."""
+    border = np.zeros(labels.shape, bool)
+    border[:, :-1] |= labels[:, :-1] != labels[:, 1:]
+    border[:-1] |= labels[:-1] != labels[1:]
+    return border
+
+
+def _blur(values: np.ndarray, radius: float) -> np.ndarray:
+    """Gaussian blur of (H, W) in [0, 1] with standard deviation `radius` pixels, by way of 8 bits."""
+    image = Image.fromarray((values * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(radius))
+    return np.asarray(image, np.float32) / 255
+
+
+def _noise(rng: np.random.Generator, height: int, width: int, cells: Iterable[int]) -> np.ndarray:
+    """Smooth noise (H, W) float32 of mean 0 and deviation 1: a grid for each number of cells, weighed by cell size."""
+    total = np.zeros((height, width), np.float32)
+    for n in cells:
+        grid = Image.fromarray(rng.standard_normal((n, n)).astype(np.float32))
+        total += np.asarray(grid.resize((width, height), Image.Resampling.BICUBIC)) / n
+    return (total - total.mean()) / total.std()
+
+
+def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+    """Two pale colors of any hue, mixed and shaded by noise, (H, W, 3)."""
+    hue = rng.random()
+    light, dark = rng.uniform(0.68, 0.9), rng.uniform(0.4, 0.6)
+    one = np.array(hsv_to_rgb(hue, rng.uniform(0.1, 0.35), light), np.float32)
+    other = np.array(hsv_to_rgb(hue + rng.uniform(-0.15, 0.15), rng.uniform(0.15, 0.4), dark), np.float32)
+    mix = 1 / (1 + np.exp(-1.3 * _noise(rng, height, width, (3, 6, 12, 24))))
+    shade = 1 + 0.04 * _noise(rng, height, width, (24, 48))
+    return (one + mix[..., None] * (other - one)) * shade[..., None]
+
+
+def _frame(scale: float, angle: float, stretch: float = 1.0, mirror: bool = False) -> np.ndarray:
+    """(2, 2): own coordinates -> pixels; `stretch` widens and flattens, `angle` turns, radians."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    flip = -1 if mirror else 1
+    return np.array([[cos, -sin], [sin, cos]]) @ np.diag([flip * scale * stretch, scale / stretch])
+
+
+def _clutter(canvas: _Canvas) -> _Thing:
+    """An ellipse, a stick or a pebble of neutral color, sometimes striped: nothing with a name."""
+    rng = canvas.rng
+    hue, saturation, value = rng.random(), rng.uniform(0.03, 0.18), rng.uniform(0.35, 0.85)
+    color = np.array(hsv_to_rgb(hue, saturation, value), np.float32)
+    contrast = rng.choice([0, 0.12])
+    scale = rng.uniform(6, 15) * canvas.unit
+    shape = rng.integers(3)
+    if shape == 0:
+        outline = [ellipse(0, 0, 1, rng.uniform(0.45, 1))]
+    elif shape == 1:
+        outline, scale = [capsule(-1, 0, 1, 0, 0.09, 0.13)], 1.6 * scale
+    else:
+        angles = np.sort(rng.uniform(0, 2 * np.pi, 7))
+        outline = [np.stack([np.cos(angles), np.sin(angles)], 1)]
+
+    def paint(x: np.ndarray, y: np.ndarray, _: np.ndarray) -> np.ndarray:
+        return color * (1 + contrast * np.sin(2 * np.pi * x * scale / (5 * canvas.unit)))[..., None]
+
+    center = rng.uniform(0, 1, 2) * (canvas.width, canvas.height)
+    return _Thing(outline=outline, frame=_frame(scale, rng.uniform(0, 2 * np.pi)), center=center, paint=paint)
+
+
+# --- objects of the classes
+
+
+def _object(canvas: _Canvas, *, k: int, classes: int, largest: float) -> _Thing:
+    """One object of class index k, up to `largest` from its middle to its end, mostly within the image."""
+    rng, unit, kind = canvas.rng, canvas.unit, KINDS[k]
+    scale = unit * rng.uniform(15, largest)
+    tilt = np.radians(rng.uniform(-1, 1) * kind.tilt)
+    frame = _frame(scale, tilt, rng.uniform(0.85, 1.18), mirror=rng.random() < 0.5)
+    size = np.array([canvas.width, canvas.height])
+    margin = np.minimum(0.75 * scale, size / 2)
+    body = _body(rng, k, classes, scale / unit)
+    cell = rng.uniform(3.8, 4.8) * unit
+    one, other = np.array(kind.colors, np.float32) / 255
+
+    def paint(x: np.ndarray, y: np.ndarray, coverage: np.ndarray) -> np.ndarray:
+        field = kind.head(x, y)
+        threshold = np.quantile(field[coverage > 0.5], 1 - _HEAD_SHARE)
+        head = ((field - threshold) * scale + 0.5).clip(0, 1)[..., None]
+        squares = np.sin(np.pi * x * scale / cell) * np.sin(np.pi * y * scale / cell)
+        checker = one + (0.5 + 2 * squares).clip(0, 1)[..., None] * (other - one)
+        textured = body(x, y)
+        return textured + head * (1.05 * checker - textured)
+
+    center = margin + rng.random(2) * (size - 2 * margin)
+    return _Thing(outline=kind.outline(rng), frame=frame, center=center, paint=paint)
+
+
+def body_group(k: int, classes: int) -> int:
+    """Which body texture class index k has: 0, 1 or 2; every group has two members at least."""
+    return k % min(3, classes // 2)
+
+
+def _body(
+    rng: np.random.Generator, k: int, classes: int, length: float
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A striped texture. Members of a group differ in hue by about as much as instances of one class do."""
+    group = body_group(k, classes)
+    member = k // min(3, classes // 2)
+    hue = (0.075, 0.55, 0.30)[group] + 0.012 * (member - 1) + 0.01 * rng.standard_normal()
+    color = np.array(hsv_to_rgb(hue, rng.uniform(0.38, 0.5), rng.uniform(0.62, 0.8)), np.float32)
+    direction = np.radians((20, 90, 150)[group] + 8 * (member - 1) + 5 * rng.standard_normal())
+    waves = 2 * np.pi * length / (5.0 + 0.5 * member)
+    across = np.array([np.cos(direction), np.sin(direction)], np.float32) * np.float32(waves)
+
+    def paint(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return color * (1 + 0.13 * np.sin(across[0] * x + across[1] * y))[..., None]
+
+    return paint

@@ -1,0 +1,27 @@
+"""The demo: draws the embedded data set into the workspace and configures the ordinary journey for it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.workspace import Workspace, disk_errors
+
+# The embedded images are few and small: more passes, smaller crops, fewer updates than recipe `small` has by itself.
+_SIZES = {
+    "classifier.epochs": 30,
+    "segmenter.crop": 96,
+    "segmenter.steps": 750,
+}
+
+
+def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
+    """Recipe `small` on the embedded data, which is drawn unless it is there."""
+    root = Workspace(workspace).data / "synthetic" / "VOC2012"
+    if not root.exists():
+        console.print("drawing the embedded data set")
+        with disk_errors(root.parent):
+            synthetic.draw(root)
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), **_SIZES}
+    return resolve("voc", "small", options, assignments)

@@ -1,0 +1,150 @@
+"""Whether this machine is fit for the job: one line a part, with what to do where it is not."""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Check(NamedTuple):
+    """One line of the screen: `state` is ok, note or bad; `remedy` says what to do where it is not ok."""
+
+    part: str
+    state: str
+    found: str
+    remedy: str = ""
+
+
+def _python() -> Check:
+    fit = sys.version_info >= (3, 11)
+    return Check(
+        "python", "ok" if fit else "bad", platform.python_version(), "" if fit else "install Python 3.11 or newer"
+    )
+
+
+def _torch() -> Check:
+    import torch
+
+    value = float((torch.ones(8, 8) @ torch.ones(8, 8)).sum())
+    return Check("torch", "ok" if value == 512 else "bad", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _gpu() -> Check:
+    import torch
+
+    if not torch.cuda.is_available():
+        return Check(
+            "gpu",
+            "note",
+            "none",
+            "recipe small runs on the CPU; paper and released want a CUDA GPU and a CUDA build of torch",
+        )
+    names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    free, total = torch.cuda.mem_get_info()
+    return Check("gpu", "ok", f"{len(names)} x {names[0]}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")
+
+
+def _torchvision() -> Check:
+    from mcis.models.torchvision_ops import compiled_operators_load  # before torchvision, which it makes importable
+
+    version = importlib.metadata.version("torchvision")
+    if compiled_operators_load():
+        return Check("torchvision", "ok", f"{version}, compiled operators load")
+    return Check(
+        "torchvision",
+        "note",
+        f"{version}, compiled operators do not load beside this torch",
+        "nothing here needs them; install the torchvision build that matches torch to have them",
+    )
+
+
+def _dense_crf() -> Check:
+    import numpy as np
+
+    from mcis.models.crf import CrfParameters, dense_crf
+
+    out = dense_crf(np.zeros((8, 8, 3), np.uint8), np.full((2, 8, 8), 0.5, np.float32), CrfParameters())
+    return Check("dense CRF", "ok" if abs(float(out.sum()) - 64) < 1e-2 else "bad", "pydensecrf computes")
+
+
+def _ray() -> Check:
+    import ray
+
+    address = os.environ.get("RAY_ADDRESS")
+    return Check(
+        "ray",
+        "ok",
+        f"{ray.__version__}, " + (f"cluster {address}" if address else "a local Ray is started for each run"),
+    )
+
+
+def _mlflow(workspace: Path) -> Check:
+    import mlflow
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    return Check("mlflow", "ok", f"{mlflow.__version__}, " + (uri or f"SQLite store in {workspace}"))
+
+
+def _disk(workspace: Path) -> Check:
+    there = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
+    free = shutil.disk_usage(there).free / 2**30
+    if not os.access(there, os.W_OK):
+        return Check("disk", "bad", f"{there} cannot be written", "choose another --workspace DIR")
+    if free < 5:
+        return Check(
+            "disk", "bad", f"{free:.1f} GiB free for the workspace", "free some space: a run wants 5 GiB and more"
+        )
+    return Check("disk", "ok", f"{free:.0f} GiB free for the workspace")
+
+
+def _temporary() -> Check:
+    folder = tempfile.gettempdir()
+    if len(folder) > 40:
+        return Check(
+            "temporary files", "bad", f"{folder} is too long a name for Ray's sockets", "set TMPDIR to a short path"
+        )
+    return Check("temporary files", "ok", folder)
+
+
+def _cores() -> Check:
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    state = "ok" if cores >= 2 and memory >= 6 else "note"
+    return Check(
+        "cores, memory",
+        state,
+        f"{cores} cores, {memory:.0f} GiB",
+        "" if state == "ok" else "2 cores and 6 GiB are the least",
+    )
+
+
+def checks(workspace: Path) -> list[Check]:
+    """All parts; one that fails is a line of the result, not an exception."""
+    parts: list[tuple[str, Callable[[], Check]]] = [
+        ("python", _python),
+        ("torch", _torch),
+        ("gpu", _gpu),
+        ("torchvision", _torchvision),
+        ("dense CRF", _dense_crf),
+        ("ray", _ray),
+        ("mlflow", lambda: _mlflow(workspace)),
+        ("disk", lambda: _disk(workspace)),
+        ("temporary files", _temporary),
+        ("cores, memory", _cores),
+    ]
+    out = []
+    for part, check in parts:
+        try:
+            out.append(check())
+        except Exception as error:  # a part that is broken in whatever way is what this screen is for
+            out.append(
+                Check(
+                    part, "bad", f"{type(error).__name__}: {str(error)[:120]}", "run `make test`'s install step again"
+                )
+            )
+    return out

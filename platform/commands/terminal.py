@@ -1,0 +1,161 @@
+"""What a command leaves on the terminal: the table of scores, the configuration, the doctor's screen."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mcis.platform.commands.doctor import Check
+from mcis.platform.config.resolve import Resolved, leaves
+from mcis.platform.config.sections import Config
+from mcis.platform.pipeline import RunResult
+from mcis.platform.runs.progress import console
+
+_STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
+
+
+def meaning(score: dict[str, Any]) -> str:
+    """What a score means, in words: threshold, cue, aggregation, map scale, scales, mirror, CRF, ignored share."""
+    parts = []
+    if score["threshold"] is not None:
+        parts.append(f"threshold {score['threshold']:.3f}")
+    elif score["background_cue"]:
+        parts.append(f"background: {score['background_cue']}")
+    if score["aggregation"]:
+        parts.append(f"related images by {score['aggregation']}")
+    if score["map_scale"]:
+        parts.append(f"map scale {score['map_scale']}")
+    if score["ignored_share"] is not None:
+        parts.append(f"{100 * score['ignored_share']:.1f} % ignored in training, all scored")
+    if score["scales"]:
+        parts.append("scales " + " ".join(f"{s:g}" for s in score["scales"]) + (", mirror" if score["mirror"] else ""))
+    if score["crf"] is not None:
+        parts.append("dense CRF" if score["crf"] else "no CRF")
+    return ", ".join(parts)
+
+
+def score_table(scores: list[dict[str, Any]], title: str) -> Table:
+    """The scores of a run as a table."""
+    table = Table(title=title, title_justify="left")
+    for column in ("what", "which", "split", "mIoU %", "images", "meaning"):
+        table.add_column(column, justify="right" if column in ("mIoU %", "images") else "left")
+    for s in scores:
+        table.add_row(
+            s["what"].replace("_", " "), s["name"], s["split"], f"{s['miou']:.2f}", str(s["images"]), meaning(s)
+        )
+    return table
+
+
+def show_result(result: RunResult) -> None:
+    """The final table of a run, and where to look."""
+    context = result.context
+    if result.scores:
+        console.print(score_table(result.scores, f"Scores of {context.name}"))
+    computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
+    console.print(f"{computed:.0f} s in stages that were computed")
+    console.print(f"report:  {context.folder / 'report.html'}")
+    console.print(f"scores:  {context.folder / 'scores.json'}")
+    console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}")
+
+
+def show_config(resolved: Resolved) -> None:
+    """Every key with value, source and meaning."""
+    table = Table()
+    for column in ("key", "value", "from", "meaning"):
+        table.add_column(column, overflow="fold")
+    about = dict(_descriptions(Config))
+    for key, value in leaves(resolved.config):
+        table.add_row(key, str(value), resolved.sources[key], about[key])
+    console.print(table)
+
+
+def _descriptions(section: type[Any], prefix: str = "") -> list[tuple[str, str]]:
+    out = []
+    for name, field in section.model_fields.items():
+        if hasattr(field.annotation, "model_fields"):
+            out += _descriptions(field.annotation, f"{prefix}{name}.")
+        else:
+            out.append((f"{prefix}{name}", field.description or ""))
+    return out
+
+
+def show_checks(checks: list[Check]) -> None:
+    """The doctor's screen."""
+    table = Table(title="Is this machine fit for mcis?", title_justify="left")
+    for column in ("part", "state", "found", "what to do"):
+        table.add_column(column, overflow="fold")
+    for check in checks:
+        table.add_row(check.part, _STATES[check.state], check.found, check.remedy)
+    console.print(table)
+
+
+def show_index(
+    index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], notes: Sequence[str], console: Console = console
+) -> None:
+    """An index in figures: images by domain and split, by class, rejects by kind of reason, copies; notes last."""
+    from mcis.platform.reporting.index_page import (  # brings matplotlib, which no other command here needs
+        concerns,
+        index_facts,
+    )
+
+    facts = index_facts(index, rejects, classes)
+    domains = list(dict.fromkeys(group.domain for group in facts.groups))
+    splits = sorted({group.split for group in facts.groups}, key=[group.split for group in facts.groups].index)
+    table = _counts("Images", "domain", [*splits, "all"])
+    for domain in domains:
+        by_split = [int(facts.images[facts.columns(domain=domain, split=split)].sum()) for split in splits]
+        table.add_row(_plain(domain), *map(str, (*by_split, sum(by_split))))
+    by_split = [int(facts.images[facts.columns(split=split)].sum()) for split in splits]
+    table.add_row("all", *map(str, (*by_split, sum(by_split))), style="bold")
+    console.print(table)
+    several = len(facts.groups) > 1
+    table = _counts("Images per class", "class", [*(facts.names() if several else []), "all"])
+    for name, images in zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True):
+        table.add_row(_plain(name), *map(str, (*(images if several else []), images.sum())))
+    console.print(table)
+    if facts.reject_kinds:
+        table = _counts("Rejects", "kind of reason", ["images"])
+        for kind, images in facts.reject_kinds.items():
+            table.add_row(_plain(kind), str(images))
+        console.print(table)
+    console.print(f"rejected: {len(rejects)}")
+    console.print(f"copies of an earlier image: {facts.repeats}")
+    console.print(f"contents in more than one split: {facts.across}")
+    console.print(f"contents whose copies have different tags: {facts.disagreeing}")
+    for note in (*notes, *concerns(facts, classes)):
+        console.print(f"[yellow]note[/yellow]  {_plain(note)}")
+
+
+def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:
+    """Images whose tags are not the classes in their ground-truth masks."""
+    from mcis.datasets.sources.voc import compare_tags
+
+    masked = index.filter(index["mask_uri"].is_valid())
+    found = compare_tags(masked, len(classes))
+    console.print(f"tags that disagree with the mask: {len(found)} of {len(masked)} images with a mask")
+    if found:
+        table = Table(title="Tags against masks", title_justify="left")
+        for column in ("image", "tags", "in the mask"):
+            table.add_column(column, overflow="fold")
+        for image in found[:50]:
+            table.add_row(_plain(image.image_id), *(_plain(", ".join(classes[k] for k in t)) for t in image[1:]))
+        console.print(table)
+        if len(found) > 50:
+            console.print(f"and {len(found) - 50} more")
+
+
+def _counts(title: str, what: str, columns: Sequence[str]) -> Table:
+    """An empty table of numbers with a name a row."""
+    table = Table(title=title, title_justify="left")
+    table.add_column(what, overflow="fold")
+    for column in columns:
+        table.add_column(_plain(column), justify="right")
+    return table
+
+
+def _plain(text: str) -> str:
+    """Text from outside as one line: no markup, no control characters that would move the cursor."""
+    return escape("".join(c if c.isprintable() else " " for c in text))

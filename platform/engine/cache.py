@@ -1,0 +1,80 @@
+"""The workspace's cache of decoded images: built in parallel when first asked for, bounded, shared by all runs."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+from filelock import Timeout
+
+from mcis.datasets.decode import RULES
+from mcis.datasets.files import stamps
+from mcis.datasets.images import MakeSquares, image_bytes
+from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.workspace import Workspace, disk_errors, fingerprint
+
+_GIB = 2**30
+
+
+def decoded_cache(
+    rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig, *, middle: bool = False
+) -> Path | None:
+    """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
+
+    Caches that were not used for longest make room. Their readers, if there are any, decode from the files instead.
+    What another run is making stays, so for as long as several make caches they may take more.
+
+    Args:
+        rows: rows of the index, in the order that the readers' positions count.
+    """
+    bound = int(compute.cache_gb * _GIB)
+    count = min(len(rows), bound // image_bytes(size))
+    if not count:
+        return None
+    rows = rows.slice(0, count)
+    workspace = context.workspace
+    content = fingerprint(RULES, rows["content_hash"].to_pylist())
+    folder = workspace.cache / f"{'middle' if middle else 'squash'}{size}-{content}"
+    with workspace.lock("cache", folder.name), disk_errors(folder):
+        if folder.exists():
+            os.utime(folder)
+            return folder
+        part = folder.with_suffix(".part")
+        with workspace.lock("cache", "room"):
+            _make_room(workspace, bound - count * image_bytes(size), part)
+            part.mkdir(exist_ok=True)
+        make = (MakeSquares, (size, middle))
+        map_table(rows, *make, part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
+        with workspace.lock("cache", "room"):  # names change while nobody counts
+            part.rename(folder)
+    return folder
+
+
+def _make_room(workspace: Workspace, allowed: int, own: Path) -> None:
+    """Removes whole caches, the one not used for longest first, until the others take no more than `allowed` bytes.
+
+    A part that was left half made is one of them, but not one whose lock is held: another run is making it. A folder is
+    renamed before it is removed: what has its name is whole.
+    """
+    for gone in workspace.cache.glob("*.gone"):
+        shutil.rmtree(gone, ignore_errors=True)
+    folders = sorted((p for p in workspace.cache.iterdir() if p.is_dir() and p != own), key=lambda p: p.stat().st_mtime)
+    sizes = [_bytes_in(folder) for folder in folders]
+    left = sum(sizes)
+    for folder, size in zip(folders, sizes, strict=True):
+        if left <= allowed:
+            return
+        try:
+            with workspace.lock("cache", folder.stem).acquire(blocking=False):
+                gone = folder.rename(folder.with_suffix(".gone"))
+        except Timeout:
+            continue
+        shutil.rmtree(gone, ignore_errors=True)
+        left -= size
+
+
+def _bytes_in(folder: Path) -> int:
+    """Bytes of a cache's files; one that is renamed meanwhile, since it has just been made, is not counted."""
+    return sum(stamp.size for stamp in stamps([str(file) for file in folder.iterdir()]) if stamp)

@@ -1,0 +1,47 @@
+"""The update rule of a training: learning rate by step, and a group of parameters for each factor of it."""
+
+import math
+
+import torch
+from torch import nn
+
+from mcis.models.backbones import Backbone
+from mcis.platform.config.sections import Optimizer
+
+
+def learning_rate(optimizer: Optimizer, step: int, *, steps: int, epoch: int) -> float:
+    """Factor of the learning rate at update `step` of `steps`, in `epoch`."""
+    done = step / max(steps, 1)
+    if optimizer.warm_up and done < optimizer.warm_up:
+        return min(1.0, (step + 1) / max(1.0, optimizer.warm_up * steps))
+    if optimizer.schedule == "step":
+        return float(optimizer.step_factor ** sum(epoch >= e for e in optimizer.step_epochs))
+    rest = (done - optimizer.warm_up) / (1 - optimizer.warm_up) if optimizer.warm_up < 1 else 1.0
+    if optimizer.schedule == "poly":
+        return float((1 - rest) ** optimizer.poly_power)
+    return 0.5 * (1 + math.cos(math.pi * rest))
+
+
+def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
+    """The optimizer with a group for each learning rate factor: new or pretrained layer, weight or bias (RECIPE)."""
+    pretrained: set[str] = set()
+    for name, module in model.named_modules():
+        if isinstance(module, Backbone):
+            for key, _ in module.named_parameters():
+                if not key.startswith(module.new_layers or ("\0",)):
+                    pretrained.add(f"{name}.{key}")
+    groups: dict[float, list[nn.Parameter]] = {}
+    for key, parameter in model.named_parameters():
+        factor = 1.0 if key in pretrained else settings.new_layer_rate
+        factor *= settings.bias_rate if key.endswith("bias") else 1.0
+        groups.setdefault(factor, []).append(parameter)
+    parameters = [{"params": p, "factor": factor} for factor, p in groups.items()]
+    if settings.name == "adamw":
+        return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    return torch.optim.SGD(
+        parameters,
+        lr=settings.learning_rate,
+        momentum=settings.momentum,
+        nesterov=settings.nesterov,
+        weight_decay=settings.weight_decay,
+    )

@@ -1,0 +1,155 @@
+"""A Ray to work on: the cluster that is there, or one started here and shut down again; and what can starve on it."""
+
+import contextlib
+import importlib
+import os
+import secrets
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from typing import Literal
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config.sections import ComputeConfig
+
+_GIB = 2**30
+
+
+def local_cpus(compute: ComputeConfig) -> int:
+    """Logical CPUs of a Ray started here: at least 4, so that trainers, decoders and drivers can share 2 cores."""
+    return compute.cpus or max(4, os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[None]:
+    """Connects to the cluster of RAY_ADDRESS (also inside a submitted job), else starts a local Ray for the block.
+
+    A Ray that is already connected is used as it is.
+    """
+    # Ray reads these when it is imported.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Torch's threads wait for each other at the end of each operator. Where one has lost its core to a decoding task,
+    # the others had better sleep than spin: on two cores with a competitor, spinning slowed a training fivefold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how late a training's end is noticed
+    import logging
+
+    # What the driver needs next takes seconds to load, as Ray takes to start.
+    threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True).start()
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    logging_level = logging.INFO if verbose else logging.ERROR
+    if os.environ.get("RAY_ADDRESS"):
+        ray.init(address="auto", log_to_driver=verbose, logging_level=logging_level)
+        folder = None
+    else:
+        # A token of this process and its children; else Ray writes one into the home directory, readable by everyone.
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        # Unix sockets allow about 100 characters, so the folder's name is short.
+        folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
+        ray.init(
+            address="local",
+            num_cpus=local_cpus(compute),
+            object_store_memory=int(compute.object_store_gb * _GIB),
+            include_dashboard=False,
+            log_to_driver=verbose,
+            logging_level=logging_level,
+            _temp_dir=folder,
+        )
+    import ray.data
+
+    if not verbose:
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        logging.getLogger("ray.train").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def cpus() -> int:
+    """Tasks at a time: one a CPU of the cluster; on one machine, whatever Ray counts, one a core and one that waits.
+
+    The one that waits fills the tenths of a second in which Ray hands out the next.
+    """
+    import ray
+
+    counted = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    alone = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+    return min(counted, (os.cpu_count() or 1) + 1) if alone else counted
+
+
+def _load(*modules: str) -> None:
+    for module in modules:
+        importlib.import_module(module)
+
+
+def uses_gpu(compute: ComputeConfig) -> bool:
+    """Whether training and mapping run on GPUs.
+
+    Raises:
+        UserError: there are GPUs, or they are asked for, but too few for the workers.
+    """
+    import ray
+
+    there = int(ray.cluster_resources().get("GPU", 0))
+    least = compute.least_workers
+    if (compute.gpu is not False and 0 < there < least) or (compute.gpu and not there):
+        raise UserError(
+            f"{there} GPU(s) in the cluster for compute.{'min_' if compute.min_workers else ''}workers={least}",
+            "a GPU for each training worker",
+            "lower it, or set compute.gpu=false",
+        )
+    return there > 0 if compute.gpu is None else compute.gpu
+
+
+def check_cpus(compute: ComputeConfig, place: Literal["threads", "tasks"]) -> None:
+    """Stops a training that could never start: Ray waits in silence for CPUs that nobody will free.
+
+    Args:
+        place: where images are decoded. Elastic workers that decode themselves may take every CPU, so that the least
+            of them have to find room; tasks need one that no worker takes.
+
+    Raises:
+        UserError: the training workers leave no CPU for decoding.
+    """
+    import ray
+
+    cpus = ray.cluster_resources().get("CPU", 0)
+    workers = compute.least_workers if place == "threads" else compute.workers
+    wanted = workers * compute.worker_cpus
+    if wanted + 1 > cpus:
+        raise UserError(
+            f"{workers} training workers of {compute.worker_cpus} CPU and one decoding task need "
+            f"{wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
+            "at least one CPU beside the training workers, or they wait for data for ever",
+            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / workers, 2)):g}, fewer compute.workers, "
+            "or more compute.cpus",
+        )
+
+
+def user_error_in(error: BaseException) -> UserError | None:
+    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it."""
+    seen: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        current = waiting.pop(0)
+        if current is None or any(current is other for other in seen):
+            continue
+        seen.append(current)
+        if type(current) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
+            return current
+        failures = getattr(current, "worker_failures", None) or {}
+        waiting += [
+            getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
+        ]
+        waiting += failures.values()
+    return None

@@ -1,0 +1,47 @@
+"""Files of weights: tensors alone, with what their reader has to know of the network."""
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.workspace import written_aside
+
+WEIGHTS = "weights.pt"
+
+
+def save_weights(model: nn.Module, path: Path, about: Mapping[str, Any]) -> None:
+    """Writes a network's weights, with what its reader has to know of it."""
+    save({"state_dict": model.state_dict(), "about": dict(about)}, path)
+
+
+def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
+    """Loads weights that a training here wrote; returns what they say about themselves, nothing for a bare state_dict.
+
+    Raises:
+        UserError: the file is damaged or of another configuration.
+    """
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        bare = "state_dict" not in found
+        model.load_state_dict(found if bare else found["state_dict"])
+        return {} if bare else dict(found["about"])
+    except Exception as error:  # whatever a damaged file makes the unpickler raise
+        why = str(error)[:300] if isinstance(error, RuntimeError) else "it is damaged, or no file of tensors alone"
+        raise UserError(
+            f"{path} does not fit this configuration: {why}",
+            "weights of the same networks",
+            "repeat the command with --from the training stage",
+        ) from None
+
+
+def save(state: Any, path: Path) -> None:
+    """Writes tensors, aside and renamed."""
+    content = io.BytesIO()  # torch reports a full disk in its own way, a file as the operating system does
+    torch.save(state, content)
+    with written_aside(path) as aside:
+        aside.write_bytes(content.getbuffer())

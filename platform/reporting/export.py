@@ -1,0 +1,134 @@
+"""Tables of a run -> PNG files: localization maps with overlays, pseudo masks, predictions."""
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from PIL import Image
+
+from mcis.datasets.classes import palette
+from mcis.datasets.errors import UserError
+from mcis.datasets.images import read_rgb
+from mcis.datasets.index import shown
+from mcis.datasets.maps import Shards
+from mcis.datasets.sources.lists import inside
+from mcis.models.localization import resize_maps, scale_maps
+from mcis.platform.reporting.panels import heat_picture
+from mcis.platform.runs.progress import bar
+from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.workspace import Workspace, read_json, written_aside
+
+TABLES: dict[str, tuple[str, str]] = {
+    "maps": ("localize", "maps"),
+    "masks": ("pseudo_masks", "masks"),
+    "predictions": ("predict", "predictions"),
+}
+"""What is exported: the stage, and its table."""
+_AT_ONCE = 4
+
+
+def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
+    """Writes the pictures of a run below `out`, by image id, and returns how many there are.
+
+    Maps: `<id>/<class>.png`, 8-bit gray at the image's size, each map clipped at 0 and divided by its maximum, whatever
+    `maps.scale`, and `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is
+    one): `<id>.png`, palette PNGs; `labels.csv` says which label is which class, and its color.
+
+    Raises:
+        UserError: there is no such thing, the run has not come so far, or an image id would lead out of the folder.
+    """
+    if what not in TABLES:
+        raise UserError(f"export {what}", f"one of {', '.join(TABLES)}", "choose one of them")
+    index = open_index(workspace, name)
+    stage, table = TABLES[what]
+    reached = read_json(workspace.run(name, new=False) / "run.json")
+    if stage not in reached:
+        raise UserError(
+            f"run {name!r} has no {what}: it has come to {shown(list(reached))}",
+            f"a run that has passed the stage {stage}",
+            f"repeat the run's command with --until {stage}, or without --until",
+        )
+    folder = workspace.root / reached[stage] / table
+    rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
+    outside = [image_id for image_id in rows if file_name(image_id) is None]
+    if outside:
+        raise UserError(
+            f"image id(s) that lead out of {out}: {shown(outside)}", "relative names", "mend the ids of the data set"
+        )
+    write: Callable[[dict[str, Any]], int]
+    if what == "maps":
+        shards = Shards(folder)
+        chosen: Iterator[dict[str, Any]] = ({"image_id": image_id} for image_id in shards)
+        total = len(shards.where)
+
+        def write(row: dict[str, Any]) -> int:
+            return _write_maps(shards, rows[row["image_id"]], index.classes, out)
+
+    else:
+        files = sorted(folder.glob("part-*.parquet"))
+        total = sum(pq.read_metadata(file).num_rows for file in files)
+        chosen = (row for file in files for row in _labels(pq.read_table(file), what))
+
+        def write(row: dict[str, Any]) -> int:
+            _write(out / f"{file_name(row['image_id'])}.png", row["png"])
+            return 1
+
+    if what != "maps":
+        _write(out / "labels.csv", _labels_table(index.classes).encode())
+    written = 0
+    with bar(f"export {what}", total, "images") as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done, count in enumerate(pool.map(write, chosen), 1):
+            written += count
+            progress.update(done)
+    return written
+
+
+def file_name(image_id: str) -> str | None:
+    """A relative path for an image id, which may be an absolute path or a URI; None where it would lead out."""
+    return inside(image_id.replace("://", "/").lstrip("/"))
+
+
+def _labels(table: pa.Table, what: str) -> Iterator[dict[str, Any]]:
+    for row in table.to_pylist():
+        png = row["mask"] if what == "masks" else row["crf"] or row["plain"]
+        yield {"image_id": row["image_id"], "png": png}
+
+
+def _labels_table(classes: tuple[str, ...]) -> str:
+    """label,class,red,green,blue: background is 0, class index k is k + 1, 255 is ignored."""
+    text, colors = io.StringIO(), palette()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["label", "class", "red", "green", "blue"])
+    for label, name in [(0, "background"), *enumerate(classes, 1), (255, "ignore")]:
+        lines.writerow([label, name, *colors[label].tolist()])
+    return text.getvalue()
+
+
+def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> int:
+    found = shards.maps(row["image_id"])
+    assert found is not None
+    scores = scale_maps(torch.from_numpy(found.maps), "maximum")
+    maps = resize_maps(scores, row["height"], row["width"]).numpy()
+    image = Image.fromarray(read_rgb(row["uri"]))
+    for k, one in zip(found.classes.tolist(), maps, strict=True):
+        name = classes[k].replace("/", "_")
+        gray, overlay = BytesIO(), BytesIO()
+        Image.fromarray((one * 255).round().astype(np.uint8)).save(gray, "PNG")
+        heat_picture(image, [(classes[k], one)], classes).save(overlay, "JPEG", quality=88)
+        folder = out / str(file_name(row["image_id"]))
+        _write(folder / f"{name}.png", gray.getvalue())
+        _write(folder / f"{name}.overlay.jpg", overlay.getvalue())
+    return len(maps)
+
+
+def _write(path: Path, content: bytes) -> None:
+    with written_aside(path) as aside:
+        aside.write_bytes(content)

@@ -1,0 +1,57 @@
+"""A finished index, read by whoever comes after it: its rows by split, its rejects, its classes."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.pairs import KINDS, PairSampler
+from mcis.datasets.tags import Tags
+from mcis.platform.runs.context import SUMMARY, RunContext
+from mcis.platform.runs.workspace import Workspace, read_json, read_table
+
+
+class OpenedIndex(NamedTuple):
+    """A finished index: its tables, K class names, and what a user should know of it."""
+
+    index: pa.Table
+    rejects: pa.Table
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def open_index(workspace: Workspace, name: str) -> OpenedIndex:
+    """The index of a run.
+
+    Raises:
+        UserError: the run has none.
+    """
+    known = workspace.run(name, new=False) / "run.json"
+    folder = workspace.root / read_json(known).get("index", "") if known.exists() else None
+    if folder is None or not (folder / SUMMARY).exists():
+        raise UserError(
+            f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
+        )
+    summary = read_json(folder / SUMMARY)
+    index, rejects = (read_table(folder / f"{table}.parquet") for table in ("index", "rejects"))
+    return OpenedIndex(index, rejects, tuple(summary["classes"]), tuple(summary["notes"]))
+
+
+def split_rows(context: RunContext, split: str, *, tagged: bool = False) -> pa.Table:
+    """Rows of the index of one split, in order; with `tagged`, those with at least one tag."""
+    index = read_table(context.inputs["index"] / "index.parquet")
+    rows = index.filter(pc.equal(index["split"], split))
+    return rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0)) if tagged else rows
+
+
+def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
+    """Share of each kind among an epoch's pairs, as the images' turns bring them; None without single-label images."""
+    rows = opened.index.filter(pc.equal(opened.index["split"], "train"))
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    tags = Tags.of_index(rows["tags"], len(opened.classes))
+    if not source.any() or not tags.tagged:
+        return None
+    drawn = PairSampler(tags, seed=0, source=source).kind_counts(0).drawn
+    return dict(zip(KINDS, (drawn / drawn.sum()).tolist(), strict=True))

@@ -1,0 +1,22 @@
+"""The related images of a run's localization maps, as configured."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.relations import Relations, draw
+from mcis.datasets.tags import Tags
+from mcis.platform.config.sections import LocalizeConfig
+
+
+def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_]) -> Relations:
+    """The related images of all maps, as configured; arguments as of `relations.draw`."""
+    return draw(
+        tags,
+        source,
+        seed=seed,
+        count=config.related,
+        may_repeat=config.related_may_repeat,
+        domain=config.related_from,
+        contrastive=config.contrastive,
+        bank=config.bank if config.evidence else 0,
+    )

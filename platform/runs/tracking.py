@@ -1,0 +1,134 @@
+"""MLflow: one run a pipeline, children for studies. Nothing else in the project speaks to it."""
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.workspace import Workspace, read_json, write_json
+
+EXPERIMENT = "mcis"
+_MOST_METRICS = 1000
+_MOST_PARAMETERS = 100
+
+
+def tracking_uri(workspace: Workspace) -> str:
+    """MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.root / 'mlflow.db'}"
+
+
+@contextlib.contextmanager
+def store_errors(uri: str) -> Iterator[None]:
+    """Turns what MLflow and its database raise into an error that names the store."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise UserError(
+            f"MLflow's store {uri} cannot be used: {str(error)[:300]}",
+            "a reachable MLflow tracking store with room on its disk",
+            "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
+        ) from None
+
+
+class Tracker:
+    """An MLflow run that a restart continues.
+
+    Args:
+        folder: the run's folder; the MLflow run's id is kept in it.
+        identity: fingerprint of the configuration; another one begins another MLflow run, since parameters are final.
+        parent: id of the MLflow run of a study.
+    """
+
+    def __init__(self, workspace: Workspace, folder: Path, name: str, *, identity: str, parent: str | None = None):
+        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+        from mlflow.tracking import MlflowClient
+
+        for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
+            logging.getLogger(logger).setLevel(logging.WARNING)
+        logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # what it logs, it raises too
+
+        self.uri = tracking_uri(workspace)
+        self._sent: dict[str, int] = {}
+        with store_errors(self.uri):
+            self.client = MlflowClient(tracking_uri=self.uri)
+            experiment = self.client.get_experiment_by_name(EXPERIMENT)
+            if experiment is None:
+                # A store of our own keeps its artifacts beside it; a server decides for itself.
+                local = self.uri.startswith("sqlite:")
+                location = (workspace.root / "mlflow").as_uri() if local else None
+                experiment_id = self.client.create_experiment(EXPERIMENT, artifact_location=location)
+            else:
+                experiment_id = experiment.experiment_id
+            kept = folder / "mlflow.json"
+            known = read_json(kept) if kept.exists() else {}
+            if known.get("identity") == identity and known.get("uri") == self.uri:
+                self.run_id = str(known["run_id"])
+                self.client.update_run(self.run_id, status="RUNNING")
+            else:
+                tags = {"mlflow.parentRunId": parent} if parent else {}
+                run = self.client.create_run(experiment_id, run_name=name, tags=tags)
+                self.run_id = run.info.run_id
+                write_json(kept, {"identity": identity, "uri": self.uri, "run_id": self.run_id})
+
+    def parameters(self, values: Mapping[str, Any]) -> None:
+        """Logs parameters, flat and readable; a value of more than 500 characters is cut."""
+        from mlflow.entities import Param
+
+        params = [Param(key, str(value)[:500]) for key, value in values.items()]
+        for start in range(0, len(params), _MOST_PARAMETERS):
+            with store_errors(self.uri):
+                self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMETERS])
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Sets tags such as setting and recipe."""
+        with store_errors(self.uri):
+            for key, value in values.items():
+                self.client.set_tag(self.run_id, key, value)
+
+    def steps(self, prefix: str, records: list[dict[str, Any]]) -> None:
+        """Logs the records of a training's step log; those logged by this tracker already are passed over."""
+        from mlflow.entities import Metric
+
+        sent = self._sent.get(prefix, 0)
+        metrics = [
+            Metric(f"{prefix}.{key}", float(value), int(record["time"] * 1000), record["step"])
+            for record in records
+            if record["step"] > sent
+            for key, value in record.items()
+            if key not in ("step", "time")
+        ]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            with store_errors(self.uri):
+                self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
+        if records:
+            self._sent[prefix] = max(sent, records[-1]["step"])
+
+    def metrics(self, values: Mapping[str, float]) -> None:
+        """Logs final figures."""
+        with store_errors(self.uri):
+            for key, value in values.items():
+                self.client.log_metric(self.run_id, key, value)
+
+    def metric_at(self, key: str, value: float, step: int) -> None:
+        """Logs one point of a curve."""
+        with store_errors(self.uri):
+            self.client.log_metric(self.run_id, key, value, step=step)
+
+    def artifact(self, path: Path) -> None:
+        """Keeps a file, or a folder with its name, with the run."""
+        with store_errors(self.uri):
+            if path.is_dir():
+                self.client.log_artifacts(self.run_id, str(path), artifact_path=path.name)
+            else:
+                self.client.log_artifact(self.run_id, str(path))
+
+    def finish(self, status: str) -> None:
+        """Ends the run as FINISHED, FAILED or KILLED."""
+        with store_errors(self.uri):
+            self.client.set_terminated(self.run_id, status=status)

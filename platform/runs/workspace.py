@@ -1,0 +1,209 @@
+"""Every file name of a workspace, and the writing aside and renaming that keeps what is finished intact.
+
+WORKSPACE/
+  store/<stage>-<key>/       finished outputs of a stage, shared by all runs with the same key
+  store/<stage>-<key>.part/  work in progress; a restart goes on from it
+  runs/<name>/               run.json (stage -> key), scores.json, report.html, pictures/, config.json
+  cache/                     verdicts on image files and decoded images, shared by all runs; may be removed between runs
+  data/                      data sets that were drawn or fetched
+  mlflow.db, mlflow/         MLflow's store and artifacts, unless MLFLOW_TRACKING_URI says otherwise
+  weights/                   pretrained weights that were fetched
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+from filelock import FileLock
+
+from mcis.datasets.decode import RULES
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import stamps
+
+
+def fingerprint(*parts: Any) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of the parts' canonical JSON."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_stamps(uris: Sequence[str | None]) -> str:
+    """Fingerprint of names, sizes and times of files: changes when one of them does."""
+    named = [uri for uri in uris if uri is not None]
+    return fingerprint(list(zip(named, stamps(named), strict=True)))
+
+
+@contextlib.contextmanager
+def disk_errors(where: Path) -> Iterator[None]:
+    """Turns a full or read-only disk, or a name that cannot be one, into an error that its owner can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise UserError(
+                f"no space left on the disk of {where} ({error.strerror})",
+                "room for the next file",
+                "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
+            ) from None
+        if error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise UserError(
+                f"{where} cannot be written ({error.strerror})",
+                "a writable workspace",
+                "choose another --workspace DIR",
+            ) from None
+        raise
+
+
+@contextlib.contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """Gives a name to write to; afterwards renames it to `path`, or removes it if writing failed."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield aside
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON, readable, aside and renamed."""
+    with written_aside(path) as aside:
+        aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file of the workspace.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path} is damaged ({error})", "JSON written by mcis", "remove it and repeat the command"
+        ) from None
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes a table, aside and renamed: Parquet, or what can be memory-mapped where the name ends in .arrow."""
+    with written_aside(path) as aside:
+        if path.suffix == ".arrow":
+            pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
+        else:
+            pq.write_table(table, aside, compression="zstd")
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Reads a Parquet file, or all shards of a folder in the order of their names.
+
+    Raises:
+        UserError: there is none, or one is damaged.
+    """
+    files = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+    if not files:
+        raise UserError(
+            f"no table in {path}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
+        )
+    return pa.concat_tables([_read_file(file, columns) for file in files])
+
+
+def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
+    try:
+        return pq.read_table(file, columns=columns)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise UserError(
+            f"{file} cannot be read ({str(error)[:200]})",
+            "a table as mcis wrote it",
+            "repeat the command with --from its stage",
+        ) from None
+
+
+class Workspace:
+    """A folder with runs and their shared store; it is created where it is absent."""
+
+    def __init__(self, root: Path):
+        self.root = root.expanduser().resolve()
+        with disk_errors(self.root):
+            for folder in (self.store, self.runs, self.cache, self.data, self.weights):
+                folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def store(self) -> Path:
+        """Outputs of stages by key."""
+        return self.root / "store"
+
+    @property
+    def runs(self) -> Path:
+        """One folder a run."""
+        return self.root / "runs"
+
+    @property
+    def cache(self) -> Path:
+        """Decoded images."""
+        return self.root / "cache"
+
+    @property
+    def verdicts(self) -> Path:
+        """Table of what verifying each image file came to."""
+        return self.cache / f"verdicts-{RULES}.parquet"
+
+    @property
+    def data(self) -> Path:
+        """Data sets drawn or fetched."""
+        return self.root / "data"
+
+    @property
+    def weights(self) -> Path:
+        """Pretrained weights fetched."""
+        return self.root / "weights"
+
+    def run(self, name: str, *, new: bool = True) -> Path:
+        """The folder of a run, made unless it is not to be `new`.
+
+        Raises:
+            UserError: a name that is not a plain file name.
+        """
+        plain = name and all(c.isalnum() or c in "._-+" for c in name) and not name.startswith(".")
+        if not plain:
+            raise UserError(f"run name {name!r}", "letters, digits, '.', '_', '-', '+'", "choose such a --name")
+        folder = self.runs / name
+        if new:
+            with disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def finished(self, stage: str, key: str) -> Path:
+        """The folder of a stage's finished output; it exists once the stage is done."""
+        return self.store / f"{stage}-{key}"
+
+    def part(self, stage: str, key: str) -> Path:
+        """The folder of a stage's work in progress."""
+        return self.store / f"{stage}-{key}.part"
+
+    def lock(self, stage: str, key: str) -> FileLock:
+        """Held while a stage is computed, so that two runs that share it compute it once."""
+        return FileLock(self.store / f".{stage}-{key}.lock")
+
+    def finish(self, stage: str, key: str) -> Path:
+        """Renames the work in progress to the finished output, in place of an older one."""
+        final = self.finished(stage, key)
+        shutil.rmtree(final, ignore_errors=True)
+        os.replace(self.part(stage, key), final)
+        return final
+
+    def forget(self, stage: str, key: str) -> None:
+        """Removes a stage's output and work in progress."""
+        shutil.rmtree(self.finished(stage, key), ignore_errors=True)
+        shutil.rmtree(self.part(stage, key), ignore_errors=True)

@@ -1,0 +1,68 @@
+"""Class names, palette and the file that names a user's own classes."""
+
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.classes import BACKGROUND, IGNORE, MAX_CLASSES, VOC_CLASSES, palette, read_classes
+from mcis.datasets.errors import UserError
+
+
+def test_voc_classes_are_pascals():
+    assert len(VOC_CLASSES) == len(set(VOC_CLASSES)) == 20
+    assert [VOC_CLASSES[k] for k in (0, 5, 14, 19)] == ["aeroplane", "bus", "person", "tvmonitor"]
+    assert list(VOC_CLASSES) == sorted(VOC_CLASSES)  # the devkit's order is the alphabet's
+    assert (BACKGROUND, IGNORE) == (0, 255)
+
+
+def test_palette_is_pascals_color_map():
+    colors = palette()
+    assert colors.shape == (256, 3)
+    assert colors.dtype == "uint8"
+    published = {0: (0, 0, 0), 1: (128, 0, 0), 2: (0, 128, 0), 5: (128, 0, 128), 8: (64, 0, 0), 12: (64, 0, 128)}
+    published |= {15: (192, 128, 128), 20: (0, 64, 128), 255: (224, 224, 192)}
+    assert {label: tuple(colors[label].tolist()) for label in published} == published
+    assert len({tuple(color) for color in colors.tolist()}) == 256
+
+
+@pytest.mark.parametrize(
+    "text", ["cat\nsea lion\nété\n", "\ufeffcat\r\n  sea lion \r\nété", "cat\nsea lion\nété\n\n\n"]
+)
+def test_read_classes_keeps_the_order_of_lines(tmp_path: Path, text: str):
+    path = tmp_path / "classes.txt"
+    path.write_bytes(text.encode())
+    assert read_classes(path) == ("cat", "sea lion", "été")
+
+
+def test_read_classes_takes_as_many_as_labels_can_tell_apart(tmp_path: Path):
+    path = tmp_path / "classes.txt"
+    path.write_text("\n".join(f"class {k}" for k in range(254)))
+    assert len(read_classes(path)) == MAX_CLASSES == 254
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"cat\n\ndog\n", "line 2 of .* is blank"),
+        (b"\ncat\n", "line 1 of .* is blank"),
+        (b"cat\ndog\ncat \n", "names cat more than once"),
+        (b"background\ncat\n", "lists background as a class"),
+        ("\n".join(map(str, range(255))).encode(), "names 255 classes"),
+        (b"cat\n\xff\xfe\n", "cannot read"),
+    ],
+)
+def test_read_classes_says_what_is_wrong(tmp_path: Path, content: bytes, found: str):
+    path = tmp_path / "classes.txt"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=found) as raised:
+        read_classes(path)
+    assert str(path) in raised.value.found
+
+
+def test_read_classes_of_a_missing_file_or_a_folder(tmp_path: Path):
+    with pytest.raises(UserError, match="no file of class names"):
+        read_classes(tmp_path / "absent.txt")
+    with pytest.raises(UserError, match="cannot read"):
+        read_classes(tmp_path)

@@ -1,0 +1,573 @@
+"""Bytes to arrays: what each kind of picture becomes, what is rejected and why; hostile bytes raise nothing else."""
+
+import pickle
+import struct
+import warnings
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+import scipy.io
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+from PIL import Image, ImageFile
+
+from mcis.datasets.classes import palette
+from mcis.datasets.decode import (
+    FORMATS,
+    MAX_PIXELS,
+    RejectedImage,
+    decode_labels,
+    decode_mask,
+    decode_mat_labels,
+    decode_rgb,
+    decode_saliency,
+    decode_shape,
+    decode_square,
+    encode_labels,
+    resize_labels,
+)
+
+H, W = 40, 48
+RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
+"""(H, W, 3): every pixel another color, so a flip or a turn shows."""
+
+
+def encoded(image: Image.Image | np.ndarray, form: str = "PNG", **options: object) -> bytes:
+    stream = BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, form, **options)
+    return stream.getvalue()
+
+
+def png(width: int, height: int, bits: int, color: int, rows: bytes, *extra: bytes) -> bytes:
+    """A PNG by the letter of its specification; `rows` before compression, each with its filter byte."""
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
+    chunks = [chunk(b"IHDR", header), *extra, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def rejection(call, *arguments: object, **options: object) -> RejectedImage:
+    with pytest.raises(RejectedImage) as raised:
+        call(*arguments, **options)
+    return raised.value
+
+
+def without_bytes(parameter: object) -> str | None:
+    """Names of test cases: a picture's bytes say nothing."""
+    return "" if isinstance(parameter, bytes) else None
+
+
+# --- decode_rgb: what becomes of each kind
+
+
+@pytest.mark.parametrize(
+    ("form", "options"), [("PNG", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {}), ("WEBP", {"lossless": True})]
+)
+def test_lossless_rgb_is_kept(form: str, options: dict):
+    rgb = decode_rgb(encoded(RAMP, form, **options))
+    assert rgb.dtype == np.uint8
+    assert rgb.flags.c_contiguous
+    assert rgb.flags.writeable
+    np.testing.assert_array_equal(rgb, RAMP)
+
+
+def test_jpeg_is_close():
+    rgb = decode_rgb(encoded(RAMP, "JPEG", quality=95, subsampling=0))
+    assert np.abs(rgb.astype(int) - RAMP).max() <= 6
+
+
+# Where the pixel stored at (r, c) of an (h, w) array is shown, from the EXIF standard's words: "the 0th row is the
+# visual top / right / ..., the 0th column the visual left / ...".
+SHOWN = {
+    1: lambda r, c, h, w: (r, c),
+    2: lambda r, c, h, w: (r, w - 1 - c),
+    3: lambda r, c, h, w: (h - 1 - r, w - 1 - c),
+    4: lambda r, c, h, w: (h - 1 - r, c),
+    5: lambda r, c, h, w: (c, r),
+    6: lambda r, c, h, w: (c, h - 1 - r),
+    7: lambda r, c, h, w: (w - 1 - c, h - 1 - r),
+    8: lambda r, c, h, w: (w - 1 - c, r),
+}
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", SHOWN)
+def test_exif_orientation_is_applied(form: str, orientation: int):
+    expected = np.zeros((W, H, 3) if orientation >= 5 else (H, W, 3), np.uint8)
+    for r in range(H):
+        for c in range(W):
+            expected[SHOWN[orientation](r, c, H, W)] = RAMP[r, c]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    np.testing.assert_array_equal(decode_rgb(encoded(RAMP, form, exif=exif)), expected)
+
+
+def test_exif_orientation_of_a_jpeg_and_an_unknown_value():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    assert decode_rgb(encoded(RAMP, "JPEG", exif=exif)).shape == (W, H, 3)
+    exif[0x0112] = 99
+    assert decode_rgb(encoded(RAMP, "JPEG", exif=exif)).shape == (H, W, 3)
+
+
+@pytest.mark.parametrize("form", ["JPEG", "TIFF"])
+@pytest.mark.parametrize(
+    ("ink", "color"),
+    [((0, 0, 0, 0), (255, 255, 255)), ((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 0, 255), (0, 0, 0))],
+)
+def test_cmyk_is_ink_on_white(form: str, ink: tuple, color: tuple):
+    rgb = decode_rgb(encoded(Image.new("CMYK", (W, H), ink), form))
+    assert np.abs(rgb.astype(int) - color).max() <= 2
+
+
+def test_sixteen_bit_grey_is_scaled_to_the_nearest():
+    values = np.linspace(0, 65535, H * W).astype(np.uint16).reshape(H, W)
+    expected = np.rint(values / 257).astype(np.uint8)
+    for form in ("PNG", "TIFF"):
+        rgb = decode_rgb(encoded(values, form))
+        assert rgb.shape == (H, W, 3)
+        for channel in range(3):
+            np.testing.assert_array_equal(rgb[..., channel], expected)
+    np.testing.assert_array_equal(decode_rgb(encoded(values.astype(np.int32), "TIFF"))[..., 0], expected)
+
+
+def test_sixteen_bit_color_is_scaled():
+    values = np.random.default_rng(0).integers(0, 65536, (H, W, 3)).astype(">u2")
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    rgb = decode_rgb(png(W, H, 16, 2, rows))
+    assert np.abs(rgb - values / 257).max() <= 1
+
+
+def test_sixteen_bit_grey_keeps_its_transparent_value_white():
+    values = np.tile(np.array([0, 1000], ">u2"), (H, W // 2))
+    rows = b"".join(b"\0" + row.tobytes() for row in values)
+    rgb = decode_rgb(png(W, H, 16, 0, rows, chunk(b"tRNS", struct.pack(">H", 0))))
+    assert rgb[0, :2].tolist() == [[255] * 3, [4] * 3]
+
+
+def test_integers_and_floats_of_unknown_range_are_rejected():
+    wide = np.full((H, W), 70_000, np.int32)
+    assert rejection(decode_rgb, encoded(wide, "TIFF")).kind == "unsupported"
+    assert rejection(decode_rgb, encoded(-wide, "TIFF")).kind == "unsupported"
+    assert rejection(decode_rgb, encoded(wide.astype(np.float32), "TIFF")).kind == "unsupported"
+
+
+def test_grey_and_black_and_white():
+    gray = RAMP[..., 0]
+    np.testing.assert_array_equal(decode_rgb(encoded(gray)), np.repeat(gray[..., None], 3, -1))
+    rgb = decode_rgb(encoded(Image.fromarray(gray > 50)))
+    np.testing.assert_array_equal(rgb[..., 1], np.where(gray > 50, 255, 0))
+
+
+def test_palette_becomes_its_colors():
+    image = Image.fromarray((np.indices((H, W)).sum(0) % 2).astype(np.uint8))
+    image.putpalette([10, 20, 30, 200, 100, 50])
+    assert decode_rgb(encoded(image))[0, :2].tolist() == [[10, 20, 30], [200, 100, 50]]
+    shown = decode_rgb(encoded(image, transparency=0))
+    assert shown[0, :2].tolist() == [[255, 255, 255], [200, 100, 50]]
+    half = decode_rgb(encoded(image, transparency=bytes([51, 255])))  # a fifth of (10, 20, 30), the rest white
+    assert np.abs(half[0, 0].astype(int) - [206, 208, 210]).max() <= 1
+
+
+def test_alpha_is_laid_on_white():
+    rgba = np.zeros((H, W, 4), np.uint8)
+    rgba[:, 0], rgba[:, 1], rgba[:, 2] = (200, 0, 0, 255), (200, 0, 0, 51), (200, 0, 0, 0)
+    rgb = decode_rgb(encoded(rgba))
+    assert np.abs(rgb[0, :3].astype(int) - [[200, 0, 0], [244, 204, 204], [255, 255, 255]]).max() <= 1
+    gray = Image.merge("LA", [Image.new("L", (W, H), 100), Image.new("L", (W, H), 0)])
+    assert (decode_rgb(encoded(gray)) == 255).all()
+    key = decode_rgb(encoded(RAMP, transparency=(0, 0, 77)))
+    assert key[0, 0].tolist() == [255] * 3
+    np.testing.assert_array_equal(key[1:], RAMP[1:])
+
+
+def test_first_frame_of_an_animation():
+    frames = [Image.new("RGB", (W, H), color) for color in ("red", "blue")]
+    for form in ("GIF", "PNG", "WEBP"):
+        rgb = decode_rgb(encoded(frames[0], form, save_all=True, append_images=frames[1:]))
+        assert np.abs(rgb.astype(int) - [255, 0, 0]).max() <= 2, form
+
+
+# --- decode_rgb: what is rejected
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"", "empty"),
+        (b"<html>403 Forbidden</html>", "not an image"),
+        (b"\xff\xd8\xff", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n", "not an image"),
+        (bytes(1000), "not an image"),
+        (encoded(np.zeros((31, 99, 3), np.uint8), "JPEG"), "too small"),
+        (encoded(np.zeros((1, 1, 3), np.uint8), "JPEG"), "too small"),
+    ],
+    ids=without_bytes,
+)
+def test_what_is_no_usable_picture_is_named(data: bytes, kind: str):
+    rejected = rejection(decode_rgb, data)
+    assert rejected.kind == kind
+    assert str(rejected) == rejected.reason
+    assert rejected.reason.startswith(f"{kind}: ")
+
+
+def test_html_named_jpg_shows_how_it_starts():
+    assert "<!DOCTYPE html>" in rejection(decode_rgb, b"<!DOCTYPE html><html><body>moved</body></html>").reason
+
+
+@pytest.mark.parametrize(
+    ("form", "options"),
+    [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {})],
+)
+@pytest.mark.parametrize("share", [0.5, 0.9])
+def test_a_cut_file_is_rejected(form: str, options: dict, share: float):
+    noise = np.random.default_rng(0).integers(0, 256, (H, W, 3), dtype=np.uint8)
+    data = encoded(noise, form, **options)
+    assert rejection(decode_rgb, data[: int(len(data) * share)]).kind == "truncated"
+
+
+@pytest.mark.filterwarnings("error")
+def test_sizes_are_limited_by_the_header_before_decoding():
+    # The header alone is there: had anything been decoded, the reason would be that the file is cut.
+    rejected = rejection(decode_rgb, png(10_000, 10_001, 8, 2, b""))
+    assert rejected.reason == f"too large: 10000x10001 pixels, more than {MAX_PIXELS}"
+    assert rejection(decode_rgb, png(200_000, 200_000, 8, 2, b"")).kind == "too large"
+    assert rejection(decode_labels, png(10_000, 10_001, 8, 3, b"")).kind == "too large"
+    assert rejection(decode_saliency, png(10_000, 10_001, 8, 0, b"")).kind == "too large"
+
+
+def test_limits_are_arguments_and_inclusive():
+    data = encoded(RAMP)
+    assert decode_rgb(data, min_side=H, max_pixels=H * W).shape == RAMP.shape
+    assert (
+        rejection(decode_rgb, data, min_side=H + 1).reason == "too small: 48x40 pixels, both sides must be at least 41"
+    )
+    assert rejection(decode_rgb, data, max_pixels=H * W - 1).kind == "too large"
+
+
+@pytest.mark.parametrize(
+    "raised", [struct.error, SyntaxError, OverflowError, zlib.error, MemoryError, RecursionError, KeyError]
+)
+@pytest.mark.parametrize("decode", [decode_rgb, decode_labels, decode_saliency])
+def test_whatever_a_decoder_raises_becomes_a_rejection(monkeypatch: pytest.MonkeyPatch, raised: type, decode):
+    def load(self: ImageFile.ImageFile) -> None:
+        raise raised("deep inside")
+
+    data = encoded(RAMP[..., 0])
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)  # no bytes are known for each of these
+    rejected = rejection(decode, data)
+    assert rejected.kind == "corrupt"
+    assert raised.__name__ in rejected.reason
+    assert isinstance(rejected.__cause__, raised)
+
+
+def test_an_interrupt_is_no_rejection(monkeypatch: pytest.MonkeyPatch):
+    def load(self: ImageFile.ImageFile) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    with pytest.raises(KeyboardInterrupt):
+        decode_rgb(encoded(RAMP))
+
+
+def test_what_is_not_bytes_is_the_callers_mistake():
+    with pytest.raises(TypeError):
+        decode_rgb("picture.jpg")  # type: ignore[arg-type]
+
+
+SEEDS = [encoded(RAMP, form) for form in FORMATS] + [encoded(RAMP[..., 0]), encode_labels(RAMP[..., 0])]
+
+
+@pytest.mark.filterwarnings("error")
+@settings(max_examples=300, deadline=None)
+@given(
+    data=st.one_of(
+        st.binary(max_size=200),
+        st.tuples(
+            st.sampled_from(SEEDS),
+            st.floats(0.02, 1),
+            st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8),
+        ).map(lambda made: damaged(*made)),
+    )
+)
+def test_hostile_bytes_give_an_array_or_a_rejection(data: bytes):
+    kinds = set()
+    for decode, dimensions in ((decode_rgb, 3), (decode_labels, 2), (decode_saliency, 2)):
+        try:
+            array = decode(data)
+        except RejectedImage as rejected:
+            kinds.add(rejected.kind)
+        else:
+            assert array.dtype == np.uint8
+            assert array.ndim == dimensions
+            assert array.size
+    assert kinds <= {"empty", "not an image", "too large", "too small", "truncated", "unsupported", "corrupt"}
+
+
+def damaged(data: bytes, share: float, changes: list[tuple[int, int]]) -> bytes:
+    content = bytearray(data[: max(1, int(len(data) * share))])
+    for position, value in changes:
+        content[position % len(content)] = value
+    return bytes(content)
+
+
+def test_a_rejection_travels_between_processes():
+    rejected = pickle.loads(pickle.dumps(rejection(decode_rgb, b"")))
+    assert (type(rejected), rejected.reason, rejected.kind) == (RejectedImage, "empty: 0 bytes", "empty")
+
+
+# --- masks and saliency maps
+
+
+def test_labels_are_indices_whatever_their_colors():
+    labels = np.random.default_rng(0).choice(np.array([0, 1, 7, 255], np.uint8), (30, 20))
+    image = Image.fromarray(labels)
+    image.putpalette([90] * 768)  # all colors alike: by way of RGB every label would be lost
+    np.testing.assert_array_equal(decode_labels(encoded(image)), labels)
+    np.testing.assert_array_equal(decode_labels(encoded(image, transparency=0)), labels)
+    np.testing.assert_array_equal(decode_labels(encoded(labels)), labels)  # 8-bit gray
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_small_palettes_keep_their_indices(bits: int):
+    labels = np.random.default_rng(0).integers(0, 2**bits, (33, 21), dtype=np.uint8)
+    image = Image.fromarray(labels)
+    image.putpalette(palette()[: 2**bits].tobytes())
+    data = encoded(image, bits=bits)
+    assert data[24] == bits
+    np.testing.assert_array_equal(decode_labels(data), labels)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "detail"),
+    [
+        (encoded(RAMP), "unsupported", "mode RGB"),
+        (encoded(Image.new("RGBA", (W, H))), "unsupported", "mode RGBA"),
+        (encoded(Image.new("LA", (W, H))), "unsupported", "mode LA"),
+        (encoded(np.zeros((H, W), np.uint16)), "unsupported", "16 bits"),
+        (encoded(Image.new("1", (W, H))), "unsupported", "1 bits"),
+        (png(4, 1, 2, 0, b"\0\x1b"), "unsupported", "2 bits"),
+        (png(2, 1, 4, 0, b"\0\x12"), "unsupported", "4 bits"),
+        (encoded(RAMP[..., 0], "JPEG"), "not an image", "expected PNG"),
+        (encode_labels(RAMP[..., 0])[:-200], "truncated", ""),
+        (b"", "empty", "0 bytes"),
+    ],
+    ids=without_bytes,
+)
+def test_a_mask_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
+    rejected = rejection(decode_labels, data)
+    assert rejected.kind == kind
+    assert detail in rejected.reason
+
+
+@settings(max_examples=50, deadline=None)
+@given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=40)))
+def test_labels_survive_the_round_trip(labels: np.ndarray):
+    np.testing.assert_array_equal(decode_labels(encode_labels(labels)), labels)
+
+
+def test_encoded_labels_show_pascals_colors_and_are_small():
+    labels = np.zeros((366, 500), np.uint8)
+    rows, columns = np.indices(labels.shape)
+    labels[np.hypot(rows - 180, columns - 200) < 120] = 15
+    labels[np.hypot(rows - 240, columns - 330) < 90] = 255
+    data = encode_labels(labels)
+    np.testing.assert_array_equal(decode_rgb(data), palette()[labels])
+    image = Image.fromarray(labels)
+    image.putpalette(palette().tobytes())
+    assert len(data) < len(encoded(image, compress_level=1))
+    assert encode_labels(labels[:, ::-1])  # a view is as good as a copy
+
+
+@pytest.mark.parametrize(
+    "labels", [np.zeros((4, 4), np.int64), np.zeros((4, 4, 3), np.uint8), np.zeros((0, 4), np.uint8)]
+)
+def test_encode_labels_takes_nothing_that_would_wrap_around(labels: np.ndarray):
+    with pytest.raises(ValueError, match="expected uint8"):
+        encode_labels(labels)
+
+
+def test_saliency_of_every_grey_kind():
+    gray = RAMP[..., 0]
+    as_rgb = np.repeat(gray[..., None], 3, -1)
+    wide = gray.astype(np.uint16) * 257
+    image = Image.fromarray(gray[::-1])
+    image.putpalette(np.repeat(np.arange(255, -1, -1), 3).astype(np.uint8).tobytes())
+    for data in (encoded(gray), encoded(as_rgb), encoded(wide), encoded(gray, "TIFF")):
+        saliency = decode_saliency(data)
+        assert saliency.dtype == np.uint8
+        np.testing.assert_array_equal(saliency, gray)
+    np.testing.assert_array_equal(decode_saliency(encoded(image)), 255 - gray[::-1])  # a palette's colors do count here
+    assert np.abs(decode_saliency(encoded(as_rgb, "JPEG", quality=95)).astype(int) - gray).max() <= 4
+    np.testing.assert_array_equal(decode_saliency(encoded(Image.fromarray(gray > 9))), np.where(gray > 9, 255, 0))
+    assert decode_saliency(encoded(np.full((1, 1), 9, np.uint8))).tolist() == [[9]]
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (encoded(RAMP), "unsupported"),
+        (encoded(Image.new("LA", (W, H))), "unsupported"),
+        (encoded(RAMP[..., 0], transparency=0), "unsupported"),
+        (encoded(RAMP[..., 0])[:60], "truncated"),
+        (b"", "empty"),
+        (b"<html>", "not an image"),
+    ],
+    ids=without_bytes,
+)
+def test_a_saliency_map_with_color_or_alpha_is_rejected(data: bytes, kind: str):
+    assert rejection(decode_saliency, data).kind == kind
+
+
+# --- SBD's masks
+
+
+def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> bytes:
+    """As SBD's files: sparse boundaries in a cell, the segmentation, the categories in it."""
+    boundaries = np.empty((20, 1), object)
+    for k in range(20):
+        boundaries[k, 0] = scipy.sparse.csc_matrix(np.eye(3, dtype=bool))
+    content: dict[str, object] = {"Boundaries": boundaries, "CategoriesPresent": np.array([[1.0], [7.0]])}
+    if labels is not None:
+        content = {"Boundaries": boundaries, "Segmentation": labels, "CategoriesPresent": np.array([[1.0]])}
+    stream = BytesIO()
+    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "behind": "text"}, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i4", "f4", "f8", ">i2"])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matlab_labels_are_scipys(kind: str, compressed: bool):
+    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(kind)
+    data = mat(labels, do_compression=compressed)
+    found = decode_mat_labels(data)
+    assert found.dtype == np.uint8
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, scipy.io.loadmat(BytesIO(data))["GTcls"]["Segmentation"].item())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3), (2, 2), (5, 1)])
+def test_the_smallest_matlab_labels(size: tuple[int, int]):
+    labels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size)
+    np.testing.assert_array_equal(decode_mat_labels(mat(labels)), labels)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "detail"),
+    [
+        (mat(None), "unsupported", "without GTcls.Segmentation"),
+        (mat(RAMP[..., 0], name="GTinst"), "unsupported", "without a variable GTcls"),
+        (mat(RAMP), "unsupported", "shape [40, 48, 3]"),
+        (mat(RAMP[..., 0] * 0.5), "unsupported", "other than 0..255"),
+        (mat(RAMP[..., 0] * np.nan), "unsupported", "other than 0..255"),
+        (mat(RAMP[..., 0].astype(int) + 250), "unsupported", "other than 0..255"),
+        (mat(RAMP[..., 0] * 1j), "unsupported", "plain numbers"),
+        (mat(np.array("text")), "unsupported", "plain numbers"),
+        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "plain numbers"),
+        (mat(RAMP[..., 0])[:2000], "truncated", ""),
+        (encode_labels(RAMP[..., 0]), "not an image", "expected a MATLAB 5.0 file"),
+        (b"", "not an image", ""),
+    ],
+    ids=without_bytes,
+)
+@pytest.mark.filterwarnings("error")
+def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
+    rejected = rejection(decode_mat_labels, data)
+    assert (rejected.kind, detail in rejected.reason) == (kind, True), rejected.reason
+
+
+def test_a_mask_is_read_by_its_content():
+    labels = RAMP[..., 0]
+    np.testing.assert_array_equal(decode_mask(encode_labels(labels)), labels)
+    np.testing.assert_array_equal(decode_mask(mat(labels)), labels)
+    assert rejection(decode_mask, b"<html>").kind == "not an image"
+
+
+# --- warnings
+
+
+def odd() -> bytes:
+    """A picture that Pillow warns of: a palette with transparency a color, in bytes."""
+    image = Image.fromarray(np.zeros((H, W), np.uint8))
+    image.putpalette([10, 20, 30])
+    return encoded(image, transparency=b"\xff\x00")
+
+
+@pytest.mark.parametrize("data", [odd(), png(10_000, 9_500, 8, 2, b"")], ids=without_bytes)
+def test_pillows_warnings_change_nothing(data: bytes, recwarn: pytest.WarningsRecorder):
+    def outcome() -> object:
+        try:
+            return decode_rgb(data).tobytes()
+        except RejectedImage as rejected:
+            return rejected.reason
+
+    quiet = outcome()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert outcome() == quiet
+    assert not recwarn.list
+
+
+# --- sizes
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
+def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
+    if mode == "I;16":
+        picture = Image.fromarray(np.random.default_rng(0).integers(0, 65536, (50, 70), np.uint16))
+    else:
+        picture = picture.convert(mode)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    stream = BytesIO()
+    picture.save(stream, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
+    data = stream.getvalue()
+    whole = Image.fromarray(decode_rgb(data)).resize((33, 33), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(decode_square(data, 33), np.asarray(whole))
+    assert decode_shape(data) == decode_rgb(data).shape[:2]
+    with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
+        decode_square(data[: len(data) // 2], 33)
+
+
+@pytest.mark.parametrize(("height", "width"), [(40, 60), (60, 40), (40, 61), (50, 50)])
+def test_the_middle_square_is_that_of_the_shorter_side(height: int, width: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    side = min(height, width)
+    found = decode_square(stream.getvalue(), side, middle=True)
+    if (height - side) % 2 == (width - side) % 2 == 0:  # no resampling is left
+        top, left = (height - side) // 2, (width - side) // 2
+        np.testing.assert_array_equal(found, pixels[top : top + side, left : left + side])
+    assert found.shape == (side, side, 3)
+
+
+def test_a_square_forgets_the_aspect_ratio_and_averages():
+    left, right = np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 200, np.uint8)
+    squashed = decode_square(encoded(np.concatenate([left, right], 1), "PNG"), 16)
+    assert squashed.shape == (16, 16, 3)
+    assert squashed.dtype == np.uint8
+    assert (squashed[:, :6] == 0).all()
+    assert (squashed[:, 10:] == 200).all()
+    checker = np.repeat((np.indices((64, 64)).sum(0) % 2 * 200)[..., None], 3, -1).astype(np.uint8)
+    assert np.abs(decode_square(encoded(checker, "PNG"), 16)[2:-2, 2:-2].astype(int) - 100).max() <= 2  # no aliasing
+    np.testing.assert_array_equal(decode_square(encoded(RAMP[:40, :40], "PNG"), 40), RAMP[:40, :40])
+
+
+@settings(max_examples=50, deadline=None)
+@given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=20)), st.integers(1, 50), st.integers(1, 50))
+def test_resized_labels_are_the_nearest(labels: np.ndarray, height: int, width: int):
+    resized = resize_labels(labels, height, width)
+    assert resized.shape == (height, width)
+    for row in range(height):
+        for column in range(width):
+            y, x = (row + 0.5) * labels.shape[0] / height, (column + 0.5) * labels.shape[1] / width
+            near = {labels[int(y + e), int(x + f)] for e in (-1e-6, 1e-6) for f in (-1e-6, 1e-6)}  # ties: either
+            assert resized[row, column] in near

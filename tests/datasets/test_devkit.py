@@ -1,0 +1,160 @@
+"""The embedded data set: a devkit's layout, one seed one set of bytes, complete or not there at all."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mcis.datasets.classes import IGNORE, palette, read_classes
+from mcis.datasets.decode import decode_labels, decode_rgb, decode_saliency
+from mcis.datasets.errors import UserError
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.synthetic.devkit import draw
+from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene
+from mcis.datasets.synthetic.silhouettes import KINDS
+
+TRAIN, VAL, SEED = 40, 12, 5
+
+
+@pytest.fixture(scope="module")
+def devkit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("embedded") / "VOC2012"
+    draw(root, train=TRAIN, val=VAL, seed=SEED)
+    return root
+
+
+def contents(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+def tags_of(root: Path, split: str) -> dict[str, tuple[int, ...]]:
+    lines = (root / "ImageSets/Segmentation" / f"{split}_cls.txt").read_text().splitlines()
+    return {line.split()[0]: tuple(map(int, line.split()[1:])) for line in lines}
+
+
+def test_layout_is_a_devkits(devkit: Path):
+    lists = devkit / "ImageSets/Segmentation"
+    train, val = ((lists / f"{split}.txt").read_text().splitlines() for split in SPLITS)
+    assert (len(train), len(val)) == (TRAIN, VAL)
+    assert len({*train, *val}) == TRAIN + VAL
+    assert list(tags_of(devkit, "train_aug")) == train
+    assert list(tags_of(devkit, "val")) == val
+    expected = {f"JPEGImages/{name}.jpg" for name in train + val}
+    expected |= {f"SegmentationClassAug/{name}.png" for name in train + val}
+    expected |= {f"SaliencyMaps/{name}.png" for name in train}
+    expected |= {f"ImageSets/Segmentation/{split}{kind}.txt" for split in SPLITS for kind in ("", "_cls")}
+    assert set(contents(devkit)) == expected | {"classes.txt", "drawn.json"}
+    assert read_classes(devkit / "classes.txt") == tuple(kind.name for kind in KINDS)
+    assert len({kind.name for kind in KINDS}) == 8
+
+
+def test_files_are_the_scenes(devkit: Path):
+    shapes = set()
+    for split, prefix in (("train_aug", "train"), ("val", "val")):
+        for index in range(VAL):
+            name, scene = f"{prefix}_{index:06d}", draw_scene(SEED, split, index)
+            rgb = decode_rgb((devkit / "JPEGImages" / f"{name}.jpg").read_bytes())
+            assert rgb.shape == scene.rgb.shape == (*scene.labels.shape, 3)
+            assert np.abs(rgb.astype(int) - scene.rgb).mean() < 4
+            mask = (devkit / "SegmentationClassAug" / f"{name}.png").read_bytes()
+            np.testing.assert_array_equal(decode_labels(mask), scene.labels)
+            np.testing.assert_array_equal(decode_rgb(mask), palette()[scene.labels])
+            if split == "train_aug":
+                saliency = decode_saliency((devkit / "SaliencyMaps" / f"{name}.png").read_bytes())
+                np.testing.assert_array_equal(saliency, scene.saliency)
+            shapes.add(rgb.shape[:2])
+    assert shapes == {(96, 96), (72, 96), (96, 72)}
+
+
+def test_tags_agree_with_masks_and_cover_every_class(devkit: Path):
+    for split in SPLITS:
+        tags = tags_of(devkit, split)
+        for name, classes in tags.items():
+            labels = decode_labels((devkit / "SegmentationClassAug" / f"{name}.png").read_bytes())
+            assert {k + 1 for k in classes} == set(np.unique(labels).tolist()) - {0, IGNORE}, name
+        assert {k for classes in tags.values() for k in classes} == set(range(8))
+
+
+def test_the_same_seed_draws_the_same_bytes_and_a_shorter_list_is_its_beginning(devkit: Path, tmp_path: Path):
+    draw(tmp_path / "again", train=TRAIN, val=VAL, seed=SEED)
+    assert contents(tmp_path / "again") == contents(devkit)
+    draw(tmp_path / "fewer", train=9, val=3, seed=SEED)
+    whole = contents(devkit)
+    part = {name: data for name, data in contents(tmp_path / "fewer").items() if name.endswith((".jpg", ".png"))}
+    assert len(part) == 9 * 3 + 3 * 2
+    assert all(whole[name] == data for name, data in part.items())
+    assert list(tags_of(tmp_path / "fewer", "train_aug").items()) == list(tags_of(devkit, "train_aug").items())[:9]
+
+
+def test_another_seed_or_split_draws_others(devkit: Path, tmp_path: Path):
+    draw(tmp_path / "other", train=9, val=3, seed=SEED + 1)
+    whole, other = contents(devkit), contents(tmp_path / "other")
+    assert all(whole[name] != data for name, data in other.items() if name.endswith(".jpg"))
+    one, two = (draw_scene(SEED, split, 0) for split in SPLITS)
+    assert one.rgb.shape != two.rgb.shape or (one.rgb != two.rgb).any()
+
+
+def test_a_complete_folder_is_left_as_it_is(tmp_path: Path):
+    root = tmp_path / "devkit"
+    draw(root, train=2, val=1)
+    (root / "classes.txt").write_text("touched\n")
+    draw(root, train=2, val=1)
+    assert (root / "classes.txt").read_text() == "touched\n"
+    before = contents(root)
+    with pytest.raises(UserError, match=r"already holds .*'train': 2.*\n.*'train': 3"):
+        draw(root, train=3, val=1)
+    assert contents(root) == before
+
+
+def test_a_folder_with_something_else_is_not_touched(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    (tmp_path / "file").write_text("a file")
+    for root in (tmp_path / "mine", tmp_path / "file"):
+        with pytest.raises(UserError, match="already holds something else"):
+            draw(root, train=1, val=1)
+    assert contents(tmp_path) == {"mine/thesis.txt": b"years of work", "file": b"a file"}
+    (tmp_path / "empty").mkdir()
+    draw(tmp_path / "empty", train=1, val=1)
+    assert (tmp_path / "empty/classes.txt").exists()
+
+
+def test_an_interrupted_drawing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def interrupted(seed: int, split: str, index: int, **options: int) -> Scene:
+        if index == 3:
+            raise KeyboardInterrupt
+        return draw_scene(seed, split, index, **options)
+
+    monkeypatch.setattr(synthetic, "draw_scene", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        draw(tmp_path / "deep/devkit", train=5, val=1)
+    assert list((tmp_path / "deep").iterdir()) == []
+
+
+def test_two_at_once_make_one_folder(tmp_path: Path):
+    with ThreadPoolExecutor(4) as pool:
+        for made in [pool.submit(draw, tmp_path / "devkit", train=3, val=2) for _ in range(4)]:
+            made.result()
+    assert [path.name for path in tmp_path.iterdir()] == ["devkit"]
+    assert json.loads((tmp_path / "devkit/drawn.json").read_text())["train"] == 3
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ({"train": 0}, "at least 1"),
+        ({"val": 0}, "at least 1"),
+        ({"size": 47}, "at least 48"),
+        ({"classes": 9}, "2 to 8"),
+        ({"classes": 1}, "2 to 8"),
+        ({"seed": -1}, "at least 0"),
+    ],
+)
+def test_arguments_out_of_range_are_named(tmp_path: Path, argument: dict[str, int], expected: str):
+    (name,) = argument
+    with pytest.raises(UserError, match=f"{name} = {argument[name]}") as raised:
+        draw(tmp_path / "devkit", **argument)
+    assert raised.value.expected == expected
+    assert not (tmp_path / "devkit").exists()

@@ -1,0 +1,209 @@
+"""Fetching archives from a server of this machine: cut transfers go on, and nothing wrong is unpacked."""
+
+import hashlib
+import io
+import re
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.sources.download import Archive, fetch, fetch_voc
+
+NOISE = np.random.default_rng(0).integers(0, 256, 1_500_000, np.uint8).tobytes()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files`; cuts the next answer after `cut` bytes; `ranges` says whether it knows ranges."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.asked: list[tuple[str, str | None]] = []
+        self.cut: int | None = None
+        self.ranges = True
+
+    def archive(self, name: str, members: dict[str, bytes], holds: str) -> Archive:
+        self.files[name] = tar(members)
+        return Archive(f"http://127.0.0.1:{self.server_port}/{name}", hashlib.md5(self.files[name]).hexdigest(), holds)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        asked = self.headers["Range"]
+        self.server.asked.append((self.path[1:], asked))
+        content = self.server.files.get(self.path[1:])
+        if content is None:
+            self.send_error(404)
+            return
+        start = 0
+        if asked and self.server.ranges:
+            match = re.fullmatch(r"bytes=(\d+)-", asked)
+            assert match
+            start = int(match[1])
+            if start >= len(content):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        else:
+            self.send_response(200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        cut, self.server.cut = self.server.cut, None
+        self.wfile.write(content[start:][:cut])
+
+    def log_message(self, *arguments: object) -> None:
+        """Keeps the tests' output clean."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as running:
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def tar(members: dict[str, bytes]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz", compresslevel=1) as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+def left(folder: Path) -> list[str]:
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+
+
+def test_both_archives_end_in_their_folders(server: Server, tmp_path: Path) -> None:
+    voc = server.archive("voc.tar", {"VOCdevkit/VOC2012/JPEGImages/a.jpg": NOISE}, "VOCdevkit/VOC2012")
+    sbd = server.archive("sbd.tgz", {"benchmark_RELEASE/dataset/train.txt": b"a\n"}, "benchmark_RELEASE")
+    told: list[tuple[str, int, int]] = []
+    fetched = fetch_voc(tmp_path / "data", voc=voc, sbd=sbd, on_progress=lambda *now: told.append(now))
+    assert fetched == (tmp_path / "data/VOCdevkit/VOC2012", tmp_path / "data/benchmark_RELEASE")
+    assert (fetched.voc / "JPEGImages/a.jpg").read_bytes() == NOISE
+    assert left(tmp_path / "data") == ["VOCdevkit/VOC2012/JPEGImages/a.jpg", "benchmark_RELEASE/dataset/train.txt"]
+    for name in ("voc.tar", "sbd.tgz"):
+        size = len(server.files[name])
+        steps = [done for told_of, done, _ in told if told_of == name]
+        assert steps == sorted(steps)
+        assert steps[-1] == size
+        assert {total for told_of, _, total in told if told_of == name} == {size}
+    server.asked.clear()
+    assert fetch_voc(tmp_path / "data", voc=voc, sbd=sbd) == fetched
+    assert not server.asked, "what is there is not fetched again"
+
+
+def test_a_cut_transfer_goes_on_where_it_ended(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": NOISE}, "VOC2012")
+    server.cut = 1_000_000
+    with pytest.raises(UserError, match="did not arrive") as caught:
+        fetch(archive, tmp_path)
+    assert "goes on" in caught.value.remedy
+    (part,) = tmp_path.iterdir()
+    here = part.stat().st_size
+    assert 0 < here <= 1_000_000
+    told: list[tuple[str, int, int]] = []
+    fetch(archive, tmp_path, on_progress=lambda *now: told.append(now))
+    assert server.asked == [("voc.tar", None), ("voc.tar", f"bytes={here}-")]
+    assert (tmp_path / "VOC2012/a").read_bytes() == NOISE
+    assert here < told[0][1] <= told[-1][1] == told[-1][2] == len(server.files["voc.tar"])
+    assert left(tmp_path) == ["VOC2012/a"]
+
+
+def test_a_server_without_ranges_begins_anew(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": NOISE}, "VOC2012")
+    server.ranges, server.cut = False, 1_000_000
+    with pytest.raises(UserError, match="did not arrive"):
+        fetch(archive, tmp_path)
+    fetch(archive, tmp_path)
+    assert server.asked[1][1], "a range was asked for"
+    assert (tmp_path / "VOC2012/a").read_bytes() == NOISE
+
+
+def test_a_transfer_that_ended_before_its_file_was_renamed(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
+    (tmp_path / "voc.tar.part").write_bytes(server.files["voc.tar"])
+    fetch(archive, tmp_path)
+    assert left(tmp_path) == ["VOC2012/a"]
+
+
+def test_an_archive_that_lies_there_is_taken(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
+    (tmp_path / "voc.tar").write_bytes(server.files["voc.tar"])
+    fetch(archive, tmp_path)
+    assert not server.asked
+    assert left(tmp_path) == ["VOC2012/a"]
+
+
+def test_a_wrong_sum_is_refused_and_fetched_anew(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
+    right = server.files["voc.tar"]
+    server.files["voc.tar"] = right + b"\0"
+    with pytest.raises(UserError) as caught:
+        fetch(archive, tmp_path)
+    assert hashlib.md5(right + b"\0").hexdigest() in caught.value.found
+    assert archive.md5 in caught.value.expected
+    assert not left(tmp_path)
+    server.files["voc.tar"] = right
+    fetch(archive, tmp_path)
+    assert left(tmp_path) == ["VOC2012/a"]
+
+
+def test_what_the_server_has_not_is_named(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
+    server.files.clear()
+    with pytest.raises(UserError, match=r"voc\.tar did not arrive: 404") as caught:
+        fetch(archive, tmp_path)
+    assert str(tmp_path / "voc.tar") in caught.value.remedy
+    assert not left(tmp_path)
+
+
+def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did not arrive"):
+        fetch(Archive("http://127.0.0.1:1/voc.tar", "", "VOC2012"), tmp_path, timeout=5)
+
+
+@pytest.mark.parametrize("name", ["../outside", "VOC2012/../../outside"])
+def test_an_archive_that_leads_out_of_its_folder_is_refused(server: Server, tmp_path: Path, name: str) -> None:
+    archive = server.archive("voc.tar", {"VOC2012/a": b"1", name: b"2"}, "VOC2012")
+    with pytest.raises(UserError, match=r"cannot be unpacked: .*outside"):
+        fetch(archive, tmp_path / "data")
+    assert left(tmp_path) == ["data/voc.tar"], "neither outside nor half unpacked"
+
+
+def test_a_link_out_of_the_folder_is_refused(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {}, "VOC2012")
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as links:
+        member = tarfile.TarInfo("VOC2012/etc")
+        member.type, member.linkname = tarfile.SYMTYPE, "/etc"
+        links.addfile(member)
+    server.files["voc.tar"] = stream.getvalue()
+    with pytest.raises(UserError, match=r"cannot be unpacked: .*absolute path"):
+        fetch(archive._replace(md5=hashlib.md5(stream.getvalue()).hexdigest()), tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"<html>", tar({"other/a": b"1"}), tar({"VOC2012/a": NOISE})[:900_000]])
+def test_an_archive_that_holds_something_else_is_named(server: Server, tmp_path: Path, content: bytes) -> None:
+    archive = server.archive("voc.tar", {}, "VOC2012")
+    server.files["voc.tar"] = content
+    with pytest.raises(UserError, match="cannot be unpacked") as caught:
+        fetch(archive._replace(md5=hashlib.md5(content).hexdigest()), tmp_path)
+    assert "VOC2012" in caught.value.expected
+    assert left(tmp_path) == ["voc.tar"]

@@ -1,0 +1,347 @@
+"""Thousands of damaged files through the index: none ends a run, each is accepted whole or rejected with a reason."""
+
+import collections
+import io
+import re
+import resource
+import struct
+import time
+import warnings
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import scipy.io
+from PIL import Image
+from typer.testing import CliRunner
+
+from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_mask, decode_mat_labels, decode_rgb
+from mcis.datasets.index import LISTING_SCHEMA, verify
+from mcis.platform.cli import app
+from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.workspace import Workspace
+
+FILES = 2500
+H, W = 40, 48
+PIXELS = np.random.default_rng(1).integers(0, 256, (H, W, 3), np.uint8)
+PIXELS[10:30, 10:30] = (200, 30, 30)  # something that compresses, too
+
+Damage = Callable[[bytes, np.random.Generator], bytes]
+
+
+def saved(image: Image.Image | np.ndarray, form: str, **options: object) -> bytes:
+    stream = io.BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, form, **options)
+    return stream.getvalue()
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "a description"
+    return exif
+
+
+GREY = PIXELS[..., 0]
+RGB = Image.fromarray(PIXELS)
+FRAMES = {"save_all": True, "append_images": [RGB.rotate(180)]}
+SEEDS = {
+    "jpeg": saved(RGB, "JPEG"),
+    "jpeg progressive": saved(RGB, "JPEG", progressive=True),
+    "jpeg turned": saved(RGB, "JPEG", exif=turned()),
+    "jpeg cmyk": saved(RGB.convert("CMYK"), "JPEG"),
+    "jpeg gray": saved(GREY, "JPEG"),
+    "mpo": saved(RGB, "MPO", **FRAMES),
+    "png": saved(RGB, "PNG", exif=turned()),
+    "png 16": saved(GREY.astype(np.uint16) * 257, "PNG"),
+    "png palette": saved(RGB.quantize(16), "PNG", transparency=3),
+    "png alpha": saved(RGB.convert("RGBA"), "PNG"),
+    "png animated": saved(RGB, "PNG", **FRAMES),
+    "gif": saved(RGB, "GIF", **FRAMES),
+    "bmp": saved(RGB, "BMP"),
+    "bmp palette": saved(RGB.quantize(16), "BMP"),
+    "webp": saved(RGB, "WEBP"),
+    "webp lossless": saved(RGB.convert("RGBA"), "WEBP", lossless=True, exif=turned()),
+    "webp animated": saved(RGB, "WEBP", **FRAMES),
+    "tiff": saved(RGB, "TIFF"),
+    "tiff lzw": saved(RGB, "TIFF", compression="tiff_lzw"),
+    "tiff jpeg": saved(RGB, "TIFF", compression="jpeg"),
+    "tiff 16": saved(GREY.astype(np.uint16) * 257, "TIFF"),
+    "ppm": saved(RGB, "PPM"),
+    "pgm plain": b"P2 40 40 255\n" + b" ".join(str(v).encode() for v in GREY[:40, :40].ravel()),
+}
+
+
+# --- damages
+
+
+def flipped(data: bytes, draw: np.random.Generator) -> bytes:
+    out = bytearray(data)
+    near_start = draw.random() < 0.5
+    for _ in range(draw.integers(1, 20)):
+        out[draw.integers(min(len(out), 120) if near_start else len(out))] ^= 1 << draw.integers(8)
+    return bytes(out)
+
+
+def cut(data: bytes, draw: np.random.Generator) -> bytes:
+    return data[: draw.integers(len(data))]
+
+
+def lying(data: bytes, draw: np.random.Generator) -> bytes:
+    """Some fields of 2 or 4 bytes, most of them in the header, become extreme."""
+    out = bytearray(data)
+    for _ in range(draw.integers(1, 4)):
+        kind = draw.choice(["<H", ">H", "<I", ">I"])
+        value = draw.choice([0, 1, 255, 32767, 32768, 65000, 65535] + [2**31 - 1, 2**31, 2**32 - 1] * ("I" in kind))
+        place = draw.integers(min(len(out), 160 if draw.random() < 0.8 else len(out)) - 4)
+        struct.pack_into(str(kind), out, int(place), int(value))
+    return bytes(out)
+
+
+def joined(data: bytes, draw: np.random.Generator) -> bytes:
+    other = list(SEEDS.values())[draw.integers(len(SEEDS))]
+    return data[: draw.integers(len(data) + 1)] + other[draw.integers(len(other)) * draw.integers(2) :]
+
+
+def inserted(data: bytes, draw: np.random.Generator) -> bytes:
+    place, size = int(draw.integers(len(data))), int(draw.integers(1, 200))
+    more = draw.bytes(size) if draw.random() < 0.5 else bytes(size)
+    return data[:place] + more + data[place + (size if draw.random() < 0.3 else 0) :]
+
+
+def without(data: bytes, draw: np.random.Generator) -> bytes:
+    place = draw.integers(len(data))
+    return data[:place] + data[place + draw.integers(1, 60) :]
+
+
+def claiming(data: bytes, draw: np.random.Generator) -> bytes:
+    sizes = (0, 1, 31, 47, 500, 1000, 20000, 65000, 65535)
+    return claimed(data, int(draw.choice(sizes)), int(draw.choice(sizes)))
+
+
+DAMAGES: tuple[Damage, ...] = (flipped, cut, lying, joined, inserted, without, claiming)
+
+
+def claimed(data: bytes, width: int, height: int) -> bytes:
+    """The same file with another size in its header."""
+    out = bytearray(data)
+    if data.startswith(b"\x89PNG"):
+        struct.pack_into(">II", out, 16, width, height)
+    elif data.startswith(b"GIF"):
+        struct.pack_into("<HH", out, 6, width, height)
+    elif data.startswith(b"BM"):
+        struct.pack_into("<ii", out, 18, width, height)
+    elif data.startswith(b"\xff\xd8"):
+        for frame in re.finditer(rb"\xff[\xc0\xc2]\x00.\x08", data, re.DOTALL):
+            struct.pack_into(">HH", out, frame.end(), height, width)
+    elif data.startswith(b"II*\0"):
+        start = struct.unpack_from("<I", data, 4)[0]
+        for place in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", data, start)[0], 12):
+            tag = struct.unpack_from("<H", data, place)[0]
+            if tag in (256, 257, 278):  # ImageWidth, ImageLength, RowsPerStrip
+                struct.pack_into("<HII", out, place + 2, 4, 1, width if tag == 256 else height)
+    elif data[8:16] == b"WEBPVP8X":
+        out[24:30] = (width - 1 & 0xFFFFFF).to_bytes(3, "little") + (height - 1 & 0xFFFFFF).to_bytes(3, "little")
+    elif data[8:16] == b"WEBPVP8 ":
+        struct.pack_into("<HH", out, 26, width & 0x3FFF, height & 0x3FFF)
+    elif data[8:16] == b"WEBPVP8L":
+        struct.pack_into("<I", out, 21, (width - 1 & 0x3FFF) | (height - 1 & 0x3FFF) << 14)
+    else:
+        return re.sub(rb"(?<=P[256][ \n])\d+ \d+", f"{width} {height}".encode(), data, count=1)
+    return sealed(bytes(out))
+
+
+def sealed(data: bytes) -> bytes:
+    """A PNG with its checksums made right, so that a damage gets further than to them; others as they are."""
+    if not data.startswith(b"\x89PNG"):
+        return data
+    out, place = bytearray(data), 8
+    while place + 12 <= len(out):
+        end = place + 8 + struct.unpack_from(">I", out, place)[0]
+        if end + 4 > len(out):
+            break
+        struct.pack_into(">I", out, end, zlib.crc32(out[place + 4 : end]))
+        place = end + 4
+    return bytes(out)
+
+
+def damaged(count: int) -> dict[str, bytes]:
+    """Name -> content: each seed and damage equally often, some damaged twice."""
+    names, files = list(SEEDS), {}
+    for i in range(count):
+        draw = np.random.default_rng([7, i])
+        name, damage = names[i % len(names)], DAMAGES[i // len(names) % len(DAMAGES)]
+        data = damage(SEEDS[name], draw)
+        if data and draw.random() < 0.2:
+            data = flipped(data, draw)
+        files[f"{i:05d} {name} {damage.__name__}"] = sealed(data) if draw.random() < 0.8 else data
+    return files
+
+
+# --- what they come to
+
+
+def written(folder: Path, files: dict[str, bytes]) -> pa.Table:
+    rows = []
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
+        rows.append({"image_id": name, "uri": str(folder / name), "domain": "web", "split": "train", "tags": []})
+    return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
+
+
+def in_order(reason: str) -> bool:
+    return 0 < len(reason) < 500 and reason.isprintable() and bool(reason.encode("utf-8"))
+
+
+def test_seeds_are_sound(tmp_path: Path) -> None:
+    found = verify(written(tmp_path, SEEDS))
+    assert dict(zip(SEEDS, found["reason"].to_pylist(), strict=True)) == dict.fromkeys(SEEDS)
+
+
+def test_damaged_files_are_accepted_whole_or_rejected_with_a_reason(tmp_path: Path) -> None:
+    files = damaged(FILES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        table = written(tmp_path, files)
+        found = pa.concat_tables(verify(table.slice(start, 250)) for start in range(0, len(table), 250))
+    assert found["image_id"].to_pylist() == list(files), "each exactly once, in order"
+    kinds: collections.Counter[str] = collections.Counter()
+    for row in found.to_pylist():
+        reason = row["reason"]
+        if reason is not None:
+            assert in_order(reason), (row["image_id"], reason)
+            assert (row["height"], row["width"]) == (0, 0)
+            kinds[reason.partition(":")[0]] += 1
+            continue
+        rgb = decode_rgb(files[row["image_id"]])
+        assert rgb.dtype == np.uint8
+        assert rgb.shape == (row["height"], row["width"], 3)
+        assert min(rgb.shape[:2]) >= 32
+        assert row["height"] * row["width"] <= MAX_PIXELS
+        kinds["accepted"] += 1
+    known = {"accepted", "empty", "not an image", "too large", "too small", "truncated", "unsupported", "corrupt"}
+    assert set(kinds) <= known
+    often = ("accepted", "not an image", "too large", "too small", "truncated", "corrupt")
+    assert min(kinds[kind] for kind in often) > FILES / 50, f"the damages differ in depth: {kinds}"
+
+
+@pytest.mark.slow
+def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: None, tmp_path: Path) -> None:
+    """As a user does it: a folder of files, a table that names them, `mcis index tags`, and a look at the index."""
+    files = damaged(4 * FILES) | {"whole": SEEDS["jpeg"], "nothing": b""}
+    images = tmp_path / "images"
+    images.mkdir()
+    written(images, files)
+    (images / "folder").mkdir()
+    names = [*files, "folder", "absent"]
+    lines = [f"images/{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(names)]
+    (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
+    place = ["--workspace", str(tmp_path / "workspace")]
+    done = CliRunner().invoke(app, ["index", "tags", "--tags", str(tmp_path / "photos.csv"), *place])
+    assert done.exit_code == 0, done.output
+    found = open_index(Workspace(tmp_path / "workspace"), "index-tags")
+    accepted, rejected = found.index["uri"].to_pylist(), found.rejects["uri"].to_pylist()
+    assert sorted(accepted + rejected) == sorted(str(images / name) for name in names), "each in one of them, once"
+    reasons = dict(zip((Path(uri).name for uri in rejected), found.rejects["reason"].to_pylist(), strict=True))
+    assert all(map(in_order, reasons.values()))
+    assert {"nothing", "folder", "absent"} <= set(reasons)
+    assert str(images / "whole") in accepted
+    assert min(len(accepted), len(rejected)) > len(names) / 20
+    assert f"rejected: {len(rejected)}" in done.output
+    for row in found.index.to_pylist():
+        assert decode_rgb(files[Path(row["uri"]).name]).shape == (row["height"], row["width"], 3)
+    browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *place])
+    assert browsed.exit_code == 0, browsed.output
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_claimed_size_costs_no_memory(tmp_path: Path, name: str) -> None:
+    side = 16383 if name.startswith("webp") and "VP8X" not in str(SEEDS[name][:20]) else 65000
+    table = written(tmp_path, {name: claimed(SEEDS[name], side, side)})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    (reason,) = verify(table)["reason"].to_pylist()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
+    assert reason is not None
+    assert in_order(reason)
+    if not name.startswith("webp"):  # libwebp compares the sizes of its parts first
+        assert reason.startswith("too large: "), reason
+
+
+def test_what_decoders_quote_is_one_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: Image.Image) -> None:
+        raise ValueError("a\nb\x00\x1b[31m\u202e\udcff" + "x" * 10_000)
+
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+    with pytest.raises(RejectedImage) as caught:
+        decode_rgb(SEEDS["png"])
+    assert in_order(caught.value.reason)
+    assert caught.value.reason.startswith("corrupt: ValueError: a b??[31m")
+
+
+def test_paths_that_are_none_are_rejected(tmp_path: Path) -> None:
+    rows = [
+        {"image_id": str(i), "uri": uri, "domain": "web", "split": "train", "tags": []}
+        for i, uri in enumerate(["a\0b", "", str(tmp_path), str(tmp_path / ("x" * 5000)), "nowhere://a/b.jpg"])
+    ]
+    for reason in verify(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA))["reason"].to_pylist():
+        assert reason.startswith("cannot be read: ")
+        assert in_order(reason)
+        assert not reason.endswith("None")
+
+
+# --- MATLAB files
+
+
+def mat(**options: bool) -> bytes:
+    labels = (GREY // 13).astype(np.uint8)
+    stream = io.BytesIO()
+    scipy.io.savemat(stream, {"GTcls": {"Boundaries": np.zeros((2, 1), object), "Segmentation": labels}}, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_damaged_matlab_files_are_labels_or_rejected(compressed: bool) -> None:
+    seed = mat(do_compression=compressed)
+    kinds: collections.Counter[str] = collections.Counter()
+    damages = (flipped, cut, lying, inserted, without)
+    for i in range(1000):
+        draw = np.random.default_rng([8, i])
+        data = damages[i % len(damages)](seed, draw)
+        try:
+            labels = decode_mat_labels(data)
+        except RejectedImage as rejected:
+            kinds[rejected.kind] += in_order(rejected.reason)
+        else:
+            kinds["accepted"] += (labels.dtype, labels.ndim) == (np.uint8, 2)
+    assert kinds.total() == 1000
+    assert set(kinds) <= {"accepted", "corrupt", "empty", "not an image", "too large", "truncated", "unsupported"}
+    assert len(kinds) >= 4
+
+
+def element(kind: int, content: bytes) -> bytes:
+    return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
+
+
+def matrix(kind: int, name: bytes, content: bytes) -> bytes:
+    flags = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack("<ii", 1, 1))
+    return element(14, flags + element(1, name) + content)
+
+
+def test_matlab_files_that_unfold_or_nest_without_end_are_rejected() -> None:
+    head = mat()[:128]
+    bomb = zlib.compress(element(14, bytes(100 * 2**20)))
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
+        decode_mask(head + struct.pack("<II", 15, len(bomb)) + bomb)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+    nested = matrix(6, b"", element(9, bytes(8)))
+    for _ in range(5000):
+        nested = matrix(1, b"", nested)
+    with pytest.raises(RejectedImage):
+        decode_mask(head + matrix(1, b"GTcls", nested))
+    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
+        decode_mask(head + element(14, bytes(2**24 + 8)))
+    assert time.monotonic() - began < 10

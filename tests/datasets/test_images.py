@@ -1,0 +1,94 @@
+"""Images at one size, from their files and from the cache: the same pixels, and clear words where there are none."""
+
+import itertools
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images import MakeSquares, Squares, image_bytes, read_rgb
+from mcis.platform.runs.workspace import write_table
+
+SIZE = 20
+
+
+def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    Image.new("RGB", (3, 2), (1, 2, 3)).save(path)
+    assert read_rgb(str(path)).tolist() == [[[1, 2, 3]] * 3] * 2  # smaller than the index accepts by default
+    path.write_bytes(b"no image")
+    with pytest.raises(UserError, match=r"a\.png.*not an image"):
+        read_rgb(str(path))
+    path.unlink()
+    with pytest.raises(UserError, match=r"a\.png") as caught:
+        read_rgb(str(path))
+    assert "--from index" in caught.value.remedy
+
+
+@pytest.fixture
+def uris(tmp_path: Path) -> list[str]:
+    """Ten pictures of noise, each of another shape."""
+    rng = np.random.default_rng(0)
+    out = []
+    for n in range(10):
+        path = tmp_path / f"{n}.png"
+        Image.fromarray(rng.integers(0, 256, (30 + n, 50 - n, 3), np.uint8)).save(path)
+        out.append(str(path))
+    return out
+
+
+def filled(folder: Path, uris: list[str], cuts: tuple[int, ...]) -> Path:
+    """A cache with shards between the cuts."""
+    for first, last in itertools.pairwise(cuts):
+        shard = MakeSquares(SIZE)(pa.table({"uri": uris[first:last]}))
+        write_table(folder / f"part-{first:08d}-{last:08d}.arrow", shard)
+    return folder
+
+
+def expected(uris: list[str], positions: list[int]) -> NDArray[np.uint8]:
+    whole = [Image.fromarray(read_rgb(uris[p])) for p in positions]
+    return np.stack([np.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR)) for image in whole])
+
+
+@pytest.mark.parametrize("cuts", [(0, 10), (0, 4, 8, 10), (0, 3), ()], ids=["whole", "shards", "part", "none"])
+def test_the_cache_changes_no_pixel(tmp_path: Path, uris: list[str], cuts: tuple[int, ...]) -> None:
+    images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, cuts) if cuts else None)
+    positions = [9, 0, 3, 3, 8, 4, 2]
+    for reader in (images, pickle.loads(pickle.dumps(images))):
+        found = reader(np.array(positions))
+        assert found.dtype == np.uint8
+        np.testing.assert_array_equal(found, expected(uris, positions))
+
+
+def test_what_is_cached_is_not_decoded_and_the_rest_is(tmp_path: Path, uris: list[str]) -> None:
+    images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, (0, 4, 7)))
+    wanted = expected(uris, [1, 6])
+    for uri in uris:
+        Path(uri).unlink()
+    np.testing.assert_array_equal(images(np.array([1, 6])), wanted)
+    with pytest.raises(UserError, match=r"7\.png cannot be read"):
+        images(np.array([7]))
+
+
+def test_a_shard_that_made_room_is_decoded_and_a_damaged_one_is_named(tmp_path: Path, uris: list[str]) -> None:
+    cache = filled(tmp_path / "cache", uris, (0, 4, 8))
+    first, second = sorted(cache.iterdir())
+    assert first.stat().st_size > 4 * image_bytes(SIZE)
+    images = Squares(uris, SIZE, cache=cache)
+    first.unlink()
+    second.write_bytes(second.read_bytes()[:500])
+    np.testing.assert_array_equal(images(np.array([0, 9])), expected(uris, [0, 9]))
+    with pytest.raises(UserError, match=r"part-00000004-00000008\.arrow is damaged"):
+        images(np.array([5]))
+
+
+def test_a_shard_is_mapped_not_read(tmp_path: Path, uris: list[str]) -> None:
+    images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, (0, 10)))
+    before = pa.total_allocated_bytes()
+    images(np.arange(10))
+    assert pa.total_allocated_bytes() - before < image_bytes(SIZE)

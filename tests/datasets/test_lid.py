@@ -1,0 +1,135 @@
+"""The LID source: lists with class indices, paths below the root or its split's folder, masks for val."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import LISTING_SCHEMA, Listing
+from mcis.datasets.sources.lid import list_lid
+
+LISTS = {
+    "train": "ILSVRC2013_train/n01/n01_1.JPEG 0 2\nILSVRC2013_train/n02/n02_5.JPEG 1\nextra/x.JPEG\n",
+    "val": "val/v_1.JPEG\nval/v_2.JPEG 2 0\n",
+    "test": "test/t_1.JPEG\n",
+}
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+@pytest.fixture
+def challenge(tmp_path: Path) -> Path:
+    """Three classes, three training images, two of val with masks, one of test; no image holds anything."""
+    root = tmp_path / "LID"
+    (tmp_path / "classes.txt").write_text("cat\ndog\ncow\n")
+    for split, text in LISTS.items():
+        (tmp_path / f"{split}.txt").write_text(text)
+        fill(root, *(line.split()[0] for line in text.splitlines()))
+    fill(tmp_path / "masks", "val/v_1.png", "val/v_2.png")
+    return root
+
+
+def listed(root: Path, **options: Any) -> Listing:
+    lists: dict[str, Any] = {f"{split}_list": root.parent / f"{split}.txt" for split in LISTS}
+    lists |= {"masks": root.parent / "masks", "classes": root.parent / "classes.txt"}
+    return list_lid(root, **(lists | options))
+
+
+def test_the_lists_come_to_their_rows(challenge: Path) -> None:
+    found = listed(challenge)
+    assert found.classes == ("cat", "dog", "cow")
+    assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
+    assert found.notes == ()
+    rows = found.table.to_pylist()
+    paths = [line.split()[0] for text in LISTS.values() for line in text.splitlines()]
+    assert [r["image_id"] for r in rows] == [f"lid/{path}" for path in paths]
+    assert [r["uri"] for r in rows] == [str(challenge / path) for path in paths]
+    assert [r["tags"] for r in rows] == [[0, 2], [1], [], [], [0, 2], []]
+    assert [r["split"] for r in rows] == ["train"] * 3 + ["val"] * 2 + ["test"]
+    assert {(r["domain"], r["saliency_uri"]) for r in rows} == {("target", None)}
+    masks = [str(challenge.parent / f"masks/val/v_{i}.png") for i in (1, 2)]
+    assert [r["mask_uri"] for r in rows] == [None] * 3 + masks + [None]
+
+
+def test_paths_may_start_in_the_folder_of_the_split_and_lack_the_suffix(challenge: Path) -> None:
+    (challenge.parent / "val.txt").write_text("v_1\nv_2 1\n")
+    (challenge.parent / "masks/val").rename(challenge.parent / "flat")
+    found = listed(challenge, masks=challenge.parent / "flat", test_list=None).table.to_pylist()[3:]
+    assert [r["image_id"] for r in found] == ["lid/val/v_1.JPEG", "lid/val/v_2.JPEG"]
+    assert [r["mask_uri"] for r in found] == [str(challenge.parent / f"flat/v_{i}.png") for i in (1, 2)]
+
+
+def test_indices_may_count_from_one(challenge: Path) -> None:
+    (challenge.parent / "train.txt").write_text("extra/x.JPEG 1 3\n")
+    found = listed(challenge, first_index=1, val_list=challenge.parent / "test.txt", test_list=None)
+    assert found.table["tags"].to_pylist() == [[0, 2], []]
+
+
+def test_masks_are_whole_or_none_and_noted(challenge: Path) -> None:
+    assert listed(challenge, masks=None).notes == ("no folder of ground-truth masks: nothing is scored",)
+    (challenge.parent / "masks/val/v_2.png").unlink()
+    found = listed(challenge)
+    assert found.notes == ("no ground-truth mask for 1 of 2 images of split val: it is not scored",)
+    assert found.table["mask_uri"].null_count == 6
+
+
+BAD = [
+    ("train", "extra/x.JPEG 3\n", r"train\.txt, line 1: class index 3 of image extra/x", "count from 0 or 1"),
+    ("train", "\nextra/x.JPEG 1 cat -1\n", r"train\.txt, line 2: class index cat, -1 of image", "right class file"),
+    ("train", "extra/x.JPEG 01\n", r"class index 01 of image", "mend the list"),
+    ("train", "extra/x.JPEG 0\nextra//x.JPEG 1", r"line 2: extra//x\.JPEG a second time", "merge"),
+    ("train", "extra/y.JPEG 0\n", r"train\.txt names 1 image\(s\) that are not in .*: extra/y\.JPEG", "take them off"),
+    ("train", "extra/x.JPEG 0\nextra/x 0\n", r"names 1 image\(s\) that are not in .*: extra/x\n", "add the images"),
+    ("train", "extra 0\n", r"names 1 image\(s\) that are not in .*: extra\n", "add the images"),
+    ("train", "n" * 300 + "/x.JPEG 0\n", r"names 1 image\(s\) that are not in", "add the images"),
+    ("train", "../secret.JPEG 0\n", r"line 1: \.\./secret\.JPEG lies outside of the images", "take it off"),
+    ("train", "extra/../../secret.JPEG 0\n", "lies outside of the images", "take it off"),
+    ("train", "/etc/hostname 0\n", "line 1: /etc/hostname lies outside of the images", "take it off"),
+    ("train", "out/secret.JPEG 0\n", r"names 1 image\(s\) that are not in .*: out/secret\.JPEG", "take them off"),
+    ("train", "extra/link.JPEG 0\n", r"names 1 image\(s\) that are not in .*: extra/link\.JPEG", "take them off"),
+    ("train", "a\0b 0\n", "lies outside of the images", "take it off"),
+    ("val", "extra/x.JPEG 0\n", r"extra/x\.JPEG is in the lists of train and val", "one of them"),
+    ("val", "\n", r"val\.txt is empty", "name a list"),
+    ("classes", "", r"classes\.txt is empty", "add the names"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "found", "remedy"), BAD, ids=[found for _, _, found, _ in BAD])
+def test_what_is_wrong_is_named_with_a_remedy(challenge: Path, name: str, text: str, found: str, remedy: str) -> None:
+    fill(challenge.parent, "secret.JPEG")
+    (challenge / "out").symlink_to(challenge.parent)
+    (challenge / "extra/link.JPEG").symlink_to(challenge.parent / "secret.JPEG")
+    (challenge.parent / f"{name}.txt").write_text(text)
+    with pytest.raises(UserError, match=found) as caught:
+        listed(challenge)
+    assert remedy in caught.value.remedy
+
+
+def test_missing_files_and_folders_are_named(challenge: Path) -> None:
+    none = challenge.parent / "none"
+    for options in ({"train_list": none}, {"test_list": none}, {"classes": none}, {"masks": none}):
+        with pytest.raises(UserError, match=r"no (file|folder) .*none"):
+            listed(challenge, **options)
+    with pytest.raises(UserError, match=r"no folder .*none"):
+        list_lid(none, train_list=none, val_list=none, classes=none)
+
+
+def test_a_folder_is_read_once_however_many_images_it_holds(challenge: Path) -> None:
+    """20,000 images in a fraction of a second: the challenge's 364,009 take some seconds rather than minutes."""
+    folder = challenge / "many"
+    folder.mkdir()
+    names = [f"{i:05}.JPEG" for i in range(20_000)]
+    (folder / names[0]).touch()
+    for name in names[1:]:
+        (folder / name).hardlink_to(folder / names[0])
+    (challenge.parent / "train.txt").write_text("".join(f"many/{name} 0 1\n" for name in names))
+    started = time.process_time()
+    found = listed(challenge)
+    assert len(found.table) == 20_003
+    assert time.process_time() - started < 5

@@ -1,0 +1,130 @@
+"""The drawn world: a scene for each number, truth that agrees with itself, and as hard as intended."""
+
+from colorsys import rgb_to_hsv
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image, ImageFilter
+
+from mcis.datasets.classes import IGNORE
+from mcis.datasets.decode import decode_square, resize_labels
+from mcis.datasets.synthetic.scenes import Scene, body_group, draw_scene
+from mcis.datasets.synthetic.silhouettes import KINDS
+
+
+@pytest.fixture(scope="module")
+def scenes() -> list[Scene]:
+    return [draw_scene(0, "train_aug", index) for index in range(160)]
+
+
+def as_trained_on(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
+    """Picture (96, 96, 3) and labels (96, 96) after JPEG and squashing."""
+    stream = BytesIO()
+    Image.fromarray(scene.rgb).save(stream, "JPEG", quality=92, subsampling=0)
+    return decode_square(stream.getvalue(), 96), resize_labels(scene.labels, 96, 96)
+
+
+def test_a_scene_depends_on_no_other_and_on_no_global_state():
+    late = draw_scene(3, "val", 17)
+    np.random.seed(1)
+    for index in (4, 30):
+        draw_scene(3, "val", index)
+    again = draw_scene(3, "val", 17)
+    for field in ("rgb", "labels", "saliency"):
+        np.testing.assert_array_equal(getattr(late, field), getattr(again, field))
+
+
+def test_each_tagged_class_is_visible_and_the_border_is_thin(scenes: list[Scene]):
+    for scene in scenes:
+        assert scene.tags == tuple(sorted(set(scene.tags)))
+        assert len(scene.tags) >= 1
+        for k in scene.tags:
+            assert (scene.labels == k + 1).sum() >= 60
+        # Thin: no block of 4 x 4 pixels is border alone, even where small parts lie close together.
+        border = np.lib.stride_tricks.sliding_window_view(scene.labels == IGNORE, (4, 4))
+        assert not border.all((-2, -1)).any()
+    ignored = np.mean([(scene.labels == IGNORE).mean() for scene in scenes])
+    assert 0.01 < ignored < 0.06
+
+
+def test_scenes_hold_about_one_and_a_half_classes_in_uneven_company(scenes: list[Scene]):
+    assert 1.35 < np.mean([len(scene.tags) for scene in scenes]) < 1.75
+    together = np.zeros((8, 8), int)
+    for scene in scenes:
+        for k in scene.tags:
+            together[k, list(scene.tags)] += 1
+    assert together.diagonal().min() >= len(scenes) // 16
+    neighbours = sum(together[k, k ^ 1] for k in range(8)) / 8
+    others = (together.sum() - together.diagonal().sum() - 8 * neighbours) / (8 * 6)
+    assert neighbours > 2 * others
+    areas = [(scene.labels == k + 1).mean() for scene in scenes for k in scene.tags]
+    assert min(areas) < 0.04
+    assert max(areas) > 0.3
+
+
+def test_saliency_is_useful_soft_and_imperfect(scenes: list[Scene]):
+    recall, precision, missed, clutter, soft = [], [], 0, 0, 0
+    for scene in scenes:
+        sure = scene.labels != IGNORE
+        truth, found = (scene.labels > 0) & sure, (scene.saliency > 127) & sure
+        recall.append((truth & found).sum() / truth.sum())
+        precision.append((truth & found).sum() / max(found.sum(), 1))
+        missed += any(found[scene.labels == k + 1].mean() < 0.05 for k in scene.tags)
+        near = np.asarray(Image.fromarray(scene.labels > 0).convert("L").filter(ImageFilter.MaxFilter(9))) > 0
+        clutter += (found & ~near).sum() > 20
+        soft += ((scene.saliency > 20) & (scene.saliency < 235)).mean() > 0.02
+    assert 0.7 < np.mean(recall) < 0.95
+    assert 0.75 < np.mean(precision) < 0.97
+    assert 0.02 < missed / len(scenes) < 0.3
+    assert 0.1 < clutter / len(scenes) < 0.5
+    assert soft / len(scenes) > 0.8
+
+
+def test_heads_are_unmistakable_after_jpeg_and_squashing(scenes: list[Scene]):
+    """Both colors of a class's checker cover some of its own pixels, together about a fifth, and hardly any others."""
+    own, elsewhere = np.zeros((8, 2)), np.zeros(8)
+    totals = np.zeros((8, 2))
+    for scene in scenes:
+        rgb, labels = as_trained_on(scene)
+        for k, kind in enumerate(KINDS):
+            distances = [np.linalg.norm(rgb - np.array(color, float), axis=-1) for color in kind.colors]
+            mine, bright = labels == k + 1, int(np.argmax([np.ptp(color) for color in kind.colors]))
+            own[k] += [(distance[mine] < 90).sum() for distance in distances]
+            elsewhere[k] += (distances[bright][(labels != k + 1) & (labels != IGNORE)] < 60).sum()
+            totals[k] += mine.sum(), ((labels != k + 1) & (labels != IGNORE)).sum()
+    shares = own / totals[:, :1]
+    assert (shares > 0.03).all(), shares
+    assert ((shares.sum(1) > 0.1) & (shares.sum(1) < 0.3)).all(), shares
+    assert (elsewhere / totals[:, 1] < 0.005).all()
+
+
+def test_bodies_keep_their_hue_and_share_it_with_a_partner(scenes: list[Scene]):
+    hues: dict[int, list[float]] = {k: [] for k in range(8)}
+    for scene in scenes:
+        rgb, labels = as_trained_on(scene)
+        for k in scene.tags:
+            hues[k].append(rgb_to_hsv(*np.median(rgb[labels == k + 1], axis=0) / 255)[0])
+    for k in range(8):
+        partners = [other for other in range(8) if other != k and body_group(other, 8) == body_group(k, 8)]
+        strangers = [other for other in range(8) if body_group(other, 8) != body_group(k, 8)]
+        assert 1 <= len(partners) <= 2
+        middle = {other: np.median(values) for other, values in hues.items()}
+        assert all(abs(middle[k] - middle[other]) < 0.05 for other in partners)
+        assert all(abs(middle[k] - middle[other]) > 0.12 for other in strangers)
+
+
+@pytest.mark.parametrize("classes", range(2, 9))
+def test_every_class_has_a_partner_and_appears_in_the_first_scenes(classes: int):
+    groups = [body_group(k, classes) for k in range(classes)]
+    assert min(groups.count(group) for group in groups) >= 2
+    seen = {k for index in range(classes) for k in draw_scene(0, "val", index, classes=classes).tags}
+    assert seen == set(range(classes))
+
+
+@pytest.mark.parametrize("size", [48, 192])
+def test_other_sizes(size: int):
+    for index in range(8):
+        scene = draw_scene(0, "train_aug", index, size=size)
+        assert sorted(scene.labels.shape) in ([size, size], [size * 3 // 4, size])
+        assert all((scene.labels == k + 1).sum() >= 60 * (size / 96) ** 2 for k in scene.tags)

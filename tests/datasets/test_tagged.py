@@ -1,0 +1,303 @@
+"""The bring-your-own source: CSV, JSONL and Parquet tables, local and on S3, and each way in which one can be wrong."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.fs as pafs
+import pyarrow.parquet
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import read_bytes, stamps
+from mcis.datasets.index import LISTING_SCHEMA
+from mcis.datasets.sources.tagged import list_tagged
+
+ROWS: list[dict[str, Any]] = [
+    {"image": "images/a.jpg", "tags": ["potted plant", "cat"], "mask": "m/a.png", "split": "train", "id": "1"},
+    {"image": "/data/b.jpg", "tags": [], "mask": None, "split": "train", "id": "2020-01-01"},
+    {"image": "s3://bucket/k/c.jpg", "tags": ["cat"], "mask": "m/c.png", "split": "val", "id": "c"},
+    {
+        "image": "gs://bucket/d.jpg",
+        "tags": ["dog", "cat", "dog"],
+        "mask": "s3://bucket/d.png",
+        "split": "val",
+        "id": "ü",
+    },
+]
+
+
+def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+    cells = [{k: "; ".join(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+    pa.csv.write_csv(pa.Table.from_pylist(cells), path)
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+    pa.parquet.write_table(pa.Table.from_pylist(rows), path)
+
+
+WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
+    "csv": write_csv,
+    "jsonl": write_jsonl,
+    "parquet": write_parquet,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "m").mkdir()
+    for name in "ac":
+        (tmp_path / f"m/{name}.png").touch()
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_table_comes_to_its_rows(folder: Path, kind: str) -> None:
+    WRITERS[kind](folder / f"t.{kind}", ROWS)
+    found = list_tagged(folder / f"t.{kind}")
+    assert found.classes == ("cat", "dog", "potted plant")
+    assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
+    unmasked = "no ground-truth mask for 1 of 2 images of split train: it is not scored"
+    assert found.notes == (f"{folder}/t.{kind}: {unmasked}",)
+    rows = found.table.to_pylist()
+    assert [r["image_id"] for r in rows] == ["1", "2020-01-01", "c", "ü"]
+    assert [r["uri"] for r in rows] == [str(folder / "images/a.jpg"), *(row["image"] for row in ROWS[1:])]
+    assert [r["tags"] for r in rows] == [[0, 2], [], [0], [0, 1]]
+    assert [r["split"] for r in rows] == ["train", "train", "val", "val"]
+    assert [r["mask_uri"] for r in rows] == [None, None, str(folder / "m/c.png"), "s3://bucket/d.png"], "whole or none"
+    assert {(r["domain"], r["saliency_uri"]) for r in rows} == {("target", None)}
+
+
+def test_texts_that_look_like_times_stay_texts(folder: Path) -> None:
+    write_jsonl(folder / "t.jsonl", [{"image": "2020-01-01", "tags": "2020-01-02", "id": "2020-01-01 00:00:00"}])
+    found = list_tagged(folder / "t.jsonl")
+    assert found.classes == ("2020-01-02",)
+    assert found.table["image_id"].to_pylist() == ["2020-01-01 00:00:00"]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_two_columns_are_enough(folder: Path, kind: str) -> None:
+    WRITERS[kind](folder / f"t.{kind}", [{"image": "a.jpg", "tags": "cat"}, {"image": "x/b.jpg", "tags": "dog"}])
+    found = list_tagged(folder / f"t.{kind}")
+    assert found.table["image_id"].to_pylist() == ["a.jpg", "x/b.jpg"]
+    assert found.table["split"].to_pylist() == ["train", "train"]
+    assert found.notes == (f"{folder}/t.{kind} has no image of split val: the training images are predicted",)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("cat;dog", ["cat", "dog"]),
+        ("cat, dog ,cow", ["cat", "cow", "dog"]),
+        (" cat | dog;;", ["cat", "dog"]),
+        ("potted plant", ["potted plant"]),
+        ("cat dog", ["cat dog"]),
+    ],
+)
+def test_tags_are_divided_by_punctuation_and_never_by_spaces(folder: Path, text: str, names: list[str]) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": text}])
+    assert list(list_tagged(folder / "t.csv").classes) == names
+
+
+def test_tags_that_are_no_class_are_left_out_where_that_is_asked_for(folder: Path) -> None:
+    rows = [{"image": "a", "tags": "sky;cat"}, {"image": "b", "tags": "sea;sky"}, {"image": "c", "tags": "dog"}]
+    write_csv(folder / "t.csv", rows)
+    (folder / "classes.txt").write_text("dog\ncat\n")
+    found = list_tagged(folder / "t.csv", classes=folder / "classes.txt", ignore_others=True)
+    assert found.classes == ("dog", "cat")
+    assert found.table["tags"].to_pylist() == [[1], [], [0]]
+    assert "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag" in found.notes[-1]
+
+
+def test_what_looks_like_tags_divided_by_spaces_is_noted(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
+    assert any("t.csv: cat dog is one class each" in note for note in list_tagged(folder / "t.csv").notes)
+
+
+def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -> None:
+    (folder / "s.png").touch()
+    rows = [{"file": "a", "labels": "cat", "fold": "train", "heat": "s.png", "truth": "m/a.png", "key": 7, "by": "me"}]
+    rows.append({"file": "b", "labels": None, "fold": "val", "heat": None, "truth": "", "key": 8, "by": "me"})
+    write_parquet(folder / "t.parquet", rows)
+    found = list_tagged(
+        folder / "t.parquet",
+        image_column="file",
+        tags_column="labels",
+        split_column="fold",
+        saliency_column="heat",
+        mask_column="truth",
+        id_column="key",
+    )
+    first, second = found.table.to_pylist()
+    assert (first["image_id"], first["split"]) == ("7", "train")
+    assert (first["saliency_uri"], first["mask_uri"]) == (str(folder / "s.png"), str(folder / "m/a.png"))
+    assert (second["tags"], second["saliency_uri"], second["mask_uri"]) == ([], None, None)
+    assert found.notes == (
+        f"{folder}/t.parquet: columns that are not read: by",
+        f"{folder}/t.parquet: no saliency map for 1 of 2 images",
+        f"{folder}/t.parquet: no ground-truth mask for 1 of 1 images of split val: it is not scored",
+    )
+
+
+def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
+    (folder / "classes.txt").write_text("dog\ncow\ncat\n")
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat;dog"}])
+    found = list_tagged(folder / "t.csv", classes=folder / "classes.txt")
+    assert (found.classes, found.table["tags"].to_pylist()) == (("dog", "cow", "cat"), [[0, 2]])
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cta;dog"}])
+    with pytest.raises(UserError, match=r"t\.csv: 1 tag\(s\) are no class: cta\n") as caught:
+        list_tagged(folder / "t.csv", classes=folder / "classes.txt")
+    assert "did you mean cat?" in caught.value.remedy
+
+
+BAD_ROWS = [
+    ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "--set data.tags.image=COLUMN"),
+    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "--set data.tags.tags="),
+    (
+        [{"image": "a", "tags": "cat"}, {"image": " ", "tags": "cat"}],
+        r"1 empty cell\(s\) in .*'image': row 2\n",
+        "fill",
+    ),
+    (
+        [{"image": "a", "tags": "cat"}, {"image": None, "tags": "cat"}],
+        r"1 empty cell\(s\) in .*'image': row 2\n",
+        "fill",
+    ),
+    (
+        [{"image": "a", "tags": "cat"}] * 2,
+        r"1 value\(s\) of column 'image' are there more than once: a\n",
+        "column 'id'",
+    ),
+    ([{"image": i, "tags": "cat", "id": "x"} for i in "ab"], r"1 value\(s\) of column 'id' .*: x\n", "merge the rows"),
+    ([{"image": "a", "tags": "cat", "id": None}], r"1 empty cell\(s\) in column 'id': row 1", "fill"),
+    ([{"image": "a", "tags": "cat", "split": "dev"}], r"unknown split dev in column 'split'", "rename"),
+    ([{"image": "a", "tags": "cat", "split": "val"}], "has no image of split train", "mend its column 'split'"),
+    (
+        [{"image": "a", "tags": "cat", "mask": "no.png"}],
+        r"1 file\(s\) of column 'mask' are missing: .*/no\.png",
+        "empty",
+    ),
+    ([{"image": "a", "tags": "cat", "saliency": "no"}], r"1 file\(s\) of column 'saliency' are missing", "empty"),
+    ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
+    ([{"image": "a", "tags": "background;cat"}], "the tag background", "delete"),
+    ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "255 different tags: 0, 1, 10", "merge tags"),
+    ([{"image": "s3://[bad/a", "tags": "cat"}], r"s3://\[bad/a is no URI: Invalid IPv6", "mend it"),
+    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme of https://x.org/a\n", "mend it"),
+]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(("rows", "found", "remedy"), BAD_ROWS, ids=[found for _, found, _ in BAD_ROWS])
+def test_wrong_rows_are_named_with_a_remedy(
+    folder: Path, kind: str, rows: list[dict[str, Any]], found: str, remedy: str
+) -> None:
+    WRITERS[kind](folder / f"t.{kind}", rows)
+    with pytest.raises(UserError, match=found) as caught:
+        list_tagged(folder / f"t.{kind}")
+    assert remedy in caught.value.remedy
+    assert caught.value.expected
+
+
+BAD_FILES = [
+    ("t.txt", b"image,tags\na,cat\n", r"t\.txt has the suffix \.txt"),
+    ("t", b"image,tags\na,cat\n", "t has the suffix none"),
+    ("t.csv", b"", r"t\.csv cannot be read: Empty CSV file"),
+    ("t.csv", b"image,tags\n", r"t\.csv has no row"),
+    ("t.csv", b"image,tags\na\n", r"t\.csv cannot be read: .*Expected 2 columns"),
+    ("t.csv", b"image,tags\n\xff,cat\n", r"t\.csv cannot be read: .*invalid UTF8"),
+    ("t.csv", b"image,tags,tags\na,cat,dog\n", r"t\.csv has 2 columns 'tags'"),
+    ("t.csv", b"image,tags\na\0b,cat\n", r"t\.csv: 'a\\x00b' in column 'image'"),
+    ("t.jsonl", b"", r"t\.jsonl cannot be read: Empty JSON file"),
+    ("t.jsonl", b"[1]\n", r"t\.jsonl cannot be read: JSON parse error"),
+    (
+        "t.jsonl",
+        b'{"image": "a", "tags": "cat"}\n{"image": "b", "tags": ["cat"]}\n',
+        r"cannot be read: .*\(/tags\) changed",
+    ),
+    ("t.jsonl", b'{"image": "\xff", "tags": "cat"}\n', r"t\.jsonl cannot be read: .*[Ii]nvalid UTF8"),
+    ("t.jsonl", b'{"image": "a", "tags": 3}\n', r"t\.jsonl: column 'tags' holds int64"),
+    ("t.jsonl", b'{"image": "a", "tags": [3]}\n', r"t\.jsonl: column 'tags' holds lists of int64"),
+    ("t.jsonl", b'{"image": {"path": "a"}, "tags": "cat"}\n', r"column 'image' holds struct"),
+    ("t.parquet", b"PAR1 and no more", r"t\.parquet cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "found"), BAD_FILES, ids=[found for _, _, found in BAD_FILES])
+def test_files_that_are_no_tables_are_named(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=found):
+        list_tagged(tmp_path / name)
+
+
+def test_absent_tables_and_columns_that_were_asked_for_are_named(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"no table .*/none\.csv"):
+        list_tagged(folder / "none.csv")
+    with pytest.raises(UserError, match=r"unknown scheme of nowhere://x/t\.csv"):
+        list_tagged("nowhere://x/t.csv")
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}])
+    with pytest.raises(UserError, match=r"has no column 'fold'; it has 'image', 'tags'") as caught:
+        list_tagged(folder / "t.csv", split_column="fold")
+    assert "--set data.tags.split=COLUMN" in caught.value.remedy
+
+
+def test_a_parquet_table_of_pandas_categories_is_read(folder: Path) -> None:
+    tags = pa.array(["cat", None]).dictionary_encode()
+    pa.parquet.write_table(pa.table({"image": ["a", "b"], "tags": tags}), folder / "t.parquet")
+    assert list_tagged(folder / "t.parquet").table["tags"].to_pylist() == [[0], []]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """HOST:PORT of an S3 server of this machine."""
+    from moto.server import ThreadedMotoServer
+
+    for name, value in (
+        ("AWS_ACCESS_KEY_ID", "test"),
+        ("AWS_SECRET_ACCESS_KEY", "test"),
+        ("AWS_DEFAULT_REGION", "us-east-1"),
+        ("AWS_EC2_METADATA_DISABLED", "true"),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"{host}:{port}"
+    running.stop()
+
+
+def fill_bucket(server: str, files: dict[str, bytes]) -> None:
+    system = pafs.S3FileSystem(endpoint_override=server, scheme="http", allow_bucket_creation=True)
+    system.create_dir("bucket")
+    for name, content in files.items():
+        with system.open_output_stream(f"bucket/{name}") as stream:
+            stream.write(content)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named_by", ["query", "environment"])
+def test_a_table_and_its_images_are_read_from_s3(server: str, monkeypatch: pytest.MonkeyPatch, named_by: str) -> None:
+    query = f"?endpoint_override={server}&scheme=http" if named_by == "query" else ""
+    if named_by == "environment":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server}")
+    rows = b"image,tags\nimages/a.jpg,cat\n../b.jpg,dog\n/local/c.jpg,dog\n"
+    fill_bucket(server, {"set/images/a.jpg": b"an image", "set/t.csv": rows})
+    found = list_tagged(f"s3://bucket/set/t.csv{query}").table
+    assert found["image_id"].to_pylist() == ["images/a.jpg", "../b.jpg", "/local/c.jpg"]
+    uris = found["uri"].to_pylist()
+    assert uris == [f"s3://bucket/set/images/a.jpg{query}", f"s3://bucket/b.jpg{query}", "/local/c.jpg"]
+    assert read_bytes(uris[0]) == b"an image"
+    first, second, third = stamps(uris)
+    assert first is not None
+    assert (first.size, second, third) == (8, None, None)
+    with pytest.raises(FileNotFoundError):
+        read_bytes(uris[1])
+    with pytest.raises(UserError, match=r"no table s3://bucket/none\.csv"):
+        list_tagged(f"s3://bucket/none.csv{query}")

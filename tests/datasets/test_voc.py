@@ -1,0 +1,389 @@
+"""The VOC source: what its lists come to, and each way in which a devkit can be wrong, named with a remedy."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+
+from mcis.datasets.classes import VOC_CLASSES
+from mcis.datasets.decode import decode_mask, encode_labels
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import LISTING_SCHEMA, Listing
+from mcis.datasets.sources.voc import compare_tags, list_voc, tags_of_mask
+from mcis.datasets.synthetic.devkit import draw
+
+TRAIN = {"t0": [0], "t1": [1, 2], "t2": [2, 0], "t3": []}
+VAL = {"v0": [1], "v1": []}
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> Path:
+    """Three classes, four training images, one of them without a tag, two to predict; no file holds anything."""
+    root = tmp_path / "VOC2012"
+    for folder in ("JPEGImages", "SegmentationClassAug", "SaliencyMaps", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True)
+    (root / "classes.txt").write_text("cat\ndog\ncow\n")
+    for name, split in (("train_aug", TRAIN), ("val", VAL)):
+        write_lists(root, name, split)
+        for image_id in split:
+            (root / "JPEGImages" / f"{image_id}.jpg").touch()
+            (root / "SegmentationClassAug" / f"{image_id}.png").touch()
+    for image_id in TRAIN:
+        (root / "SaliencyMaps" / f"{image_id}.png").touch()
+    return root
+
+
+def write_lists(root: Path, name: str, tags: dict[str, list[int]]) -> None:
+    lists = root / "ImageSets/Segmentation"
+    (lists / f"{name}.txt").write_text("".join(f"{image_id}\n" for image_id in tags))
+    (lists / f"{name}_cls.txt").write_text("".join(f"{i} {' '.join(map(str, t))}\n" for i, t in tags.items()))
+
+
+def listed(root: Path, **options: Any) -> Listing:
+    return list_voc(root, classes=root / "classes.txt", **options)
+
+
+def append(root: Path, name: str, line: str) -> None:
+    with (root / "ImageSets/Segmentation" / name).open("a") as file:
+        file.write(line + "\n")
+
+
+def test_a_devkit_comes_to_its_rows(devkit: Path) -> None:
+    found = listed(devkit)
+    assert found.classes == ("cat", "dog", "cow")
+    assert found.notes == ()
+    assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
+    rows = found.table.to_pylist()
+    assert [r["image_id"] for r in rows] == [*TRAIN, *VAL]
+    assert [r["split"] for r in rows] == ["train"] * 4 + ["val"] * 2
+    assert [r["tags"] for r in rows] == [[0], [1, 2], [0, 2], [], [1], []], "ascending"
+    assert {r["domain"] for r in rows} == {"target"}
+    assert [r["uri"] for r in rows] == [str(devkit / "JPEGImages" / f"{i}.jpg") for i in [*TRAIN, *VAL]]
+    assert [r["mask_uri"] for r in rows] == [str(devkit / "SegmentationClassAug" / f"{i}.png") for i in [*TRAIN, *VAL]]
+    salient = [str(devkit / "SaliencyMaps" / f"{i}.png") for i in TRAIN]
+    assert [r["saliency_uri"] for r in rows] == [*salient, None, None]
+
+
+def test_the_embedded_data_set_is_a_devkit(tmp_path: Path) -> None:
+    draw(tmp_path / "drawn", train=8, val=4, size=48, classes=4)
+    found = list_voc(tmp_path / "drawn", classes=tmp_path / "drawn/classes.txt")
+    assert len(found.table) == 12
+    assert found.table["saliency_uri"].null_count == 4
+
+
+def test_classes_are_vocs_where_no_file_names_them(devkit: Path) -> None:
+    write_lists(devkit, "train_aug", {"t0": list(range(20)), "t1": [], "t2": [], "t3": [19]})
+    assert list_voc(devkit).classes == VOC_CLASSES
+
+
+def test_absent_masks_and_saliency_are_null_and_masks_are_noted(devkit: Path) -> None:
+    found = listed(devkit, masks="none", saliency="none")
+    assert found.table["mask_uri"].null_count == found.table["saliency_uri"].null_count == 6
+    assert any("none: nothing is scored" in note for note in found.notes)
+
+
+def test_masks_and_saliency_may_lie_elsewhere(devkit: Path, tmp_path: Path) -> None:
+    (devkit / "SaliencyMaps").rename(tmp_path / "elsewhere")
+    found = listed(devkit, saliency=str(tmp_path / "elsewhere"))
+    assert found.table["saliency_uri"][0].as_py() == str(tmp_path / "elsewhere/t0.png")
+
+
+def test_other_lists_are_found_by_name(devkit: Path) -> None:
+    write_lists(devkit, "mine", {"t0": [0, 1], "t1": [2]})
+    found = listed(devkit, train_list="mine")
+    assert found.table["image_id"].to_pylist() == ["t0", "t1", "v0", "v1"]
+
+
+def test_lists_written_by_other_editors_are_read(devkit: Path) -> None:
+    """With a byte order mark, Windows' line ends, blank lines and spaces."""
+    lists = devkit / "ImageSets/Segmentation"
+    (lists / "val.txt").write_bytes(b"\xef\xbb\xbfv0\r\n\r\n  v1  \r\n")
+    (lists / "val_cls.txt").write_bytes(b"\xef\xbb\xbfv0\t1\r\n\r\nv1\r\n")
+    assert listed(devkit).table.slice(4)["tags"].to_pylist() == [[1], []]
+
+
+Change = Callable[[Path], object]
+LISTS = "ImageSets/Segmentation"
+
+
+def gone(name: str) -> Change:
+    """Moves a file or folder of the devkit away."""
+    return lambda root: (root / name).rename(root / "moved away")
+
+
+def line(name: str, text: str) -> Change:
+    """Adds a line to a list, by default its fifth."""
+    return lambda root: append(root, name, text)
+
+
+def only(name: str, text: str) -> Change:
+    """Puts a text in a list's place."""
+    return lambda root: (root / LISTS / name).write_text(text)
+
+
+TAGS = "train_aug_cls.txt"
+WRONG = [
+    (gone("JPEGImages"), r"no folder .*/JPEGImages", "--voc"),
+    (gone(LISTS), rf"no folder .*/{LISTS}", "--voc"),
+    (gone(f"{LISTS}/train_aug.txt"), r"no list .*/train_aug\.txt", "data.train_list"),
+    (gone(f"{LISTS}/val.txt"), r"no list .*/val\.txt", "data.val_list"),
+    (gone(f"{LISTS}/val_cls.txt"), r"no list .*/val_cls\.txt", "val_cls.txt"),
+    (gone("classes.txt"), r"no file of class names at .*/classes\.txt", "classes.txt"),
+    (only("train_aug.txt", "\n \n"), r"train_aug\.txt lists no image", "data.train_list"),
+    (only("val.txt", ""), r"val\.txt lists no image", "data.val_list"),
+    (gone("JPEGImages/t1.jpg"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t1\n", "add the images"),
+    (line(TAGS, "x 3"), r"train_aug_cls\.txt, line 5: class index 3 of image x", "data.classes"),
+    (line(TAGS, "x -1"), r"line 5: class index -1 of image x", "data.classes"),
+    (line(TAGS, "x 1 cat"), r"line 5: class index cat of image x", "data.classes"),
+    (line(TAGS, "x 1.0"), r"line 5: class index 1\.0 of image x", "data.classes"),
+    (line(TAGS, "x \N{ARABIC-INDIC DIGIT TWO}"), r"line 5: class index . of image x", "data.classes"),
+    (line(TAGS, "x " + "9" * 5000), r"line 5: class index 999", "data.classes"),
+    (line("val_cls.txt", "\n\nv9 7"), r"val_cls\.txt, line 5: class index 7 of image v9", "data.classes"),
+    (line(TAGS, "t0 1"), r"train_aug_cls\.txt, line 5: t0 a second time", "merge"),
+    (only(TAGS, "t0 0\nt1 1 2\n"), r"train_aug_cls\.txt has no line for t2, t3\n", "id alone"),
+    (line("val.txt", "t2"), r"val_cls\.txt has no line for t2\n", "add the missing lines"),
+    (line("train_aug.txt", "t2"), r"image t2 is listed twice in .*/train_aug\.txt", "delete"),
+    (line("train_aug.txt", "t0 -1"), r"train_aug\.txt, line 5: t0, -1", "leave the id alone"),
+    (gone("SaliencyMaps/t2.png"), r"no saliency map in .*/SaliencyMaps for 1 of 4 .*: t2\n", "=crf"),
+]
+
+
+@pytest.mark.parametrize(("change", "found", "remedy"), WRONG, ids=[found for _, found, _ in WRONG])
+def test_what_is_wrong_is_named_with_a_remedy(devkit: Path, change: Change, found: str, remedy: str) -> None:
+    change(devkit)
+    with pytest.raises(UserError, match=found) as caught:
+        listed(devkit)
+    assert remedy in caught.value.remedy
+    assert caught.value.expected
+
+
+def test_an_image_in_both_splits_is_named(devkit: Path) -> None:
+    append(devkit, "val.txt", "t2")
+    append(devkit, "val_cls.txt", "t2 2")
+    with pytest.raises(UserError, match=r"image t2 is listed in .*/val\.txt and in train_aug\.txt"):
+        listed(devkit)
+
+
+@pytest.mark.parametrize("split", ["train_aug", "val"])
+def test_a_class_without_a_training_image_is_named(devkit: Path, split: str) -> None:
+    """An image of the other split does not help."""
+    write_lists(devkit, "train_aug", {"t0": [0], "t1": [2] if split == "train_aug" else [1], "t2": [0], "t3": []})
+    with pytest.raises(UserError, match=r"no training image of class (dog|cow) in train_aug\.txt") as caught:
+        listed(devkit)
+    assert ("dog" if split == "train_aug" else "cow") in caught.value.found
+    assert "data.classes" in caught.value.remedy
+
+
+def test_an_empty_folder_of_saliency_maps_is_no_absent_one(devkit: Path) -> None:
+    for path in (devkit / "SaliencyMaps").iterdir():
+        path.unlink()
+    with pytest.raises(UserError, match=r"no saliency map in .*/SaliencyMaps for 4 of 4"):
+        listed(devkit)
+
+
+@pytest.mark.parametrize("name", ["../secret", "sub/inner", "/etc/hostname", ".", "..", "a\0b", "T0", "*"])
+def test_ids_name_files_of_the_folder_alone(devkit: Path, name: str) -> None:
+    (devkit / "secret.jpg").touch()
+    (devkit / "JPEGImages/sub").mkdir()
+    (devkit / "JPEGImages/sub/inner.jpg").touch()
+    append(devkit, "train_aug.txt", name)
+    append(devkit, "train_aug_cls.txt", f"{name} 0")
+    with pytest.raises(UserError, match=r"train_aug\.txt names 1 image\(s\) that are not in"):
+        listed(devkit)
+
+
+@pytest.mark.parametrize("name", ["train_aug.txt", "train_aug_cls.txt"])
+def test_a_list_that_is_no_text_is_named(devkit: Path, name: str) -> None:
+    (devkit / "ImageSets/Segmentation" / name).write_bytes(b"\xff\xfe\x00\x80")
+    with pytest.raises(UserError, match=rf"{name} cannot be read"):
+        listed(devkit)
+
+
+# --- the test split, the masks of the devkit and of SBD
+
+
+def devkits_own(root: Path, tmp_path: Path) -> Path:
+    """Leaves what the two archives hold: masks of t0, v0 and v1 in the devkit, of t1..t3 and v1 in SBD."""
+    for path in (root / "SegmentationClassAug").iterdir():
+        path.unlink()
+    (root / "SegmentationClassAug").rmdir()
+    (root / LISTS / "train_aug.txt").unlink()
+    (root / LISTS / "train.txt").write_text("t0\n")
+    sbd = tmp_path / "sbd/benchmark_RELEASE/dataset"
+    (root / "SegmentationClass").mkdir()
+    (sbd / "cls").mkdir(parents=True)
+    for image_id, label in {"t0": 1, "v0": 2, "v1": 0}.items():
+        labels = np.array([[0, label, 255]], np.uint8)
+        (root / "SegmentationClass" / f"{image_id}.png").write_bytes(encode_labels(labels))
+    for image_id, row in {"t1": [2, 3], "t2": [1, 3], "t3": [0, 0], "v1": [3, 3]}.items():
+        scipy.io.savemat(sbd / "cls" / f"{image_id}.mat", {"GTcls": {"Segmentation": np.array([row], np.uint8)}})
+    (sbd / "train.txt").write_text("t3\nv1\n")
+    (sbd / "val.txt").write_text("t1\nt2\n")
+    return tmp_path / "sbd"
+
+
+def test_images_of_the_test_list_have_neither_tags_nor_masks(devkit: Path) -> None:
+    (devkit / LISTS / "test.txt").write_text("x0\n")
+    (devkit / "JPEGImages/x0.jpg").touch()
+    found = listed(devkit, test_list="test").table.to_pylist()
+    assert (found[-1]["image_id"], found[-1]["split"], found[-1]["tags"], found[-1]["mask_uri"]) == (
+        "x0",
+        "test",
+        [],
+        None,
+    )
+    assert found[:-1] == listed(devkit).table.to_pylist()
+    append(devkit, "test.txt", "v0")
+    with pytest.raises(UserError, match=r"image v0 is listed in .*/test\.txt and in val\.txt"):
+        listed(devkit, test_list="test")
+    with pytest.raises(UserError, match=r"no list .*/other\.txt") as caught:
+        listed(devkit, test_list="other")
+    assert "data.test_list" in caught.value.remedy
+
+
+@pytest.mark.parametrize("inner", ["", "benchmark_RELEASE", "benchmark_RELEASE/dataset"])
+def test_sbd_gives_the_list_and_the_masks_that_the_devkit_lacks(devkit: Path, tmp_path: Path, inner: str) -> None:
+    sbd = devkits_own(devkit, tmp_path)
+    found = listed(devkit, sbd=sbd / inner)
+    rows = {r["image_id"]: r for r in found.table.to_pylist()}
+    assert list(rows) == ["t0", "t1", "t2", "t3", "v0", "v1"], "v1, which SBD trains on, stays in val"
+    own, cls = devkit / "SegmentationClass", sbd / "benchmark_RELEASE/dataset/cls"
+    assert {i: r["mask_uri"] for i, r in rows.items()} == {
+        **{i: str(own / f"{i}.png") for i in ("t0", "v0", "v1")},
+        **{i: str(cls / f"{i}.mat") for i in ("t1", "t2", "t3")},
+    }
+    assert decode_mask(Path(rows["t1"]["mask_uri"]).read_bytes()).tolist() == [[2, 3]]
+    assert any("4 images" in note for note in found.notes)
+
+
+def test_a_list_of_val_in_use_is_held_out_too(devkit: Path, tmp_path: Path) -> None:
+    sbd = devkits_own(devkit, tmp_path)
+    write_lists(devkit, "mine", {"t3": []})
+    assert listed(devkit, sbd=sbd, val_list="mine").table["image_id"].to_pylist() == ["t0", "t1", "t2", "t3"]
+
+
+def test_without_train_aug_and_sbd_the_error_says_where_to_get_it(devkit: Path, tmp_path: Path) -> None:
+    devkits_own(devkit, tmp_path)
+    with pytest.raises(UserError, match=r"no list .*/train_aug\.txt") as caught:
+        listed(devkit)
+    assert "benchmark.tgz" in caught.value.remedy
+    assert "data.sbd" in caught.value.remedy
+    with pytest.raises(UserError, match="no folder benchmark_RELEASE/dataset/cls in"):
+        listed(devkit, sbd=devkit)
+
+
+def test_a_split_without_all_its_masks_has_none_and_a_note(devkit: Path, tmp_path: Path) -> None:
+    devkits_own(devkit, tmp_path)
+    write_lists(devkit, "train_aug", TRAIN)
+    found = listed(devkit)
+    assert [uri is None for uri in found.table["mask_uri"].to_pylist()] == [True] * 4 + [False] * 2
+    (note,) = found.notes
+    assert "3 of 4 images of train_aug.txt" in note
+
+
+def test_a_mask_that_its_folder_lacks_stays_named_for_the_evaluation(devkit: Path) -> None:
+    (devkit / "SegmentationClassAug/v0.png").unlink()
+    assert listed(devkit).table["mask_uri"].null_count == 0
+
+
+# --- where tags come from
+
+
+def annotate(root: Path, tags: dict[str, list[int]], classes: tuple[str, ...] = ("cat", "dog", "cow")) -> None:
+    (root / "Annotations").mkdir(exist_ok=True)
+    for image_id, indices in tags.items():
+        objects = "".join(
+            f"<object><name>{classes[k]}</name><difficult>1</difficult><part><name>head</name></part></object>" * 2
+            for k in indices
+        )
+        (root / "Annotations" / f"{image_id}.xml").write_text(f"<annotation><name>x</name>{objects}</annotation>")
+
+
+def test_annotations_give_the_tags_where_lists_are_absent(devkit: Path) -> None:
+    annotate(devkit, TRAIN | VAL)
+    expected = listed(devkit).table.to_pylist()
+    assert listed(devkit, tags_from="xml").table.to_pylist() == expected
+    (devkit / LISTS / "train_aug_cls.txt").unlink()
+    found = listed(devkit)
+    assert found.table.to_pylist() == expected
+    assert found.notes == ("tags of train_aug.txt are those of the objects in Annotations",)
+    with pytest.raises(UserError, match=r"no list .*/train_aug_cls\.txt"):
+        listed(devkit, tags_from="lists")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_an_annotation_with_entities_is_refused(devkit: Path, encoding: str) -> None:
+    annotate(devkit, TRAIN | VAL)
+    entities = "".join(f'<!ENTITY e{i + 1} "{f"&e{i};" * 10}">' for i in range(12))
+    declared = f"<!DOCTYPE annotation [<!ENTITY e0 'dog'>{entities}]>"
+    bomb = f"{declared}<annotation><object><name>&e12;</name></object></annotation>"
+    head = f'<?xml version="1.0" encoding="{encoding}"?>'
+    (devkit / "Annotations/t2.xml").write_bytes((head + bomb).encode(encoding))
+    with pytest.raises(UserError, match=r"t2\.xml: it has a document type"):
+        listed(devkit, tags_from="xml")
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "no element found"),
+        (b"<annotation><object>", "no element found"),
+        (b"<html></html>", "its root is 'html'"),
+        (b'<?xml version="1.0" encoding="none"?><annotation/>', "unknown encoding"),
+        (b"<annotation><object><name>unicorn</name></object></annotation>", "an object of class 'unicorn'"),
+        (b"<annotation><object/></annotation>", "an object of class ''"),
+        (b"<annotation>" + b" " * 2**20 + b"</annotation>", "more than 1048576 bytes"),
+    ],
+)
+def test_an_annotation_that_is_none_is_named(devkit: Path, content: bytes, found: str) -> None:
+    annotate(devkit, TRAIN | VAL)
+    (devkit / "Annotations/t2.xml").write_bytes(content)
+    with pytest.raises(UserError, match=rf"Annotations/t2\.xml: {found}"):
+        listed(devkit, tags_from="xml")
+
+
+def test_absent_annotations_are_counted(devkit: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*/Annotations"):
+        listed(devkit, tags_from="xml")
+    annotate(devkit, {"t0": [0], "t1": [0]})
+    with pytest.raises(UserError, match=r"for 2 of 4 images of train_aug\.txt: t2, t3\n"):
+        listed(devkit, tags_from="xml")
+
+
+def test_masks_give_the_tags_only_where_asked_for(devkit: Path, tmp_path: Path) -> None:
+    sbd = devkits_own(devkit, tmp_path)
+    found = listed(devkit, sbd=sbd, tags_from="masks")
+    assert found.table["tags"].to_pylist() == [[0], [1, 2], [0, 2], [], [1], []]
+    assert sum("the truth of every image was opened" in note for note in found.notes) == 2
+    (devkit / "SegmentationClass/v0.png").unlink()
+    with pytest.raises(UserError, match=r"no ground-truth mask for 1 of 2 images of val\.txt: v0"):
+        listed(devkit, sbd=sbd, tags_from="masks")
+
+
+def test_an_unknown_source_of_tags_lists_the_choices(devkit: Path) -> None:
+    with pytest.raises(UserError, match="tags_from 'mask'") as caught:
+        listed(devkit, tags_from="mask")
+    assert "auto, lists, xml, masks" in caught.value.expected
+
+
+def test_tags_that_disagree_with_masks_are_found(devkit: Path, tmp_path: Path) -> None:
+    table = listed(devkit, sbd=devkits_own(devkit, tmp_path)).table
+    assert compare_tags(table, 3) == []
+    append(devkit, "val_cls.txt", "v9 0")
+    (devkit / "SegmentationClass/v0.png").write_bytes(encode_labels(np.array([[1, 3, 255, 0]], np.uint8)))
+    assert compare_tags(table, 3) == [("v0", [1], [0, 2])]
+    with pytest.raises(UserError, match=r"v0\.png: label 3; expected 0\.\.2 and 255"):
+        compare_tags(table.slice(4), 2)
+    (devkit / "SegmentationClass/v0.png").unlink()
+    with pytest.raises(UserError, match=r"the mask .*v0\.png: .*No such file"):
+        compare_tags(table, 3)
+
+
+def test_tags_of_a_mask_are_its_labels_less_one() -> None:
+    assert tags_of_mask(np.array([[0, 255], [20, 1]], np.uint8), 20) == [0, 19]
+    assert tags_of_mask(np.zeros((2, 2), np.uint8), 20) == []
+    with pytest.raises(ValueError, match="label 21"):
+        tags_of_mask(np.full((2, 2), 21, np.uint8), 20)

@@ -1,0 +1,118 @@
+"""The web source: folders as crawled, by their names alone."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import LISTING_SCHEMA
+from mcis.datasets.sources.web import list_web
+
+CLASSES = ("cat", "cow", "dog")
+
+
+def fill(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_a_crawl_comes_to_its_rows_whatever_the_suffixes(tmp_path: Path) -> None:
+    fill(tmp_path, "dog/b.jpg", "dog/b.gif", "dog/page", "cat/a b.JPG", "cat/x.html")
+    found = list_web(tmp_path, CLASSES)
+    assert found.classes == CLASSES
+    assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
+    rows = found.table.to_pylist()
+    assert [r["image_id"] for r in rows] == [
+        "web/cat/a b.JPG",
+        "web/cat/x.html",
+        "web/dog/b.gif",
+        "web/dog/b.jpg",
+        "web/dog/page",
+    ]
+    assert [r["tags"] for r in rows] == [[0], [0], [2], [2], [2]]
+    assert rows[0]["uri"] == str(tmp_path / "cat/a b.JPG")
+    assert {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows} == {("web", "train", None, None)}
+    assert found.notes == (f"web images in {tmp_path}: none of class cow",)
+
+
+def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+    fill(
+        tmp_path / "web",
+        "dog/a.jpg",
+        "dog/.b.jpg",
+        "dog/inner/c.jpg",
+        "cat/a.jpg",
+        "cow/a.jpg",
+        "kitten/a.jpg",
+        "list.txt",
+    )
+    fill(tmp_path, "secret")
+    (tmp_path / "web/dog/link.jpg").symlink_to(tmp_path / "secret")
+    (tmp_path / "web/dog/inside.jpg").symlink_to("a.jpg")
+    os.mkfifo(tmp_path / "web/cat/pipe.jpg")
+    with (tmp_path / "web/cat" / os.fsdecode(b"\xff.jpg")).open("w"):
+        pass
+    found = list_web(tmp_path / "web", CLASSES)
+    assert found.table["image_id"].to_pylist() == [
+        "web/cat/a.jpg",
+        "web/cow/a.jpg",
+        "web/dog/a.jpg",
+        "web/dog/inside.jpg",
+    ]
+    root = f"web images in {tmp_path / 'web'}"
+    assert set(found.notes) == {
+        f"{root}: left out 1 file(s) beside the class folders",
+        f"{root}: left out 1 hidden file(s)",
+        f"{root}: left out 1 folder(s) inside of class folders",
+        f"{root}: left out 1 link(s) that lead out of {tmp_path / 'web'}",
+        f"{root}: left out 1 pipe(s) or broken link(s)",
+        f"{root}: left out 1 name(s) that are no UTF-8",
+        f"{root}: left out 1 folder(s) that are no class: kitten",
+    }
+
+
+def test_a_saliency_map_goes_to_an_image_that_is_alone_with_its_stem(tmp_path: Path) -> None:
+    fill(tmp_path / "web", "dog/b.jpg", "dog/b.gif", "dog/c.jpg", "cat/b.jpg", "cat/d", "cow/e.jpg")
+    fill(tmp_path / "maps", "dog/b.png", "dog/c.png", "cat/b.png", "cat/d.png")
+    found = list_web(tmp_path / "web", CLASSES, saliency=tmp_path / "maps")
+    maps = {r["image_id"]: r["saliency_uri"] for r in found.table.to_pylist()}
+    assert maps == {
+        "web/cat/b.jpg": str(tmp_path / "maps/cat/b.png"),
+        "web/cat/d": str(tmp_path / "maps/cat/d.png"),
+        "web/cow/e.jpg": None,
+        "web/dog/b.gif": None,
+        "web/dog/b.jpg": None,
+        "web/dog/c.jpg": str(tmp_path / "maps/dog/c.png"),
+    }
+    assert any("2 share a stem with another" in note for note in found.notes)
+    assert "no saliency map for 3 of 6 web images" in found.notes
+
+
+def test_wrong_folders_are_named_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*/none"):
+        list_web(tmp_path / "none", CLASSES)
+    with pytest.raises(UserError, match="is named as a class; there are none"):
+        list_web(tmp_path, CLASSES)
+    fill(tmp_path, "dogs/a.jpg")
+    with pytest.raises(UserError, match="is named as a class; there are dogs") as caught:
+        list_web(tmp_path, CLASSES)
+    assert "cat, cow, dog" in caught.value.expected
+    assert "rename" in caught.value.remedy
+    fill(tmp_path, "dog/.a.jpg")
+    with pytest.raises(UserError, match="hold no image"):
+        list_web(tmp_path, CLASSES)
+    fill(tmp_path, "dog/a.jpg")
+    with pytest.raises(UserError, match=r"no folder .*/none"):
+        list_web(tmp_path, CLASSES, saliency=tmp_path / "none")
+
+
+def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(UserError, match="cannot be read: Permission denied") as caught:
+        list_web(tmp_path, CLASSES)
+    assert "permissions" in caught.value.remedy

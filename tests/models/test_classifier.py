@@ -1,0 +1,348 @@
+"""The co-attention classifier against section 3.1's equations on matrices in float64, its layers and its gradients."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import mcis.models.classifier
+from mcis.models.backbones import Backbone, small
+from mcis.models.classifier import SELF_TRANSFORMS, Attention, CoAttentionClassifier, pair_kinds, pool, transform
+from mcis.models.coattention import affinity, coattend, unshared
+from mcis.models.losses import PairScores, pair_losses
+
+Array = NDArray[np.float64]
+K, C = 4, 6
+FORMS: list[dict[str, Any]] = [
+    {},
+    {"head": "own"},
+    {"common_top": 0.3},
+    {"head": "own", "affinity_form": "cosine", "affinity_scale": 5.0, "affinity_init": 1.0},
+    {"attention": "co"},
+    {"attention": "co", "head": "own"},
+    {"attention": "none"},
+]
+
+
+def classifier(**options: Any) -> CoAttentionClassifier:
+    """A small classifier in float64 whose biases are not zero, so that a forgotten one shows."""
+    torch.manual_seed(0)
+    model = CoAttentionClassifier(small(channels=C), classes=K, **options).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.uniform_(parameter, -0.5, 0.5)
+    return model
+
+
+def images(seed: int, batch: int, height: int = 24, width: int = 32) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, 3, height, width, generator=generator, dtype=torch.float64)
+
+
+def features(seed: int, batch: int, height: int, width: int) -> Tensor:
+    return torch.randn(batch, C, height, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def top_mean(activations: Array, share: float) -> Array:
+    """GAP, or the mean of each class's largest activations, (K, HW) -> (K,)."""
+    count = max(1, round(share * activations.shape[1]))
+    return np.array([np.mean(sorted(row)[-count:]) for row in activations])
+
+
+def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[str, Array]:
+    """Every score of one pair from F_m and F_n as matrices (C, HW), as the paper writes them."""
+    weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
+
+    def phi(f: Array) -> Array:
+        return weights["phi.weight"][:, :, 0, 0] @ f + weights["phi.bias"][:, None]
+
+    def head(f: Array) -> Array:
+        return weights["common_head.weight"][:, :, 0, 0] @ f if model.own_head else phi(f)
+
+    def softmax(p: Array) -> Array:  # column-wise
+        return np.exp(p) / np.exp(p).sum(axis=0)
+
+    def unit(f: Array) -> Array:
+        return f / np.linalg.norm(f, axis=0) if model.affinity_form == "cosine" else f
+
+    scores = {"basic_m": phi(f_m).mean(axis=1), "basic_n": phi(f_n).mean(axis=1)}
+    if model.attention == "none":
+        return scores
+    p = unit(f_m).T @ weights["w_p"] @ unit(f_n) * model.affinity_scale  # Eq. 2
+    a_m, a_n = softmax(p), softmax(p.T)  # Eq. 3
+    common_m, common_n = f_n @ a_n, f_m @ a_m  # Eq. 4
+    scores["common_m"] = top_mean(head(common_m), model.common_top)
+    scores["common_n"] = top_mean(head(common_n), model.common_top)
+    if model.attention == "co":
+        return scores
+    for name, f, common in (("exclusive_m", f_m, common_m), ("exclusive_n", f_n, common_n)):
+        gate = weights["w_b.weight"][:, :, 0, 0] @ common + weights.get("w_b.bias", 0.0)
+        scores[name] = head(f * (1 - 1 / (1 + np.exp(-gate)))).mean(axis=1)  # Eq. 7-9
+    return scores
+
+
+def present(scores: PairScores) -> dict[str, Tensor]:
+    return {name: s for name, s in scores._asdict().items() if s is not None}
+
+
+# --- scores
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if fused:
+        monkeypatch.setattr(mcis.models.classifier, "MOST_ENTRIES", 0)
+    model = classifier(**options)
+    f_m, f_n = features(1, 2, 2, 3), features(2, 2, 3, 2)
+    got = present(model.pair_scores(f_m, f_n))
+    for b in range(2):
+        expected = section_3_1(model, f_m[b].flatten(1).numpy(), f_n[b].flatten(1).numpy())
+        assert list(got) == list(expected)
+        for name, scores in expected.items():
+            np.testing.assert_allclose(got[name][b].detach(), scores, atol=1e-10, err_msg=name)
+
+
+def test_each_kind_of_pair_has_its_own_affinity_and_the_source_sees_a_cross_pair_transposed() -> None:
+    three, one = classifier(kinds=3), classifier()
+    three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    one.load_state_dict({**three.state_dict(), "w_p": torch.zeros(C, C)})
+    f_m, f_n, kind = features(1, 4, 2, 3), features(2, 4, 3, 2), torch.tensor([2, 0, 1, 2])
+    got = present(three.pair_scores(f_m, f_n, kind))
+    for b in range(4):
+        one.w_p.data.copy_(three.w_p[kind[b]])
+        expected = present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1]))
+        for name, scores in expected.items():
+            torch.testing.assert_close(got[name][b : b + 1], scores)
+    assert not torch.allclose(got["common_m"][0], present(three.pair_scores(f_m, f_n, 2 - kind))["common_m"][0])
+
+    # An image of the source, related to two of its own domain and one of the target.
+    source, target = torch.tensor(True), torch.tensor([True, False, True])
+    kinds = pair_kinds(source, target)
+    assert kinds.tolist() == [1, 2, 1]
+    assert pair_kinds(~source, target).tolist() == [2, 0, 2]
+    related = features(3, 3, 3, 2)
+    mean = three.co_map(f_m[0], related, 1, kind=kinds, target_is_n=source & ~target)
+    each = []
+    for r, w_p in enumerate((three.w_p[1], three.w_p[2].T, three.w_p[1])):
+        one.w_p.data.copy_(w_p)
+        each.append(one.co_map(f_m[0], related[r : r + 1], 1))
+    torch.testing.assert_close(mean, torch.stack(each).mean(0))
+    with pytest.raises(ValueError, match="kind of each pair"):
+        three.pair_scores(f_m, f_n)
+
+
+@pytest.mark.parametrize("name", ["flip", "x2"])
+def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
+    three, one = classifier(kinds=3), classifier()
+    three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    m, n, kind = images(1, 3), images(2, 3), torch.tensor([0, 1, 2])
+    (selves,) = three(m, n, (name,), kind)[1]
+    for b, own in enumerate((0, 1, 0)):
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[own]})
+        (expected,) = one(m[b : b + 1], n[b : b + 1], (name,))[1]
+        torch.testing.assert_close(selves.common_n[b : b + 1], expected.common_n)
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) -> None:
+    model = classifier(**options)
+    m, n = images(1, 2), images(2, 2)
+    pairs, selves = model(m, n, SELF_TRANSFORMS)
+    for name, scores in present(model.pair_scores(model.backbone(m), model.backbone(n))).items():
+        torch.testing.assert_close(present(pairs)[name], scores)
+    assert len(selves) == 3
+    for name, own in zip(SELF_TRANSFORMS, selves, strict=True):
+        other = model.backbone(transform(m, name))
+        expected = present(model.pair_scores(model.backbone(m), other, contrastive=False))
+        assert not any(name.startswith("exclusive") for name in expected)
+        assert present(own).keys() == expected.keys()
+        for key, scores in expected.items():
+            torch.testing.assert_close(present(own)[key], scores)
+
+
+def test_a_pairs_scores_do_not_depend_on_the_batch() -> None:
+    model = classifier()
+    m, n = images(1, 3), images(2, 3)
+    together = present(model(m, n)[0])
+    for b in range(3):
+        for name, scores in present(model(m[b : b + 1], n[b : b + 1])[0]).items():
+            torch.testing.assert_close(scores[0], together[name][b])
+
+
+# --- layers
+
+
+def test_the_shared_head_adds_no_weights_and_the_second_one_has_no_bias() -> None:
+    own = {name for name, _ in classifier(head="own").named_parameters()}
+    shared = {name for name, _ in classifier().named_parameters()}
+    assert own - shared == {"common_head.weight"}
+    assert {name for name in shared if not name.startswith("backbone")} == {
+        "phi.weight",
+        "phi.bias",
+        "w_p",
+        "w_b.weight",
+    }
+
+
+@pytest.mark.parametrize(("attention", "missing"), [("none", {"w_p", "w_b.weight"}), ("co", {"w_b.weight"})])
+def test_an_ablation_leaves_out_the_weights_of_its_terms(attention: Attention, missing: set[str]) -> None:
+    whole, ablated = (dict(classifier(attention=a).named_parameters()) for a in ("co+contrastive", attention))
+    assert whole.keys() - ablated.keys() == missing
+
+
+def test_new_layers_start_as_the_recipe_says() -> None:
+    torch.manual_seed(0)
+    channels, classes = 96, 20
+    model = CoAttentionClassifier(small(channels=channels), classes=classes, head="own")
+    assert model.phi.weight.std().item() == pytest.approx((2 / classes) ** 0.5, rel=0.05)
+    assert model.phi.bias is not None
+    assert (model.phi.bias == 0).all()
+    bound = channels**-0.5
+    for weight in (model.w_p, model.common_head.weight, model.w_b.weight):
+        assert bound * 0.9 < weight.abs().max().item() <= bound
+        assert weight.mean().abs().item() < bound / 4
+    assert model.w_p.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+def test_w_p_may_start_as_a_multiple_of_the_identity() -> None:
+    torch.testing.assert_close(classifier(affinity_init=2.5).w_p.detach(), 2.5 * torch.eye(C, dtype=torch.float64))
+
+
+# --- gradients
+
+
+@pytest.mark.parametrize("options", FORMS, ids=str)
+def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> None:
+    """DistributedDataParallel waits for each; one without hangs or raises there."""
+    model = classifier(**options)
+    tags = torch.eye(K, dtype=torch.float64)
+    scores, selves = model(images(1, 4), images(2, 4), ("flip",))
+    terms = [
+        *pair_losses(scores, tags, tags.flip(0), reduction="paper").values(),
+        *pair_losses(selves[0], tags, tags, reduction="paper").values(),
+    ]
+    torch.cat(terms).sum().backward()
+    without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not without
+
+
+@pytest.mark.parametrize("options", FORMS[:4], ids=str)
+def test_gradients_of_the_scores(options: dict[str, Any]) -> None:
+    model = classifier(**options)
+    names = [name for name, _ in model.named_parameters() if not name.startswith("backbone")]
+
+    class Scores(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(self, f_m: Tensor, f_n: Tensor) -> tuple[Tensor, ...]:
+            return tuple(present(self.model.pair_scores(f_m, f_n)).values())
+
+    def scores(f_m: Tensor, f_n: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        replaced = {f"model.{name}": weight for name, weight in zip(names, weights, strict=True)}
+        out: tuple[Tensor, ...] = torch.func.functional_call(Scores(), replaced, (f_m, f_n))
+        return out
+
+    weights = [dict(model.named_parameters())[name].detach().clone() for name in names]
+    inputs = [features(3, 1, 1, 2), features(4, 1, 2, 2), *weights]
+    assert torch.autograd.gradcheck(scores, [t.requires_grad_() for t in inputs])
+
+
+# --- maps
+
+
+@pytest.mark.parametrize("options", FORMS[:4], ids=str)
+@pytest.mark.parametrize("tag", [0, K - 1])
+def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: dict[str, Any], tag: int) -> None:
+    """Training sees the same maps where the target is m: the head on F_m^{m∩r}, here one related image at a time."""
+    model = classifier(**options)
+    target, related = features(5, 1, 2, 3), features(6, 3, 3, 2)
+    with torch.inference_mode():
+        head = model.common_head if model.own_head else model.phi
+        maps = []
+        for one in related:
+            p = affinity(target, one[None], model.w_p, form=model.affinity_form, scale=model.affinity_scale)
+            common = coattend(target, one[None], p).m
+            maps.append(head(common)[0, tag])
+        got = model.co_map(target[0], related, tag)
+    torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
+
+
+# --- pooling and the transformations of self pairs
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 4), st.integers(1, 4), st.sampled_from([0.0, 0.1, 0.3, 0.5, 0.99, 1.0])
+)
+def test_pooling_takes_the_mean_of_the_largest(seed: int, height: int, width: int, top: float) -> None:
+    activations = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 3, height, width)))
+    got = pool(activations, top)
+    assert got.shape == (2, 3)
+    for own, scores in zip(activations, got, strict=True):
+        np.testing.assert_allclose(scores, top_mean(own.flatten(1).numpy(), top), atol=1e-12)
+
+
+def test_the_transformations_of_self_pairs() -> None:
+    ramp = torch.arange(8.0).view(1, 1, 1, 8).expand(1, 3, 4, 8)
+    assert transform(ramp, "flip")[0, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+    double = transform(ramp, "x2")
+    assert double.shape == (1, 3, 8, 16)
+    assert double[0, 0, 0, :4].tolist() == [0, 0.25, 0.75, 1.25]  # half-pixel centers
+    smaller = transform(ramp, "x0.75")
+    assert smaller.shape == (1, 3, 3, 6)
+    expected = [(i + 0.5) / 0.75 - 0.5 for i in range(6)]
+    assert smaller[0, 0, 0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_any_backbone_will_do() -> None:
+    body = nn.Conv2d(3, 5, 1)
+    model = CoAttentionClassifier(Backbone(body, channels=5, stride=1, textures=("0", 5)), classes=2)
+    scores, selves = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
+    assert [s.shape for s in present(scores).values()] == [(1, 2)] * 6
+    assert selves == []
+
+
+def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
+    """Seen from n, the map is phi of F_n^{m∩n}; W_P is not symmetric here, so that the two sides differ."""
+    torch.manual_seed(0)
+    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity_form="bilinear").double()
+    f_m, f_n = torch.randn(1, 6, 2, 3, dtype=torch.float64), torch.randn(1, 6, 3, 2, dtype=torch.float64)
+    common = coattend(f_m, f_n, affinity(f_m, f_n, model.w_p))
+    weight, _ = model.common_weights()
+    for seen, target, other, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
+        expected = torch.nn.functional.conv2d(seen, weight)[0, 1]
+        torch.testing.assert_close(model.co_map(target[0], other, 1, target_is_n=second), expected)
+        wrong = model.co_map(target[0], other, 1, target_is_n=not second)
+        assert not torch.allclose(wrong, expected)
+
+
+@pytest.mark.parametrize("options", FORMS[:4], ids=str)
+@pytest.mark.parametrize("tag", [0, K - 1])
+def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: dict[str, Any], tag: int) -> None:
+    """Eq. 7-9 from either side of a pair, with each pair's own W_P, and the query shared with the co-attentive maps."""
+    model = classifier(kinds=3, **options)
+    model.w_p.data += torch.randn(3, C, C, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    target, others = features(5, 1, 2, 3), features(6, 3, 3, 2)
+    kind, target_is_n = torch.tensor([1, 2, 1]), torch.tensor([False, True, False])
+    with torch.inference_mode():
+        head = model.common_head if model.own_head else model.phi
+        maps = []
+        for one, k, second in zip(others, kind, target_is_n, strict=True):
+            w_p = model.w_p[k].T if second else model.w_p[k]
+            p = affinity(target, one[None], w_p, form=model.affinity_form, scale=model.affinity_scale)
+            maps.append(head(unshared(target, model.w_b(coattend(target, one[None], p).m)))[0, tag])
+        got = model.contrastive_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
+        query = model.query(target[0], kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(model.contrastive_map(target[0], others, tag, query=query), got)
+        co_map = model.co_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(model.co_map(target[0], others, tag, query=query), co_map)
+        assert not torch.allclose(co_map, got)

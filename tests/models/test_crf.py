@@ -1,0 +1,124 @@
+"""The dense CRF against mean-field inference over all pairs of pixels in float64, and on a picture of two halves."""
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from mcis.models.crf import CrfParameters, dense_crf
+
+Array = NDArray[np.float64]
+
+
+def soft(energy: Array) -> Array:
+    weights = np.exp(-(energy - energy.min(axis=0)))
+    return weights / weights.sum(axis=0)
+
+
+def mean_field(rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters) -> Array:
+    """Kraehenbuehl and Koltun's inference with every pair of pixels summed: no lattice, no approximation."""
+    labels, height, width = probabilities.shape
+    unary = -np.log(np.maximum(probabilities.astype(np.float64), parameters.floor)).reshape(labels, -1)
+    position = np.indices((height, width)).reshape(2, -1).T.astype(np.float64)
+    color = rgb.reshape(-1, 3).astype(np.float64)
+
+    def kernel(space: float, tone: float) -> Array:
+        near = ((position[:, None] - position) ** 2).sum(axis=-1) / (2 * space**2)
+        alike = ((color[:, None] - color) ** 2).sum(axis=-1) / (2 * tone**2)
+        values = np.exp(-near - alike)
+        root = np.sqrt(values.sum(axis=1))
+        return values / root[:, None] / root
+
+    smooth = parameters.position_weight * kernel(parameters.position_std, np.inf)
+    appearance = parameters.bilateral_weight * kernel(parameters.bilateral_std, parameters.color_std)
+    q = soft(unary)
+    for _ in range(parameters.iterations):
+        q = soft(unary - q @ smooth - q @ appearance)
+    return q.reshape(labels, height, width)
+
+
+def picture(height: int, width: int) -> NDArray[np.uint8]:
+    """Two noisy halves, dark left and bright right."""
+    noise = np.random.default_rng(1).integers(-3, 4, (height, width, 3))
+    return (np.where(np.arange(width) < width // 2, 60, 180)[None, :, None] + noise).astype(np.uint8)
+
+
+def guess(labels: int, height: int, width: int) -> NDArray[np.float32]:
+    """Noise that leans towards the first label on the left and towards the last one on the right."""
+    drawn = np.random.default_rng(2).dirichlet(np.ones(labels), (height, width)).transpose(2, 0, 1)
+    drawn[0, :, : width // 2] += 0.5
+    drawn[-1, :, width // 2 :] += 0.5
+    return (drawn / drawn.sum(axis=0)).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        CrfParameters(),
+        CrfParameters(bilateral_weight=0, position_weight=6.0),
+        CrfParameters(bilateral_weight=0, position_weight=6.0, position_std=1.0),
+        CrfParameters(position_weight=0),
+        CrfParameters(position_weight=0, bilateral_std=2.0),
+        CrfParameters(position_weight=0, color_std=200.0),
+        CrfParameters(iterations=3, position_weight=2.0, bilateral_std=10.0, color_std=8.0, bilateral_weight=2.0),
+        CrfParameters(floor=0.2),
+    ],
+    ids=str,
+)
+def test_it_is_mean_field_inference(parameters: CrfParameters) -> None:
+    """Up to the lattice's approximation, which is small beside what the CRF changes."""
+    rgb, probabilities = picture(11, 16), guess(3, 11, 16)
+    got, expected = dense_crf(rgb, probabilities, parameters), mean_field(rgb, probabilities, parameters)
+    assert got.dtype == np.float32
+    change = np.abs(expected - probabilities).mean()
+    assert change > 0.01
+    assert np.abs(got - expected).mean() < 0.12 * change
+    np.testing.assert_allclose(got.sum(axis=0), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colors(turned: bool) -> None:
+    """A guess that is wrong for a quarter of the pixels becomes the picture's two halves, in either direction."""
+    rgb, truth = picture(24, 32), np.broadcast_to(np.arange(32) < 16, (24, 32)).astype(int)
+    if turned:
+        rgb, truth = rgb.transpose(1, 0, 2), truth.T
+    flipped = truth ^ (np.random.default_rng(3).random(truth.shape) < 0.25)
+    probabilities = np.where(np.arange(2)[:, None, None] == flipped, 0.7, 0.3).astype(np.float32)
+    assert (probabilities.argmax(axis=0) != truth).mean() > 0.15
+    refined = dense_crf(rgb, probabilities, CrfParameters(iterations=5)).argmax(axis=0)
+    np.testing.assert_array_equal(refined, truth)
+
+
+def test_the_defaults_are_the_recipes() -> None:
+    """Dense CRF, 1 iteration: Gaussian sxy 3 compat 1; bilateral sxy 80, srgb 4, compat 3; unary floor 1e-4."""
+    assert CrfParameters()._asdict() == {
+        "iterations": 1,
+        "position_std": 3,
+        "position_weight": 1,
+        "bilateral_std": 80,
+        "color_std": 4,
+        "bilateral_weight": 3,
+        "floor": 1e-4,
+    }
+
+
+def test_without_iterations_only_the_floor_acts() -> None:
+    probabilities = np.array([1.0, 0.0, 0.0], np.float32).reshape(3, 1, 1)
+    refined = dense_crf(np.zeros((1, 1, 3), np.uint8), probabilities, CrfParameters(iterations=0, floor=0.1))
+    np.testing.assert_allclose(refined.ravel(), [1 / 1.2, 0.1 / 1.2, 0.1 / 1.2], rtol=1e-5)
+
+
+def test_one_label_is_certain() -> None:
+    probabilities = np.full((1, 3, 4), 0.4, np.float32)
+    assert (dense_crf(picture(3, 4), probabilities, CrfParameters()) == 1).all()
+
+
+def test_any_layout_in_memory_gives_the_same_and_nothing_is_changed() -> None:
+    rgb, probabilities = picture(9, 12), guess(3, 9, 12)
+    before = rgb.copy(), probabilities.copy()
+    expected = dense_crf(rgb, probabilities, CrfParameters())
+    strided = np.asfortranarray(rgb), np.asfortranarray(probabilities)
+    rgb.flags.writeable = probabilities.flags.writeable = False  # as arrays that Ray or a memory map lends
+    for pictured, guessed in ((rgb, probabilities), strided):
+        np.testing.assert_array_equal(dense_crf(pictured, guessed, CrfParameters()), expected)
+    np.testing.assert_array_equal(rgb, before[0])
+    np.testing.assert_array_equal(probabilities, before[1])

@@ -1,0 +1,305 @@
+"""Localization maps against phi applied to the co-attentive features themselves (section 3.2), and their resizing."""
+
+import math
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mcis.models.backbones import small
+from mcis.models.coattention import AffinityForm, affinity, coattend, unshared
+from mcis.models.localization import (
+    SCALES,
+    affinity_query,
+    contrastive_round,
+    embed,
+    multi_round,
+    normalize_maps,
+    released_map,
+    resize_maps,
+    scale_maps,
+    single_round,
+)
+from mcis.platform.config.sections import MapsConfig
+
+FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
+quick = settings(deadline=None, max_examples=40)
+side = st.integers(1, 3)
+seeds = st.integers(0, 2**32 - 1)
+
+
+def normal(rng: np.random.Generator, *shape: int) -> Tensor:
+    return torch.from_numpy(rng.normal(size=shape))
+
+
+def co_attentive_map(
+    target: Tensor, related: Tensor, w_p: Tensor, weight: Tensor, bias: float, form: AffinityForm, scale: float
+) -> list[list[float]]:
+    """S_k of one related image: P, the softmax over its positions, F_r A, then phi's row k; a position at a time."""
+
+    def vector(f: Tensor, y: int, x: int) -> np.ndarray:
+        v = f[:, y, x].numpy()
+        return v / math.sqrt(v @ v) if form == "cosine" else v
+
+    places = [(y, x) for y in range(related.shape[1]) for x in range(related.shape[2])]
+    out = []
+    for y in range(target.shape[1]):
+        row = []
+        for x in range(target.shape[2]):
+            p = [scale * vector(target, y, x) @ w_p.numpy() @ vector(related, *place) for place in places]
+            weights = [math.exp(v - max(p)) for v in p]
+            feature = sum(
+                a / sum(weights) * related[:, v, u].numpy() for a, (v, u) in zip(weights, places, strict=True)
+            )
+            row.append(float(weight.numpy() @ feature + bias))
+        out.append(row)
+    return out
+
+
+@quick
+@given(seeds, st.integers(1, 2), st.integers(1, 3), side, side, st.booleans())
+def test_single_round_is_the_class_layer(seed: int, b: int, c: int, h: int, w: int, with_bias: bool) -> None:
+    rng = np.random.default_rng(seed)
+    features, weight = normal(rng, b, c, h, w), normal(rng, 4, c, 1, 1)
+    bias = normal(rng, 4) if with_bias else None
+    got = single_round(features, weight, bias)
+    assert got.shape == (b, 4, h, w)
+    for i, k, y, x in np.ndindex(*got.shape):
+        expected = sum((weight[k, a, 0, 0] * features[i, a, y, x]).item() for a in range(c))
+        assert got[i, k, y, x].item() == pytest.approx(expected + (0 if bias is None else bias[k].item()), abs=1e-9)
+
+
+@quick
+@given(
+    seed=seeds,
+    c=side,
+    r=side,
+    of_target=st.tuples(side, side),
+    of_related=st.tuples(side, side),
+    form=st.sampled_from(FORMS),
+    scale=st.sampled_from([0.5, 1.0, 15.0]),
+    with_bias=st.booleans(),
+)
+def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
+    seed: int,
+    c: int,
+    r: int,
+    of_target: tuple[int, int],
+    of_related: tuple[int, int],
+    form: AffinityForm,
+    scale: float,
+    with_bias: bool,
+) -> None:
+    rng = np.random.default_rng(seed)
+    target, related, w_p = normal(rng, c, *of_target), normal(rng, r, c, *of_related), normal(rng, c, c)
+    weight, bias = normal(rng, c), normal(rng, 1)[0] if with_bias else None
+    query = affinity_query(target, w_p, form=form, scale=scale)
+    got = multi_round(query, related, weight, bias, form=form).view(target.shape[1:])
+    plain = 0.0 if bias is None else bias.item()
+    each = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
+    np.testing.assert_allclose(got, np.mean(each, axis=0), atol=1e-9)
+
+
+def test_multi_round_has_the_gradients_of_the_long_way() -> None:
+    """The same map by way of the co-attentive features, (R, C, H, W), as in training."""
+    rng = np.random.default_rng(5)
+    inputs = [normal(rng, *s).requires_grad_() for s in ((3, 2, 3), (2, 3, 3, 2), (3, 3), (3,), ())]
+    target, related, w_p, weight, bias = inputs
+    repeated = target.expand(2, -1, -1, -1)
+    common = coattend(repeated, related, affinity(repeated, related, w_p, scale=2.0)).m
+    long_way = (torch.einsum("rchw,c->rhw", common, weight) + bias).mean(dim=0)
+    short = multi_round(affinity_query(target, w_p, scale=2.0), related, weight, bias).view(target.shape[1:])
+    torch.testing.assert_close(short, long_way)
+    ahead = normal(rng, 2, 3)
+    for a, b in zip(
+        torch.autograd.grad(short, inputs, ahead), torch.autograd.grad(long_way, inputs, ahead), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+@quick
+@given(
+    seed=seeds,
+    c=side,
+    q=side,
+    of_target=st.tuples(side, side),
+    of_other=st.tuples(side, side),
+    form=st.sampled_from(FORMS),
+    scale=st.sampled_from([0.5, 1.0, 15.0]),
+    with_bias=st.booleans(),
+)
+def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
+    seed: int,
+    c: int,
+    q: int,
+    of_target: tuple[int, int],
+    of_other: tuple[int, int],
+    form: AffinityForm,
+    scale: float,
+    with_bias: bool,
+) -> None:
+    """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
+    rng = np.random.default_rng(seed)
+    target, others, w_p = normal(rng, c, *of_target), normal(rng, q, c, *of_other), normal(rng, c, c)
+    w_b, weight = normal(rng, c), normal(rng, c)
+    bias = normal(rng, 1)[0] if with_bias else None
+    query = affinity_query(target, w_p, form=form, scale=scale)
+    got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
+    each = []
+    for other in others:
+        common = coattend(target[None], other[None], affinity(target[None], other[None], w_p, form=form, scale=scale)).m
+        gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None])
+        layer = weight[None, :, None, None], None if bias is None else bias[None]
+        each.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
+    torch.testing.assert_close(got, torch.stack(each).mean(dim=0).flatten(), atol=1e-9, rtol=0)
+
+
+def test_each_related_image_may_meet_a_query_of_its_own() -> None:
+    rng = np.random.default_rng(7)
+    target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
+    query = affinity_query(target, w_p, scale=2.0)
+    assert query.shape == (2, 6, 3)
+    each = [multi_round(affinity_query(target, w_p[r], scale=2.0), related[r : r + 1], weight, None) for r in range(2)]
+    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(each).mean(dim=0))
+
+
+def test_the_same_related_image_twice_adds_nothing() -> None:
+    rng = np.random.default_rng(6)
+    target, related, w_p, weight = normal(rng, 3, 2, 2), normal(rng, 1, 3, 2, 2), normal(rng, 3, 3), normal(rng, 3)
+    query = affinity_query(target, w_p)
+    once = multi_round(query, related, weight, None)
+    torch.testing.assert_close(multi_round(query, related.repeat(3, 1, 1, 1), weight, None), once)
+
+
+# --- normalized, combined and resized
+
+
+@quick
+@given(seeds, st.sampled_from([(2, 3), (4, 2, 3), (2, 2, 2, 3)]), st.sampled_from([-3.0, 0.0, 3.0]))
+def test_normalized_maps_are_clipped_and_have_the_maximum_one(seed: int, shape: tuple[int, ...], offset: float) -> None:
+    raw = normal(np.random.default_rng(seed), *shape) + offset
+    got = normalize_maps(raw)
+    for own, out in zip(raw.reshape(-1, 2, 3), got.reshape(-1, 2, 3), strict=True):
+        most = own.max().item()
+        for y, x in np.ndindex(2, 3):
+            expected = max(own[y, x].item(), 0) / most if most > 0 else 0
+            assert out[y, x].item() == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(("mean", "kept"), [(math.log(1 / 9) - 1e-3, False), (math.log(1 / 9) + 1e-3, True)])
+def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(mean: float, kept: bool) -> None:
+    raw = torch.tensor([[5.0, -5.0], [1.0, -1.0]], dtype=torch.float64) + mean
+    expected = normalize_maps(raw)
+    assert expected.max() == 1
+    torch.testing.assert_close(released_map(raw), expected if kept else torch.zeros_like(raw))
+    torch.testing.assert_close(released_map(raw, always=True), expected)
+
+
+def bicubic(line: list[float], length: int) -> list[float]:
+    """One line resized by the cubic convolution kernel with a = -0.75, half-pixel centers, edges repeated."""
+    a, out = -0.75, []
+
+    def kernel(t: float) -> float:
+        t = abs(t)
+        if t <= 1:
+            return (a + 2) * t**3 - (a + 3) * t**2 + 1
+        return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+    for i in range(length):
+        at = (i + 0.5) * len(line) / length - 0.5
+        near = [math.floor(at) + d for d in (-1, 0, 1, 2)]
+        out.append(sum(kernel(at - j) * line[min(max(j, 0), len(line) - 1)] for j in near))
+    return out
+
+
+@quick
+@given(seeds, side, side, st.integers(1, 7), st.integers(1, 7))
+def test_maps_are_resized_bicubically_and_stay_between_0_and_1(
+    seed: int, h: int, w: int, height: int, width: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    maps = torch.from_numpy(rng.choice([0.0, 0.25, 1.0], (2, h, w)))
+    got = resize_maps(maps, height, width)
+    assert got.shape == (2, height, width)
+    for own, out in zip(maps.tolist(), got, strict=True):
+        rows = [bicubic(row, width) for row in own]
+        columns = [bicubic(list(column), height) for column in zip(*rows, strict=True)]
+        np.testing.assert_allclose(out, np.clip(np.transpose(columns), 0, 1), atol=1e-5)
+
+
+def test_bicubic_overshoot_is_clipped() -> None:
+    edge = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
+    unclipped = bicubic(edge[0, 0].tolist(), 16)
+    assert min(unclipped) < -0.01
+    assert max(unclipped) > 1.01
+    got = resize_maps(edge, 1, 16)
+    assert got.dtype == torch.float32
+    assert (got.min(), got.max()) == (0, 1)
+
+
+def test_embedding_averages_over_scales_and_mirror_images() -> None:
+    backbone = small(channels=6).double().eval()
+    images = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 32, 48)))
+
+    def resized(x: Tensor, height: int, width: int) -> Tensor:
+        return torch.nn.functional.interpolate(x, size=(height, width), mode="bilinear")
+
+    with torch.no_grad():
+        half = backbone(resized(images, 16, 24))
+        half_mirrored = backbone(resized(images, 16, 24).flip(3)).flip(3)
+        parts = [
+            backbone(images),
+            backbone(images.flip(3)).flip(3),
+            resized(half, 4, 6),
+            resized(half_mirrored, 4, 6),
+        ]
+        torch.testing.assert_close(embed(backbone, images), parts[0])
+        torch.testing.assert_close(embed(backbone, images, extra_scales=(0.5,)), (parts[0] + parts[2]) / 2)
+        together = embed(backbone, images, extra_scales=(0.5,), mirror=True)
+    torch.testing.assert_close(together, sum(parts) / 4)
+
+
+def test_maps_are_scaled_with_and_without_evidence_against_a_class() -> None:
+    maps = torch.tensor([[[-2.0, 0.0], [1.0, 2.0]]])
+    torch.testing.assert_close(scale_maps(maps, "maximum"), torch.tensor([[[0.0, 0.0], [0.5, 1.0]]]))
+    torch.testing.assert_close(scale_maps(maps, "range"), torch.tensor([[[0.0, 0.5], [0.75, 1.0]]]))
+    torch.testing.assert_close(scale_maps(torch.full((1, 2, 2), 3.0), "range"), torch.zeros(1, 2, 2))
+
+
+@quick
+@given(
+    st.lists(st.floats(-1e5, 1e5) | st.sampled_from([0.0, -1.0, math.e - 1, math.e**7, 20.0]), min_size=4, max_size=4)
+)
+def test_the_logarithm_is_one_scale_for_all_maps(values: list[float]) -> None:
+    def score(a: float) -> float:
+        return min(max((1 + math.copysign(math.log(1 + abs(a)), a) / 7) / 2, 0), 1)
+
+    got = scale_maps(torch.tensor(values, dtype=torch.float64).reshape(2, 1, 2), "logarithm")
+    np.testing.assert_allclose(got.flatten(), [score(a) for a in values], atol=1e-12)
+
+
+def test_a_class_that_is_surer_wins_by_the_logarithm_alone() -> None:
+    faint, sure = torch.tensor([[[0.1, 2.0]], [[20.0, 40.0]]])
+    maps = torch.stack([faint, sure])
+    assert scale_maps(maps, "maximum")[:, 0, 1].tolist() == [1, 1]
+    assert scale_maps(maps, "range")[:, 0, 1].tolist() == [1, 1]
+    scores = scale_maps(maps, "logarithm")
+    assert (scores[1] > scores[0]).all()
+    # What thresholds on scores mean as activations, as the configuration says.
+    known = torch.tensor([[[0.0, 1.0, 8.4, 544.0]]])
+    torch.testing.assert_close(
+        scale_maps(known, "logarithm"), torch.tensor([[[0.5, 0.55, 0.66, 0.95]]]), atol=1e-3, rtol=0
+    )
+
+
+def test_an_unknown_scale_lists_the_choices() -> None:
+    with pytest.raises(ValueError, match="unknown scale 'log'; choose one of maximum, range, logarithm"):
+        scale_maps(torch.zeros(1, 2, 2), "log")
+
+
+def test_the_configuration_offers_the_scales_that_there_are() -> None:
+    assert get_args(MapsConfig.model_fields["scale"].annotation) == tuple(SCALES)

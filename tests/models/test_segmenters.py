@@ -1,0 +1,226 @@
+"""The segmentation network's head, and prediction over windows, scales and mirror against averages made by hand."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mcis.models.backbones import small
+from mcis.models.dropout import number_samples
+from mcis.models.segmenters import SEGMENTERS, LargeFov, _windows, predict
+
+quick = settings(deadline=None, max_examples=60)
+
+
+def convolutions(model: LargeFov) -> list[nn.Conv2d]:
+    """The head's three."""
+    return [layer for layer in model.head if isinstance(layer, nn.Conv2d)]
+
+
+def network(stride: int = 8, **options: float) -> LargeFov:
+    """A small network that is surer of its labels than a fresh one."""
+    torch.manual_seed(0)
+    model = LargeFov(small(channels=6, stride=stride), labels=4, width=8, **options)  # type: ignore[arg-type]
+    nn.init.normal_(convolutions(model)[-1].weight)
+    return model
+
+
+def picture(height: int, width: int, batch: int | None = None) -> Tensor:
+    shape = (3, height, width) if batch is None else (batch, 3, height, width)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(height * width))
+
+
+class Windowed(nn.Module):
+    """Logits that depend on a pixel, on its place in the window and on the window's mean, and count the calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[tuple[int, int]] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[2:]
+        self.sizes.append((height, width))
+        across = torch.linspace(0, 2, width).expand(height, width)
+        down = torch.linspace(0, 1, height)[:, None].expand(height, width)
+        mean = images.mean() + torch.zeros(height, width)
+        return torch.stack([images[0, 0] + across, images[0, 1] - down, images[0, 2] + 3 * mean])[None]
+
+
+class Pointwise(nn.Module):
+    """Logits of a pixel from its color alone."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.cat([2 * images, images[:, :1] - images[:, 1:2]], dim=1)
+
+
+# --- windows
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.integers(1, 700), st.integers(1, 420))
+def test_windows_cover_every_pixel_with_at_most_two_thirds_between_them(length: int, crop: int) -> None:
+    starts = _windows(length, crop)
+    size = min(crop, length)
+    assert starts[0] == 0
+    assert starts[-1] + size == length
+    steps = [b - a for a, b in itertools.pairwise(starts)]
+    assert all(1 <= step <= math.ceil(2 * crop / 3) for step in steps)
+    assert all(step == math.ceil(2 * crop / 3) for step in steps[:-1]), "only the last window is moved back"
+
+
+def test_the_windows_of_the_recipe() -> None:
+    assert _windows(401, 401) == [0]
+    assert _windows(402, 401) == [0, 1]
+    assert _windows(750, 401) == [0, 268, 349]
+
+
+@quick
+@given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 9))
+def test_overlapping_windows_are_averaged(height: int, width: int, crop: int) -> None:
+    image, model = picture(height, width), Windowed()
+    got = predict(model, image, crop=crop)
+    total, count = np.zeros((3, height, width)), np.zeros((height, width))
+    for top in _windows(height, crop):
+        for left in _windows(width, crop):
+            with torch.inference_mode():
+                part = torch.softmax(Windowed()(image[None, :, top : top + crop, left : left + crop]), dim=1)[0].numpy()
+            for y, x in np.ndindex(*part.shape[1:]):
+                total[:, top + y, left + x] += part[:, y, x]
+                count[top + y, left + x] += 1
+    np.testing.assert_allclose(got, total / count, atol=1e-5)
+    assert set(model.sizes) == {(min(height, crop), min(width, crop))}
+
+
+def test_without_a_crop_the_image_is_seen_whole() -> None:
+    model = Windowed()
+    predict(model, picture(9, 13))
+    assert model.sizes == [(9, 13)]
+
+
+@quick
+@given(st.integers(1, 20), st.integers(1, 20), st.integers(1, 9))
+def test_windows_change_nothing_for_a_model_that_looks_at_single_pixels(height: int, width: int, crop: int) -> None:
+    image = picture(height, width)
+    torch.testing.assert_close(
+        predict(Pointwise(), image, crop=crop), torch.softmax(Pointwise()(image[None])[0], dim=0)
+    )
+
+
+# --- scales and mirror
+
+
+class Constant(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.tensor([0.5, -1.0, 2.0]).view(1, 3, 1, 1).expand(len(images), 3, *images.shape[2:])
+
+
+@quick
+@given(
+    st.integers(1, 30),
+    st.integers(1, 30),
+    st.lists(st.sampled_from([0.5, 0.75, 1.0, 1.25, 1.5]), min_size=1, max_size=5),
+    st.booleans(),
+    st.sampled_from([None, 7, 16]),
+)
+def test_a_constant_model_is_predicted_exactly(
+    height: int, width: int, scales: list[float], mirror: bool, crop: int | None
+) -> None:
+    got = predict(Constant(), picture(height, width), scales=scales, mirror=mirror, crop=crop)
+    expected = torch.softmax(torch.tensor([0.5, -1.0, 2.0]), dim=0)
+    torch.testing.assert_close(got, expected.view(3, 1, 1).expand(3, height, width))
+
+
+def test_scales_and_mirror_images_are_averaged_as_probabilities() -> None:
+    image, model, scales = picture(10, 14), Windowed(), (0.5, 1.0, 1.5)
+    got = predict(model, image, scales=scales, mirror=True)
+    parts = []
+    for scale in scales:
+        size = (round(10 * scale), round(14 * scale))
+        scaled = functional.interpolate(image[None], size=size, mode="bilinear", align_corners=False)
+        for turn in (lambda t: t, lambda t: t.flip(3)):
+            probabilities = turn(torch.softmax(Windowed()(turn(scaled)), dim=1))
+            parts.append(functional.interpolate(probabilities, size=(10, 14), mode="bilinear", align_corners=False)[0])
+    torch.testing.assert_close(got, torch.stack(parts).mean(dim=0))
+    assert model.sizes == [(5, 7), (5, 7), (10, 14), (10, 14), (15, 21), (15, 21)]
+    torch.testing.assert_close(got.sum(dim=0), torch.ones(10, 14))
+
+
+def test_with_mirror_the_mirrored_image_has_the_mirrored_prediction() -> None:
+    model, image = network().eval(), picture(24, 40)
+    options = {"scales": (0.75, 1.0), "mirror": True, "crop": None}
+    straight, mirrored = predict(model, image, **options), predict(model, image.flip(2), **options)  # type: ignore[arg-type]
+    torch.testing.assert_close(mirrored.flip(2), straight)
+    once = predict(model, image.flip(2)).flip(2)
+    assert (once - predict(model, image)).abs().max() > 0.05, "the network alone has no such symmetry"
+
+
+def test_a_prediction_keeps_no_graph() -> None:
+    assert not predict(network().eval(), picture(16, 16)).requires_grad
+
+
+# --- the network
+
+
+@pytest.mark.parametrize("stride", [4, 8])
+@pytest.mark.parametrize("size", [(24, 24), (17, 30), (1, 5)])
+def test_logits_have_the_size_of_the_images(stride: int, size: tuple[int, int]) -> None:
+    assert network(stride)(picture(*size, batch=2)).shape == (2, 4, *size)
+
+
+def test_logits_are_upsampled_with_aligned_corners() -> None:
+    """41x41 -> 321x321 as in the recipe: every 8th pixel is a logit itself, and between two lies a straight line."""
+    model = network().eval()
+    with torch.inference_mode():
+        images = picture(321, 321, batch=1)
+        coarse, fine = model.head(model.backbone(images)), model(images)
+    assert coarse.shape[2:] == (41, 41)
+    torch.testing.assert_close(fine[:, :, ::8, ::8], coarse, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        fine[:, :, ::8, 2::8], 0.75 * coarse[..., :-1] + 0.25 * coarse[..., 1:], atol=1e-6, rtol=1e-4
+    )
+
+
+def test_the_head_is_deeplab_largefov() -> None:
+    """3x3 with dilation, ReLU, 1x1, ReLU, 1x1 to the labels; dropout after both hidden layers."""
+    model = network(dilation=3, dropout=0.5)
+    first, second, last = convolutions(model)
+    assert [layer.weight.shape for layer in (first, second, last)] == [(8, 6, 3, 3), (8, 8, 1, 1), (4, 8, 1, 1)]
+    for layer in (first, second, last):
+        assert layer.bias is not None
+        assert not layer.bias.any()
+        nn.init.normal_(layer.bias)
+    f = picture(5, 7, batch=2).repeat(1, 2, 1, 1)
+    hidden = torch.relu(functional.conv2d(f, first.weight, first.bias, padding=3, dilation=3))
+    hidden = torch.relu(functional.conv2d(hidden, second.weight, second.bias))
+    expected = functional.conv2d(hidden, last.weight, last.bias)
+    torch.testing.assert_close(model.eval().head(f), expected)
+    number_samples(model, [0, 1])
+    assert not torch.allclose(model.train().head(f), expected)
+    without = network(dilation=3).train()
+    torch.testing.assert_close(without.head(f), without.eval().head(f))
+
+
+def test_the_defaults_are_the_recipes() -> None:
+    model = LargeFov(small(channels=3), labels=21)
+    first, second, last = convolutions(model)
+    assert (first.out_channels, first.dilation, second.out_channels, last.out_channels) == (1024, (12, 12), 1024, 21)
+    assert last.weight.std().item() == pytest.approx(0.01, rel=0.1)
+    features = picture(2, 2, batch=1)
+    assert torch.equal(model.train().head(features), model.eval().head(features)), "no dropout"
+
+
+def test_an_images_logits_do_not_depend_on_the_batch() -> None:
+    model, images = network(), picture(24, 16, batch=3)
+    together = model(images)
+    for b in range(3):
+        torch.testing.assert_close(model(images[b : b + 1])[0], together[b], atol=1e-6, rtol=1e-4)
+
+
+def test_networks_are_found_by_name() -> None:
+    assert SEGMENTERS["largefov"] is LargeFov

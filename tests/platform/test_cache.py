@@ -1,0 +1,112 @@
+"""The cache of decoded images: made once, bounded, and never at the cost of one that another run is making."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from mcis.datasets.images import Squares, image_bytes, read_rgb
+from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.engine.cache import decoded_cache
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.workspace import Workspace
+
+SIZE = 64
+COMPUTE = ComputeConfig(cache_gb=10 * image_bytes(SIZE) / 2**30, shard_rows=2)  # room for ten images
+
+HOLD = """
+import sys
+from pathlib import Path
+from mcis.platform.runs.workspace import Workspace
+with Workspace(Path(sys.argv[1])).lock("cache", sys.argv[2]):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def context(ray_local: None, tmp_path: Path) -> RunContext:
+    workspace = Workspace(tmp_path / "workspace")
+    folder = workspace.run("run")
+    tracker = Tracker(workspace, folder, "run", identity="")
+    return RunContext(
+        workspace=workspace, name="run", folder=folder, part=folder, inputs={}, tracker=tracker, sources={}
+    )
+
+
+def pictures(folder: Path, name: str, count: int) -> pa.Table:
+    """Rows of `count` pictures of noise."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(exist_ok=True)
+    uris = [str(folder / f"{name}{n}.png") for n in range(count)]
+    for uri in uris:
+        Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(uri)
+    return pa.table({"uri": uris, "content_hash": [f"hash of {uri}" for uri in uris]})
+
+
+def cached(rows: pa.Table, context: RunContext) -> Path:
+    folder = decoded_cache(rows, SIZE, context, COMPUTE)
+    assert folder is not None
+    return folder
+
+
+def folders(context: RunContext) -> set[str]:
+    return {path.name for path in context.workspace.cache.iterdir() if path.is_dir()}
+
+
+def test_a_cache_is_made_once_and_holds_the_images(context: RunContext, tmp_path: Path) -> None:
+    rows = pictures(tmp_path / "images", "a", 3)
+    folder = cached(rows, context)
+    uris = rows["uri"].to_pylist()
+    wanted = np.stack([read_rgb(uri, SIZE) for uri in uris])
+    for uri in uris:
+        Path(uri).unlink()
+    np.testing.assert_array_equal(Squares(uris, SIZE, cache=folder)(np.arange(3)), wanted)
+    assert cached(rows, context) == folder, "the files are gone: it can only have been found"
+    assert folders(context) == {folder.name}
+
+
+def test_no_more_images_than_there_is_room_for(context: RunContext, tmp_path: Path) -> None:
+    folder = cached(pictures(tmp_path / "images", "a", 12), context)
+    assert sorted(file.name for file in folder.iterdir())[-1] == "part-00000008-00000010.arrow"
+    none = ComputeConfig(cache_gb=0)
+    assert decoded_cache(pictures(tmp_path / "images", "b", 2), SIZE, context, none) is None
+
+
+def test_what_was_not_used_for_longest_makes_room(context: RunContext, tmp_path: Path) -> None:
+    old, used = (cached(pictures(tmp_path / "images", name, 3), context) for name in "ab")
+    half_removed = context.workspace.cache / "squash64-c.gone"
+    half_removed.mkdir()
+    os.utime(old, (2, 2))
+    os.utime(used, (1, 1))
+    assert cached(pictures(tmp_path / "images", "b", 3), context) == used
+    new = cached(pictures(tmp_path / "images", "d", 4), context)
+    assert folders(context) == {used.name, new.name}
+
+
+def test_a_part_that_another_run_is_making_stays_and_one_left_half_made_goes(
+    context: RunContext, tmp_path: Path
+) -> None:
+    part = context.workspace.cache / f"squash{SIZE}-other.part"
+    part.mkdir()
+    (part / "part-00000000-00000010.arrow").write_bytes(bytes(10 * image_bytes(SIZE)))
+    (part / ".aside").symlink_to(part / "renamed meanwhile")
+    os.utime(part, (1, 1))
+    command = [sys.executable, "-c", HOLD, str(context.workspace.root), part.stem]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        first = cached(pictures(tmp_path / "images", "a", 2), context)
+        second = cached(pictures(tmp_path / "images", "b", 2), context)
+        assert folders(context) == {part.name, second.name}, "what nobody holds makes room in its stead"
+        assert not first.exists()
+        other.communicate()
+    assert other.returncode == 0
+    third = cached(pictures(tmp_path / "images", "c", 2), context)
+    assert folders(context) == {second.name, third.name}

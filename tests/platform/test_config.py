@@ -1,0 +1,151 @@
+"""The configuration: frozen, every key explained, every impossible value and contradiction refused."""
+
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from mcis.platform.config.sections import Config, CrfConfig, Optimizer, PseudoMasksConfig, Section
+
+
+def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:
+    """A section and all below it."""
+    below = [f.annotation for f in of.model_fields.values()]
+    return [of, *(s for t in below if isinstance(t, type) and issubclass(t, BaseModel) for s in sections(t))]
+
+
+@pytest.mark.parametrize("section", list(dict.fromkeys(sections())))
+def test_every_key_says_what_it_means(section: type[BaseModel]) -> None:
+    silent = [name for name, field in section.model_fields.items() if not field.description]
+    assert not silent
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    config = Config()
+    for target, name, value in ((config, "seed", 1), (config.classifier, "batch", 2), (config.predict.crf, "floor", 1)):
+        with pytest.raises(ValidationError, match="frozen"):
+            setattr(target, name, value)
+    assert config == Config()
+    assert isinstance(config.segmenter.scales, tuple)
+
+
+def test_sections_refuse_unknown_keys_and_endless_numbers() -> None:
+    assert len(sections()) > 10
+    assert all(issubclass(section, Section) for section in sections())
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        Optimizer.model_validate({"momemtum": 0.9})
+    for endless in ("nan", "inf", float("nan"), float("inf")):
+        with pytest.raises(ValidationError, match="finite"):
+            Optimizer.model_validate({"weight_decay": endless})
+
+
+IMPOSSIBLE: list[tuple[str, str, Any]] = [
+    ("classifier", "batch", 0),
+    ("classifier", "batch", 2.5),
+    ("classifier", "batch", "many"),
+    ("classifier", "epochs", -1),
+    ("classifier", "backbone", "vgg"),
+    ("classifier", "attention", "contrastive"),
+    ("classifier", "channels", 97),
+    ("classifier", "common_top", 1.5),
+    ("classifier", "color_jitter", [0.3, 0.3, 0.3]),
+    ("classifier", "color_jitter", [0.3, 0.3, 0.3, 0.6]),
+    ("classifier", "color_jitter", [-0.3, 0.3, 0.3, 0.1]),
+    ("classifier", "self_pairs", ["x3"]),
+    ("classifier", "optimizer", {"learning_rate": 0}),
+    ("classifier", "optimizer", {"name": "adam"}),
+    ("localize", "related", 9),
+    ("localize", "related", -1),
+    ("localize", "related_from", "web"),
+    ("localize", "features_gb", 0),
+    ("segmenter", "stride", 16),
+    ("segmenter", "scales", [1.0, 0]),
+    ("segmenter", "dropout", -0.1),
+    ("predict", "crop", 0),
+    ("predict", "crf", {"iterations": -1}),
+    ("predict", "crf", {"floor": 0}),
+    ("maps", "scale", "log"),
+    ("pseudo_masks", "doubt", 257),
+    ("pseudo_masks", "background", "none"),
+    ("evaluate", "thresholds", 1),
+    ("compute", "workers", 0),
+    ("compute", "min_workers", 0),
+    ("compute", "micro_batch", 0),
+    ("classifier", "val_every", -1),
+    ("classifier", "optimizer", {"precision": "fp16"}),
+    ("compute", "worker_cpus", 0),
+    ("data", "max_rejected", -1),
+    ("data", "train_list", 7),
+]
+
+
+@pytest.mark.parametrize(("section", "key", "value"), IMPOSSIBLE)
+def test_impossible_values_are_refused(section: str, key: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate({section: {key: value}})
+    assert {error["loc"][:2] for error in caught.value.errors()} == {(section, key)}
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
+        ({"data": {"web": {"root": "/crawled"}}}, "setting voc has no source web, but /crawled is given for it"),
+        ({"classifier": {"attention": "co"}, "localize": {"contrastive": True}}, "contrastive is set but .* is co,"),
+        ({"localize": {"contrastive": True, "related": 0}}, "localize.contrastive is set but localize.related is 0"),
+        ({"localize": {"aggregation": "evidence"}}, "aggregation is evidence, whose only use of related images"),
+        (
+            {"localize": {"aggregation": "released", "evidence": 6}},
+            "evidence is set but localize.aggregation is released",
+        ),
+        (
+            {"maps": {"scale": "logarithm"}, "localize": {"aggregation": "released"}},
+            "maps.scale is logarithm but localize.aggregation is released",
+        ),
+        ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
+        ({"segmenter": {"backbone": "vgg16", "stride": 4}}, "stride 4 exists for the backbone small only"),
+        ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
+        ({"compute": {"workers": 2, "min_workers": 3}}, "min_workers 3 is more than workers 2"),
+        ({"compute": {"workers": 6}}, "classifier.batch is 5 for compute.workers 6"),
+        ({"compute": {"workers": 11}, "classifier": {"batch": 12}}, "segmenter.batch is 10 for compute.workers 11"),
+        ({"pseudo_masks": {"threshold": 0.2, "background_threshold": 0.3}}, "0.3 is above threshold 0.2"),
+    ],
+)
+def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        Config.model_validate(values)
+
+
+def test_contradictions_between_sections_are_said_together() -> None:
+    values = {"classifier": {"attention": "none", "keep_epoch": 20}, "compute": {"workers": 11}}
+    with pytest.raises(ValidationError) as caught:
+        Config.model_validate(values)
+    for said in ("localize.related", "keep_epoch 20", "classifier.batch is 5", "segmenter.batch is 10"):
+        assert said in str(caught.value)
+
+
+def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
+    small = {"backbone": "small", "channels": 24}
+    Config.model_validate({"classifier": small, "segmenter": {**small, "init": "classifier"}})
+    with pytest.raises(ValidationError, match=r"small \(48 channels\) is not the classifier's small \(24 channels\)"):
+        Config.model_validate({"classifier": small, "segmenter": {**small, "channels": 48, "init": "classifier"}})
+    # A width that the backbone does not have plays no part.
+    vgg = {"backbone": "vgg16"}
+    Config.model_validate({"classifier": {**vgg, "channels": 24}, "segmenter": {**vgg, "init": "classifier"}})
+
+
+def test_what_is_just_possible_passes() -> None:
+    Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
+    Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
+    Config.model_validate({"maps": {"scale": "range"}, "localize": {"aggregation": "released"}})
+    Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
+    Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
+    PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
+    CrfConfig(iterations=0)
+
+
+def test_the_bound_of_features_is_in_no_stages_key() -> None:
+    """It changes no result, so maps that were made under another bound are taken as they are."""
+    bound, other = (Config.model_validate({"localize": {"features_gb": g}}).localize for g in (1, 2))
+    assert bound != other
+    assert bound.model_dump(mode="json") == other.model_dump(mode="json")

@@ -1,0 +1,61 @@
+"""The commands of an index: building it, the run that follows, looking at it, and bad input."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.cli import app
+
+runner = CliRunner()
+
+
+def test_after_a_download_the_command_of_the_run_that_finds_this_index_is_named(
+    ray_local: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies in the folder is not fetched, so this needs no network."""
+    monkeypatch.chdir(tmp_path)
+    data = tmp_path / "some data"
+    root = data / "VOCdevkit" / "VOC2012"
+    synthetic.draw(root, train=6, val=2, size=64, classes=2)
+    (data / "benchmark_RELEASE" / "dataset" / "cls").mkdir(parents=True)
+    given = ["--classes", str(root / "classes.txt"), "--workspace", "ws", "--set", "data.min_side=40"]
+    done = runner.invoke(app, ["index", "voc", "--download", "some data", *given])
+    assert done.exit_code == 0, done.output
+    (line,) = (line for line in done.output.splitlines() if line.startswith("use: "))
+    words = shlex.split(line.removeprefix("use: "))
+    assert words[:3] == ["mcis", "run", "voc"]
+    assert words[words.index("--voc") + 1] == str(root)
+    assert f"data.sbd={data / 'benchmark_RELEASE'}" in words
+    walked = runner.invoke(app, [*words[1:], "--recipe", "small", "--until", "index"])
+    assert walked.exit_code == 0, walked.output
+    indexed, run = (json.loads((tmp_path / "ws/runs" / n / "run.json").read_text()) for n in ("index-voc", "NAME"))
+    assert indexed["index"] == run["index"]
+
+    shown = runner.invoke(app, ["index", "show", "--name", "index-voc", "--workspace", "ws", "--check-masks"])
+    assert "tags that disagree with the mask: 0 of 8 images" in shown.output
+    browsed = runner.invoke(app, ["index", "browse", "--name", "index-voc", "--workspace", "ws", "--out", "page.html"])
+    assert browsed.output == "page: page.html\n"
+    assert "<html" in (tmp_path / "page.html").read_text()
+
+    again = runner.invoke(app, ["index", "voc", "--voc", str(root), *given])
+    assert again.exit_code == 0, again.output
+    assert "use: " not in again.output
+
+
+@pytest.mark.parametrize("source", ["voc", "single", "web", "lid", "tags"])
+def test_an_index_without_its_source_says_which_option_is_missing(source: str, ray_local: None, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["index", source, "--workspace", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"add --{source} " in done.output
+    assert "Traceback" not in done.output
+
+
+def test_help_keeps_what_stands_in_angle_brackets() -> None:
+    """Markdown takes bare ones for HTML and shows nothing."""
+    web, single = (runner.invoke(app, ["index", c, "--help"], env={"COLUMNS": "200"}).output for c in ("web", "single"))
+    assert web.count("<class>/<file>") == 2
+    assert "<wnid or folder> -> class name" in single

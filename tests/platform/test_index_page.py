@@ -1,0 +1,322 @@
+"""The page of an index: its figures hold against slow counting, it stays whole with odd names, files and tables."""
+
+import re
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from io import BytesIO, StringIO
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, verify
+from mcis.datasets.pairs import PairSampler
+from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tags import Tags
+from mcis.platform.commands.terminal import show_index
+from mcis.platform.reporting.index_page import Group, browse_page, concerns, index_facts
+
+CLASSES = ("circle", "square", "star", "never")
+HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\x1b[31m[red]\u202e"
+NO_REJECTS = REJECTS_SCHEMA.empty_table()
+VOID = {"meta", "link", "img", "br"}
+
+
+class Page(HTMLParser):
+    """A page's elements, its text, and the texts of each section's table cells; fails where it is not nested."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: dict[str, list[list[str]]] = {"": []}
+        self.text, self._open, self._section = "", [""], ""
+        self.feed(text)
+        self.close()
+        assert self._open == [""]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert len({name for name, _ in attrs}) == len(attrs), f"<{tag}> has an attribute twice"
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "section":
+            self._section = dict(attrs)["id"] or ""
+        rows = self.rows.setdefault(self._section, [])
+        if tag == "tr":
+            rows.append([])
+        if tag in ("td", "th"):
+            rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.text += data
+            if {"td", "th"} & set(self._open):
+                self.rows[self._section][-1][-1] += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.elements if name == tag]
+
+    def table(self, section: str) -> dict[str, list[str]]:
+        """A section's rows by their class, which a count before it may precede."""
+        rows = [row[1:] if row[0].isdigit() and not row[1].isdigit() else row for row in self.rows[section]]
+        return {name: rest for name, *rest in rows}
+
+
+def index_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
+    """An index of images that are not there: as `rows` say and, where they are silent, untagged training images."""
+    plain = {"domain": "target", "split": "train", "tags": [], "height": 60, "width": 80}
+    own = ({"image_id": f"i{n}", "uri": f"/nowhere/i{n}.jpg", "content_hash": f"{n:064x}"} for n in range(len(rows)))
+    return pa.Table.from_pylist([plain | name | row for name, row in zip(own, rows, strict=True)], INDEX_SCHEMA)
+
+
+def rejects_of(reasons: Sequence[str]) -> pa.Table:
+    rows = [{"image_id": f"r{n}", "uri": f"in/r{n}.jpg", "split": "val", "reason": r} for n, r in enumerate(reasons)]
+    return pa.Table.from_pylist(rows, REJECTS_SCHEMA)
+
+
+def random_index(images: int = 300, classes: int = 4, seed: int = 0) -> pa.Table:
+    """Tags, domains, splits and contents at random; the last class never occurs."""
+    rng = np.random.default_rng(seed)
+    rows = [
+        {
+            "domain": str(rng.choice(["web", "target", "source"])),
+            "split": str(rng.choice(["val", "train"], p=[0.2, 0.8])),
+            "tags": np.flatnonzero(rng.random(classes - 1) < 0.4).tolist(),
+            "content_hash": f"{rng.integers(images)}",
+        }
+        for _ in range(images)
+    ]
+    return index_of(rows)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, tuple[str, ...]]:
+    """A small drawn data set: its index and its classes."""
+    root = tmp_path_factory.mktemp("browse") / "VOC2012"
+    synthetic.draw(root, train=16, val=8, size=64, classes=4)
+    listing = list_voc(root, classes=root / "classes.txt")
+    return verify(listing.table).select(INDEX_SCHEMA.names), listing.classes
+
+
+def test_counts_agree_with_counting_row_by_row() -> None:
+    index = random_index()
+    rows = index.to_pylist()
+    facts = index_facts(index, NO_REJECTS, CLASSES)
+    assert facts.groups == tuple(Group(d, s) for d in ("target", "source", "web") for s in ("train", "val"))
+    assert facts.names()[:2] == ["target train", "target val"]
+    for g, group in enumerate(facts.groups):
+        own = [row for row in rows if (row["domain"], row["split"]) == group]
+        assert facts.images[g] == len(own)
+        assert facts.untagged[g] == sum(not row["tags"] for row in own)
+        assert facts.per_class[:, g].tolist() == [sum(k in row["tags"] for row in own) for k in range(4)]
+        lengths = Counter(len(row["tags"]) for row in own)
+        assert facts.per_tags[:, g].tolist() == [lengths[n] for n in range(len(facts.per_tags))]
+        shares = [sum(1 / len(row["tags"]) for row in own if k in row["tags"]) for k in range(4)]
+        np.testing.assert_allclose(facts.drawn[:, g], shares if group.split == "train" else 0)
+    both = [[sum(a in row["tags"] and b in row["tags"] for row in rows) for b in range(4)] for a in range(4)]
+    assert facts.together.tolist() == both
+
+
+def test_common_classes_are_those_that_the_sampler_draws() -> None:
+    # The partner of image 0 tells which of its two tags was drawn; the others have one tag.
+    index = index_of([{"tags": [0, 1]}, {"tags": [0]}, {"tags": [1]}, {"tags": [1]}])
+    facts = index_facts(index, NO_REJECTS, CLASSES)
+    tags = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]], bool)
+    sampler, epochs = PairSampler(Tags.of_matrix(tags), seed=0), 4000
+    drawn = np.zeros(4)
+    for m in range(4):
+        partners = sampler.partners(np.arange(epochs), np.full(epochs, m))
+        common = np.where(partners == 1, 0, 1) if m == 0 else np.full(epochs, int(m > 1))
+        drawn += np.bincount(common, minlength=4) / epochs
+    np.testing.assert_allclose(facts.drawn.sum(axis=1), drawn, atol=0.03)
+
+
+def test_copies_across_splits_and_with_other_tags_are_found() -> None:
+    index = index_of(
+        [
+            {"content_hash": "a", "tags": [0]},
+            {"content_hash": "b", "tags": [1]},
+            {"content_hash": "b", "tags": [1, 2]},
+            {"content_hash": "c", "tags": [1]},
+            {"content_hash": "c", "tags": [1]},
+            {"content_hash": "a", "tags": [0], "split": "val"},
+            {"content_hash": "", "tags": [0]},
+            {"content_hash": "", "tags": [1], "split": "val"},
+        ]
+    )
+    facts = index_facts(index, NO_REJECTS, CLASSES)
+    assert (facts.repeats, facts.across, facts.disagreeing) == (3, 1, 1)
+    told = facts.copies.select(["image_id", "across", "disagree"]).to_pylist()
+    assert [tuple(row.values()) for row in told] == [
+        ("i0", True, False),
+        ("i5", True, False),
+        ("i1", False, True),
+        ("i2", False, True),
+    ]
+    page = Page(browse_page(index, NO_REJECTS, CLASSES, notes=[], title="t"))
+    assert ["i2", "train", "target", "square, star", "/nowhere/i2.jpg"] in page.rows["copies"]
+    found = concerns(facts, CLASSES)
+    assert any("1 content(s) in more than one split" in line for line in found)
+    assert "Without a training image: never." in found
+    assert "With a single training image, whose only partner is itself: star." in found
+
+
+def test_rejects_are_counted_by_what_their_reason_starts_with() -> None:
+    reasons = ["truncated: a: b", "not an image: x", "truncated: c", "odd"]
+    facts = index_facts(random_index(5), rejects_of(reasons), CLASSES)
+    assert facts.reject_kinds == {"truncated": 2, "not an image": 1, "odd": 1}
+    page = Page(browse_page(random_index(5), rejects_of(reasons), CLASSES, notes=[], title="t"))
+    assert ["truncated", "2"] in page.rows["rejects"]
+    assert ["r0", "val", "truncated: a: b", "in/r0.jpg"] in page.rows["rejects"]
+    many = Page(browse_page(random_index(5), rejects_of(reasons * 200), CLASSES, notes=[], title="t"))
+    assert sum(len(row) == 4 for row in many.rows["rejects"]) == 1 + 500
+    assert "The first 500, and 300 more; all of them are in rejects.parquet" in many.text
+    assert ["truncated", "400"] in many.rows["rejects"]
+
+
+def test_page_shows_the_figures_and_the_pictures(drawn: tuple[pa.Table, tuple[str, ...]]) -> None:
+    index, classes = drawn
+    facts = index_facts(index, NO_REJECTS, classes)
+    kinds = {"target-target": 0.75, "target-source": 0.25}
+    text = browse_page(index, NO_REJECTS, classes, notes=["A note."], kinds=kinds, thumbnails=3, title="Drawn")
+    page = Page(text)
+    assert text == browse_page(index, NO_REJECTS, classes, notes=["A note."], kinds=kinds, thumbnails=3, title="Drawn")
+    for k, name in enumerate(classes):
+        train, val = facts.per_class[k].tolist()
+        assert page.table("classes")[name] == [f"{train}", f"{val}", f"{train + val}"]
+        share = 100 * facts.drawn[k].sum() / 16
+        assert page.table("pairs")[name] == [f"{train}", f"{share:.1f}\N{NARROW NO-BREAK SPACE}%"]
+    assert [row[-1] for row in page.rows["tags"][1:]] == [f"{n}" for n in facts.per_tags.sum(axis=1)]
+    assert "75.0\N{NARROW NO-BREAK SPACE}%" in page.text
+    assert "A note." in page.text
+    assert "Nothing was rejected." in page.text
+    assert "No two files have the same content." in page.text
+    pictures = page.of("img")
+    assert len(pictures) == sum(min(3, n) for n in facts.per_class.sum(axis=1))
+    for attrs in pictures:
+        assert attrs["alt"]
+        with Image.open(BytesIO(b64decode((attrs["src"] or "").partition(",")[2]))) as picture:
+            assert picture.format == "JPEG"
+            assert max(picture.size) <= 96
+    ids = {attrs["id"] for _, attrs in page.elements if "id" in attrs}
+    assert {(attrs["href"] or "")[1:] for attrs in page.of("a")} <= ids
+
+
+def test_page_loads_nothing_from_outside_and_its_tables_have_scopes() -> None:
+    page = Page(browse_page(random_index(), rejects_of(["x: y"]), CLASSES, notes=[], title="t"))
+    for tag, attrs in page.elements:
+        assert tag not in {"script", "iframe", "object", "embed", "form"}
+        for name, value in attrs.items():
+            assert not name.startswith("on")
+            if name in {"src", "href"}:
+                assert (value or "").startswith(("data:", "#")), (tag, name)
+        assert tag != "th" or attrs["scope"] in {"col", "row", "rowgroup"}
+        assert tag != "svg" or attrs["aria-label"]
+    policies = [attrs["content"] for attrs in page.of("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+    headings = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
+    assert headings[0] == 1
+    assert all(below - above <= 1 for above, below in pairwise(headings))
+
+
+def test_hostile_names_are_shown_and_do_nothing() -> None:
+    row = {"image_id": HOSTILE, "uri": HOSTILE, "domain": HOSTILE, "tags": [0, 1], "content_hash": HOSTILE}
+    index = index_of([row | {"split": HOSTILE}, row | {"split": "train"}])
+    rejects = rejects_of([f"{HOSTILE}: {HOSTILE}"])
+    page = Page(
+        browse_page(
+            index, rejects, (HOSTILE, "b\udcff"), notes=[HOSTILE], kinds={HOSTILE: 1.0}, title=f"{HOSTILE}\udcff"
+        )
+    )
+    assert page.of("script") == []
+    assert len(page.of("title")) == 1 + len(page.of("circle"))  # bubbles have titles of their own
+    shown = HOSTILE.replace("\x00", "\N{REPLACEMENT CHARACTER}").replace("\x1b", "\N{REPLACEMENT CHARACTER}")
+    assert page.rows["rejects"][-1][2] == f"{shown}: {shown}"
+    assert [shown, shown, shown, f"{shown}, b\\udcff", shown] in page.rows["copies"]
+    assert f"{shown}\\udcff" in page.text
+
+
+def test_a_broken_file_shows_its_reason_in_place_of_its_picture(tmp_path: Path) -> None:
+    (tmp_path / "text.jpg").write_text("no picture")
+    Image.new("RGB", (9, 5), "red").save(tmp_path / "tiny.png")
+    files = [str(tmp_path / "text.jpg"), str(tmp_path / "gone.jpg"), "a\x00b", "nosuch://host/x", str(tmp_path)]
+    index = index_of([{"uri": uri, "tags": [0]} for uri in [*files, str(tmp_path / "tiny.png")]])
+    page = Page(browse_page(index, NO_REJECTS, CLASSES, notes=[], thumbnails=9, title="t"))
+    assert len(page.of("img")) == 1
+    assert "not an image: starts with" in page.text
+    assert "No such file" in page.text
+    assert "Of 5 the file could not be shown" in page.text
+
+
+@pytest.mark.parametrize("classes", [1, 2, 200, 254])
+def test_pages_of_few_and_of_many_classes_are_whole(classes: int) -> None:
+    names = tuple(f"class {k}" for k in range(classes))
+    index = index_of([{"tags": sorted({n % classes, (7 * n + 1) % classes})} for n in range(600)])
+    page = Page(browse_page(index, NO_REJECTS, names, notes=[], thumbnails=12, title="t"))
+    assert set(names) <= set(page.table("classes"))
+    assert set(names) <= set(page.table("pairs"))
+    maps = page.of("image")
+    assert len(maps) == (classes > 1)
+    for attrs in maps:
+        with Image.open(BytesIO(b64decode((attrs["href"] or "").partition(",")[2]))) as picture:
+            assert picture.size == (classes, classes)
+    assert ("were asked for" in page.text) == (classes > 100)
+    assert "without any 0" in page.text
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        ([], ["There is no image.", "No picture is shown.", "No image is in split train"]),
+        ([{"tags": []}], ["No training image has a tag", "No image has two classes.", "Without a tag"]),
+        ([{"split": "val", "tags": [0]}], ["No image is in split train", "so there are no pairs"]),
+        ([{"tags": [*range(30)]}], ["20 or more"]),
+    ],
+)
+def test_an_index_that_lacks_something_yields_a_page_that_says_so(rows: list[dict[str, Any]], words: list[str]) -> None:
+    classes = tuple(f"c{k}" for k in range(30))
+    text = Page(browse_page(index_of(rows), NO_REJECTS, classes, notes=[], title="t")).text
+    for word in words:
+        assert word in text
+
+
+def test_thumbnails_may_be_left_out() -> None:
+    text = browse_page(random_index(), NO_REJECTS, CLASSES, notes=[], thumbnails=0, title="t")
+    assert Page(text).of("img") == []
+
+
+def test_a_tag_without_a_class_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"tag 4 in an index of 4 classes; expected 0\.\.3"):
+        browse_page(index_of([{"tags": [4]}]), NO_REJECTS, CLASSES, notes=[], title="t")
+
+
+def test_terminal_tells_the_same_figures() -> None:
+    index = random_index()
+    facts = index_facts(index, rejects_of(["truncated: x"]), CLASSES)
+    stream = StringIO()
+    show_index(
+        index, rejects_of(["truncated: x"]), (HOSTILE, *CLASSES[1:]), ["a [red]note"], Console(file=stream, width=200)
+    )
+    text = stream.getvalue()
+    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
+    target = [int(facts.images[facts.columns(domain="target", split=s)].sum()) for s in ("train", "val")]
+    assert ["target", *map(str, (*target, sum(target)))] in cells
+    assert ["square", *map(str, (*facts.per_class[1], facts.per_class[1].sum()))] in cells
+    assert ["truncated", "1"] in cells
+    assert f"contents in more than one split: {facts.across}" in text
+    assert "a [red]note" in text
+    assert "\x1b" not in text
+    stream = StringIO()
+    show_index(INDEX_SCHEMA.empty_table(), NO_REJECTS, CLASSES, [], Console(file=stream, width=200))
+    assert "rejected: 0" in stream.getvalue()

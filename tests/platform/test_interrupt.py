@@ -1,0 +1,84 @@
+"""A run that is interrupted, or whose disk is full, ends in one message and leaves what was finished intact."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.synthetic import devkit as synthetic
+
+SMALL = (
+    "classifier.channels=24",
+    "segmenter.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "compute.threads=1",
+)
+
+
+def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
+    out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "small"]
+    out += ["--voc", str(root), "--workspace", str(workspace), "--set", f"data.classes={root / 'classes.txt'}"]
+    for assignment in (*SMALL, *assignments):
+        out += ["--set", assignment]
+    return out
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    synthetic.draw(tmp_path / "VOC2012", train=16, val=4, size=64, classes=2)
+    return tmp_path / "VOC2012"
+
+
+@pytest.mark.slow
+def test_ctrl_c_in_the_middle_of_training_keeps_what_is_finished(root: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    long = command(root, workspace, "classifier.epochs=100000")
+    with subprocess.Popen(
+        long, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        for _ in range(600):
+            logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+            if logs and logs[0].stat().st_size:
+                break
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.2)
+        run.send_signal(signal.SIGINT)
+        out, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, out + errors
+    assert "interrupted: what is finished is kept" in errors
+    assert "Traceback" not in out + errors
+    finished = [p for p in (workspace / "store").glob("index-*") if not p.name.endswith(".part")]
+    assert len(finished) == 1
+    assert (finished[0] / "index.parquet").is_file()
+
+    done = subprocess.run([*long, "--until", "index"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "is there already" in done.stdout
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a file system of 3 MiB."""
+    place = tmp_path / "small-disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_with_a_remedy(root: Path, full_disk: Path) -> None:
+    (full_disk / "ballast").write_bytes(os.urandom(1_500_000))
+    done = subprocess.run(command(root, full_disk / "workspace"), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert "no space left" in done.stderr or "disk" in done.stderr
+    assert "remedy:" in done.stderr

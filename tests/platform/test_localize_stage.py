@@ -1,0 +1,574 @@
+"""Localization as a stage: the maps of pairs one by one, the same for any bound and after a kill, by domain."""
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images import read_rgb
+from mcis.datasets.maps import Shards
+from mcis.datasets.relations import Relations
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tags import Tags
+from mcis.models.backbones import normalize, to_unit
+from mcis.models.coattention import affinity, coattend, unshared
+from mcis.models.localization import embed, scale_maps
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import MapResult
+from mcis.platform.networks.build import build_classifier, load_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, save
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.workspace import Workspace, read_table, write_table
+from mcis.platform.stages import localize
+
+TINY = (
+    "classifier.epochs=4",
+    "classifier.channels=24",
+    "segmenter.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "localize.extra_scales=[0.5]",
+    "compute.shard_rows=4",
+    "compute.threads=1",
+)
+PAPER = ("localize.aggregation=paper", "localize.evidence=0")  # unless a test says otherwise
+FEATURES = 2 * 24 * 8 * 8  # bytes an image
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """A small data set with a briefly trained classifier, from where the stage is run."""
+
+    root: Path
+    context: RunContext
+
+    def config(self, *assignments: str) -> Config:
+        options = {"data.voc": str(self.root), "data.classes": str(self.root / "classes.txt")}
+        return resolve("voc", "small", options, [*TINY, *PAPER, *assignments]).config
+
+    def into(self, part: Path) -> RunContext:
+        part.mkdir(parents=True, exist_ok=True)
+        return dataclasses.replace(self.context, part=part)
+
+
+@pytest.fixture(scope="module")
+def trained(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    folder = tmp_path_factory.mktemp("localize")
+    root = folder / "VOC2012"
+    synthetic.draw(root, train=30, val=4, size=64, classes=4)
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    resolved = resolve("voc", "small", options, list(TINY))
+    result = pipeline.run(resolved, Workspace(folder / "workspace"), "run", until="train_classifier")
+    return Trained(root, result.context)
+
+
+def with_index(trained: Trained, folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Trained:
+    """The same with another index, whose rows are changed one by one."""
+    index = trained.context.inputs["index"]
+    table = read_table(index / "index.parquet")
+    rows = [change(row) for row in table.to_pylist()]
+    write_table(folder / "index.parquet", pa.Table.from_pylist(rows, schema=table.schema))
+    shutil.copy(index / "summary.json", folder)
+    return Trained(
+        trained.root, dataclasses.replace(trained.context, inputs={**trained.context.inputs, "index": folder})
+    )
+
+
+def three_kinds(trained: Trained, folder: Path) -> Trained:
+    """Every third image is of the source, but for class 0, which has none there; W_P are three, far from each other."""
+    counted = iter(range(100))
+
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        return {**row, "domain": "source" if next(counted) % 3 == 0 and 0 not in row["tags"] else "target"}
+
+    made = with_index(trained, folder, change)
+    model = build_classifier(made.config("classifier.kinds=3").classifier, len(made.context.classes))
+    one = torch.load(trained.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
+    model.load_state_dict({**one, "w_p": one["w_p"] + noise})
+    save(model.state_dict(), folder / WEIGHTS)
+    return Trained(
+        made.root, dataclasses.replace(made.context, inputs={**made.context.inputs, "train_classifier": folder})
+    )
+
+
+def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArray[np.bool_]]:
+    rows = split_rows(context, "train", tagged=True)
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    tags = Tags.of_index(rows["tags"], len(context.classes))
+    return draw_relations(config.localize, config.seed, tags, source), source
+
+
+def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
+    """All maps pair by pair, (T, H, W): both images embedded, the whole affinity, features, then the class layer."""
+    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+    relations, source = relations_of(config, context)
+    co_attention = config.localize.aggregation != "evidence"
+    layer = model.common_head if co_attention and model.own_head else model.phi
+
+    @functools.cache
+    def features(image: int) -> torch.Tensor:
+        pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
+        how = config.localize
+        return embed(model.backbone, normalize(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror)
+
+    def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
+        own, seen = features(image), features(other)
+        kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
+        w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
+        form, scale = model.affinity_form, model.affinity_scale
+        if source[image] and not source[other]:  # m is the target's
+            common = coattend(seen, own, affinity(seen, own, w_p, form=form, scale=scale)).n
+        else:
+            common = coattend(own, seen, affinity(own, seen, w_p, form=form, scale=scale)).m
+        if contrastive:
+            common = unshared(own, model.w_b(common))
+        return layer(common)[0, tag]
+
+    out = []
+    with torch.inference_mode():
+        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
+            first, last = relations.others_start[number : number + 2]
+            if co_attention:
+                each = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
+                each += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
+                out.append(torch.stack(each).mean(dim=0))
+            else:
+                out.append(model.phi(features(image))[0, tag])
+            if config.localize.evidence:
+                out[-1] = out[-1] + literal_evidence(config, context, image, tag, relations.related[number].tolist())
+    return out
+
+
+def literal_evidence(config: Config, context: RunContext, image: int, tag: int, related: list[int]) -> torch.Tensor:
+    """What related images add to a map, position by position, (H, W)."""
+    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    rows = split_rows(context, "train", tagged=True)
+    relations, _ = relations_of(config, context)
+
+    @functools.cache
+    def seen(position: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and textures of an image: the body's layers up to the second ReLU, pooled to the features' size."""
+        pixels = torch.from_numpy(read_rgb(rows["uri"][position].as_py(), config.classifier.input_size))[None]
+        how, images = config.localize, normalize(to_unit(pixels))
+        features = embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
+        assert isinstance(model.backbone.body, torch.nn.Sequential)
+        textures = model.backbone.body[:4](images)
+        side = textures.shape[2] // features.shape[2]
+        return features[0], torch.nn.functional.avg_pool2d(textures, side)[0]
+
+    bank = relations.bank.tolist()
+    assert len(set(bank)) == min(config.localize.bank, len(rows))
+    activations = torch.stack([model.phi(seen(b)[0][None])[0] for b in bank])
+    channels = torch.stack([seen(b)[1].flatten(1) for b in bank], dim=1).flatten(1)
+    mean, deviation = channels.mean(dim=1), channels.std(dim=1)
+
+    def vectors(position: int) -> NDArray[np.float64]:
+        flat = ((seen(position)[1].flatten(1).T - mean) / deviation).double().numpy()
+        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
+
+    def found_again(others: list[int]) -> NDArray[np.float64]:
+        own = vectors(image)
+        each = [[np.sort(vectors(other) @ position)[-5:].mean() for position in own] for other in others]
+        return np.mean(each, axis=0)
+
+    without = [b for b in bank if tag not in rows["tags"][b].as_py()]
+    related = [other for other in related if other != image]
+    if not related:
+        return torch.zeros(seen(image)[0].shape[1:])
+    evidence = (found_again(related) - found_again(without)) * config.localize.evidence * activations.std().item()
+    return torch.from_numpy(evidence).float().view(seen(image)[0].shape[1:])
+
+
+def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
+    """The released maps of all tags, unrounded, (T, H, W), and how many of their five parts each were left out."""
+    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    layer = model.common_head if model.own_head else model.phi
+    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+    relations, _ = relations_of(config, context)
+    out, dropped = [], 0
+
+    def part(activation: torch.Tensor, *, first: bool = False) -> torch.Tensor:
+        nonlocal dropped
+        if not first and 1 / (1 + np.exp(-activation.mean().item())) <= 0.1:
+            dropped += 1
+            return torch.zeros_like(activation)
+        return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
+
+    def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p = affinity(m, n, model.w_p, form=model.affinity_form, scale=model.affinity_scale)
+        common = coattend(m, n, p)
+        return layer(common.m)[0], layer(common.n)[0]
+
+    with torch.inference_mode():
+        pictures = [normalize(to_unit(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
+        features = [model.backbone(picture) for picture in pictures]
+        scaled = [
+            [torch.nn.functional.interpolate(picture, size=side, mode="bilinear") for side in (48, 128)]
+            for picture in pictures
+        ]
+        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
+            f = features[image]
+            of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
+            parts = [part(of_m[tag], first=True), part(of_flip[tag]).flip(1)]
+            for picture in scaled[image]:
+                seen = part(pair(f, model.backbone(picture))[1][tag])[None, None]
+                parts.append(torch.nn.functional.interpolate(seen, size=f.shape[2:], mode="bicubic")[0, 0].clamp(0, 1))
+            related = [pair(f, features[other])[0][tag] for other in relations.related[number].tolist()]
+            parts.append(part(torch.stack(related).mean(dim=0)))
+            out.append(torch.stack(parts).sum(dim=0) / 5)
+    return out, dropped
+
+
+def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
+    """The stage's maps in the order of the index; they are there, image by image and tag by tag."""
+    shards, out = Shards(folder / "maps"), []
+    for row in split_rows(context, "train", tagged=True).to_pylist():
+        found = shards.maps(row["image_id"])
+        assert found is not None
+        assert found.classes.tolist() == row["tags"]
+        out += list(torch.from_numpy(found.maps))
+    return out
+
+
+def same_tables(one: Path, other: Path) -> None:
+    for name in ("single", "maps"):
+        assert read_table(one / name).equals(read_table(other / name)), name
+        assert sorted(p.name for p in (one / name).iterdir()) == sorted(p.name for p in (other / name).iterdir())
+
+
+# --- against pairs one by one
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        (),
+        ("localize.contrastive=true", "localize.related=2"),
+        ("localize.evidence=6",),
+        ("localize.aggregation=evidence", "localize.evidence=3", "localize.bank=5"),
+    ],
+    ids=str,
+)
+def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
+    """With float16 features and trained weights, on maps scaled to [0, 1]."""
+    config, context = trained.config(*assignments), trained.into(tmp_path / "part")
+    summary = localize.run(config, context)
+    got, expected = maps_of(context.part, context), literal_maps(config, context)
+    assert len(got) == len(expected) == summary["counts"]["maps"]
+    for ours, theirs in zip(got, expected, strict=True):
+        assert theirs.max() - theirs.min() > 0.01
+        difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
+        assert difference.abs().max() < 5e-3
+    relations, _ = relations_of(config, context)
+    with_part = int((np.diff(relations.others_start) > 0).sum())
+    assert with_part == summary["counts"].get("maps with a contrastive part", 0)
+    assert (0 < with_part < len(got)) == config.localize.contrastive
+
+
+@pytest.mark.parametrize("head", ["own", "shared"])
+def test_released_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, head: str) -> None:
+    """To a level of 8 bits, at few positions; also where the bound on a map's mean leaves some of the parts out."""
+    released = ("localize.aggregation=released", "localize.related_may_repeat=true", "maps.scale=maximum")
+    as_it_is = ("localize.extra_scales=[]", "localize.mirror=false", f"classifier.head={head}")
+    config, context = trained.config(*released, *as_it_is), trained.into(tmp_path / "part")
+    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    if head == "shared":
+        known = {**known, "phi.bias": known["phi.bias"] - 2}
+        known.pop("common_head.weight")
+    save(known, tmp_path / WEIGHTS)
+    context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
+    localize.run(config, context)
+    got, (expected, dropped) = maps_of(context.part, context), literal_released(config, context)
+    assert len(got) == len(expected)
+    if head == "shared":
+        assert 0.1 < dropped / (4 * len(expected)) < 0.9
+    ours, theirs = torch.stack(got).float(), torch.stack(expected)
+    assert (ours * 255 - (ours * 255).round()).abs().max() < 0.1  # kept as float16
+    levels = (ours * 255).round() - (theirs * 255).round()
+    assert levels.abs().max() <= 1
+    assert levels.abs().mean() < 0.05
+    assert (theirs.amax(dim=(1, 2)) > 0.1).float().mean() > 0.1
+
+
+def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Path) -> None:
+    """The stage's arithmetic on float32 features: attention over activations, a query that all maps share."""
+    config, context = trained.config("localize.contrastive=true"), trained.into(tmp_path / "part")
+    rows = split_rows(context, "train", tagged=True)
+    relations, source = relations_of(config, context)
+    weights, classes, everyone = context.inputs["train_classifier"], len(context.classes), np.arange(len(rows))
+    model = load_classifier(config, weights, classes)
+    size, how = config.classifier.input_size, config.localize
+    pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
+    with torch.inference_mode():
+        images = normalize(to_unit(pixels))
+        np.save(
+            tmp_path / "features.npy", embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
+        )
+    relate = localize.Relate(config, weights, classes, False, tmp_path / "features.npy", None, source, None)
+    expected = literal_maps(config, context)
+    taken: list[torch.Tensor] = []
+    for row in localize.relate_rows(rows, relations, range(classes), everyone).to_pylist():
+        taken += list(relate.maps(row))
+    assert len(taken) == len(expected)
+    difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
+    assert difference < 1e-5
+
+
+def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> None:
+    """The control of the study of effects: a classifier without W_P, related images all the same."""
+    plain = ("classifier.attention=none", "localize.aggregation=evidence", "localize.evidence=6")
+    config, context = trained.config(*plain), trained.into(tmp_path / "part")
+    model = build_classifier(config.classifier, len(context.classes))
+    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    model.load_state_dict({name: known[name] for name in model.state_dict()})
+    save(model.state_dict(), tmp_path / WEIGHTS)
+    context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
+    localize.run(config, context)
+    for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=5e-3 * float(theirs.abs().max()), rtol=0)
+
+
+def test_rows_are_written_over_where_they_belong(tmp_path: Path) -> None:
+    file = tmp_path / "features.npy"
+    localize.make_file(file, (5, 2, 3), np.float16)
+    rows = np.arange(12, dtype=np.float16).reshape(2, 2, 3)
+    localize.overwrite(file, 3, rows)
+    localize.overwrite(file, 0, rows[1:])
+    expected = np.zeros((5, 2, 3), np.float16)
+    expected[3:], expected[0] = rows, rows[1]
+    np.testing.assert_array_equal(np.load(file), expected)
+
+
+# --- any bound, any interruption
+
+
+def bound_of(images: int) -> str:
+    """The setting under which features of so many images fit."""
+    return f"localize.features_gb={(images + 0.5) * FEATURES / 2**30}"
+
+
+def largest_need(config: Config, context: RunContext) -> int:
+    return max(map(len, relations_of(config, context)[0].needs(len(context.classes))))
+
+
+VARIANTS = {
+    "paper": (),
+    "contrastive": ("localize.contrastive=true", "localize.related=1"),
+    "released": ("localize.aggregation=released", "localize.related_may_repeat=true", "maps.scale=maximum"),
+}
+
+
+@pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)
+def test_any_bound_gives_the_same_maps(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
+    whole, parts = trained.into(tmp_path / "whole"), trained.into(tmp_path / "parts")
+    counts = localize.run(trained.config(*assignments), whole)["counts"]
+    assert (counts["rounds"], counts["images embedded"]) == (1, 30)
+    assert counts["GiB of features"] == round(30 * FEATURES / 2**30, 3)
+    largest = largest_need(trained.config(*assignments), whole)
+    summary = localize.run(trained.config(*assignments, bound_of(largest)), parts)
+    assert summary["counts"]["rounds"] > 1
+    assert summary["counts"]["images embedded"] > 30
+    assert "embeddings of 30 images" in " ".join(summary["notes"])
+    same_tables(parts.part, whole.part)
+    assert {p.name for p in parts.part.iterdir()} == {"single", "maps", "plan.json"}
+
+
+def test_an_images_features_do_not_depend_on_its_company(trained: Trained, tmp_path: Path) -> None:
+    """Every batch is filled up: where kernels are chosen by shape, a smaller one would be computed by others."""
+    config, context = trained.config(), trained.context
+    rows, everyone = split_rows(context, "train", tagged=True), np.arange(30)
+    files, parts = (tmp_path / "together.npy", tmp_path / "alone.npy"), []
+    seen: set[int] = set()
+    for path, count in zip(files, (4, 1), strict=True):
+        localize.make_file(path, (30, 24, 8, 8), np.float16)
+        work = localize.Embed(config, context.inputs["train_classifier"], len(context.classes), False, path, None)
+        work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
+        table = localize.embed_rows(rows, relations_of(config, context)[0].start, everyone, everyone >= 0)
+        parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
+    assert parts[0].equals(parts[1])
+    together, alone = (np.load(path) for path in files)
+    assert together.any(axis=(1, 2, 3)).all()
+    np.testing.assert_array_equal(together, alone)
+    assert seen == {4}
+
+
+def test_a_class_that_exceeds_the_bound_is_named(trained: Trained, tmp_path: Path) -> None:
+    context = trained.into(tmp_path / "part")
+    relations, _ = relations_of(trained.config(), context)
+    largest = int(np.argmax(np.bincount(relations.tag)))
+    images = int(np.bincount(relations.tag).max())
+    with pytest.raises(UserError, match="features_gb") as caught:
+        localize.run(trained.config(bound_of(images - 1)), context)
+    assert f"class {context.classes[largest]} need the features of {images} images" in caught.value.found
+    assert "GiB" in caught.value.found
+    assert "set localize.features_gb=" in caught.value.remedy
+    assert not (context.part / "maps").exists()
+
+
+class Killed(BaseException):
+    """What a kill looks like from inside."""
+
+
+def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> None:
+    """Runs the stage and ends it in its `mapping`-th mapping, when every second shard of it is written."""
+    real, calls = localize.map_table, iter(range(100))
+
+    def dies(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
+        result = real(table, make, arguments, folder, **options)
+        if next(calls) == mapping:
+            for shard in sorted(folder.glob("part-*"))[::2]:
+                shard.unlink()
+            raise Killed
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(localize, "map_table", dies)
+        with pytest.raises(Killed):
+            localize.run(config, context)
+
+
+def computed_by(monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> list[tuple[str, int, int]]:
+    """Runs the stage: of each mapping its folder, the rows that it computed and those that it has."""
+    real, calls = localize.map_table, []
+
+    def counted(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
+        result = real(table, make, arguments, folder, **options)
+        calls.append((str(folder.relative_to(context.part)), result.rows, len(table)))
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(localize, "map_table", counted)
+        localize.run(config, context)
+    return calls
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    """Also of a later round, and of the merging at the end; what is undisturbed is the same."""
+    assignments = VARIANTS[variant]
+    config = trained.config(*assignments)
+    config = trained.config(*assignments, bound_of(largest_need(config, trained.context)))
+    undisturbed = trained.into(tmp_path / "undisturbed")
+    order = [folder for folder, *_ in computed_by(monkeypatch, config, undisturbed)]
+    assert order[:4] == ["round-0/single", "round-0/maps", "round-1/single", "round-1/maps"]
+    assert order[-2:] == ["single", "maps"]
+    for mapping in (1, 2, len(order) - 1) if variant == "released" else (3,):
+        context = trained.into(tmp_path / f"killed-{mapping}")
+        killed_in(mapping, monkeypatch, config, context)
+        again = computed_by(monkeypatch, config, context)
+        same_tables(context.part, undisturbed.part)
+        for folder, rows, of in again:
+            place = order.index(folder)
+            assert place >= mapping - (mapping % 2) or place >= len(order) - 2, "a finished round is left alone"
+            if place == mapping:
+                assert 0 < rows < of
+            else:
+                assert rows == (of if place > mapping else 0), folder
+
+
+def test_after_a_loss_of_shards_only_these_are_related_again(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The features were gone by then: images are embedded again, rather than maps made of zeros."""
+    config, context, other = trained.config(), trained.into(tmp_path / "part"), trained.into(tmp_path / "other")
+    localize.run(config, context)
+    shutil.copytree(context.part, other.part, dirs_exist_ok=True)
+    lost = sorted((context.part / "maps").iterdir())[2:4]
+    for shard in lost:
+        shard.unlink()
+    assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 8, 30)]
+    same_tables(context.part, other.part)
+    assert computed_by(monkeypatch, config, context) == []
+
+
+def test_another_bound_after_a_kill_begins_anew(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, context, other = trained.config(), trained.into(tmp_path / "part"), trained.into(tmp_path / "other")
+    localize.run(config, other)
+    killed_in(2, monkeypatch, trained.config(bound_of(largest_need(config, context))), context)
+    assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 30, 30)]
+    same_tables(context.part, other.part)
+
+
+# --- domains
+
+
+@pytest.mark.parametrize("domain", ["target", "source", "both"])
+def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tmp_path: Path, domain: str) -> None:
+    made = three_kinds(trained, tmp_path)
+    config = made.config("classifier.kinds=3", f"localize.related_from={domain}", "localize.contrastive=true")
+    context = made.into(tmp_path / "part")
+    summary = localize.run(config, context)
+    relations, source = relations_of(config, context)
+    for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
+        difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
+        assert difference.abs().max() < 5e-3
+    name = "maps whose related images are of the other domain"
+    if domain == "both":
+        assert name not in summary["counts"]
+        assert 0 < source[relations.related].mean() < 1
+        return
+    wanted, maps = source == (domain == "source"), range(len(relations.tag))
+    members = [set(relations.image[(relations.tag == relations.tag[n]) & wanted[relations.image]]) for n in maps]
+    lacking = [not members[n] - {relations.image[n]} for n in maps]
+    np.testing.assert_array_equal((wanted[relations.related] != 1).any(axis=1), lacking)
+    assert summary["counts"][name] == sum(lacking)
+    if domain == "source":
+        assert all(lacking[n] for n in maps if relations.tag[n] == 0)
+        assert not all(lacking)
+        assert "no other of the source" in " ".join(summary["notes"])
+
+
+def test_a_domain_that_no_image_is_of_is_refused(trained: Trained, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="related_from is source, but no tagged training image of setting voc"):
+        localize.run(trained.config("localize.related_from=source"), trained.into(tmp_path / "part"))
+
+
+# --- classes and images that lack something
+
+
+def test_images_without_tags_and_classes_with_few_images_are_counted(trained: Trained, tmp_path: Path) -> None:
+    """Class 3 is left with one image, class 2 with two, which also have class 0, and one image without a tag."""
+    counted = iter(range(100))
+
+    def change(row: dict[str, Any]) -> dict[str, Any]:
+        number = next(counted)
+        return {**row, "tags": {0: [0, 3], 1: [0, 2], 2: [0, 2], 3: []}.get(number, [0])}
+
+    made = with_index(trained, tmp_path, change)
+    for related, repeats in ((1, 1), (2, 3)):  # the only image of class 3, and with two those of class 2
+        context = made.into(tmp_path / f"r{related}")
+        summary = localize.run(made.config(f"localize.related={related}"), context)
+        assert summary["counts"]["images"] == 29
+        assert summary["counts"]["images without tags"] == 1
+        assert summary["counts"]["maps"] == 32
+        assert summary["counts"]["maps whose related images repeat"] == repeats
+        assert f"{repeats} map(s) of classes with too few images" in " ".join(summary["notes"])
+        assert len(maps_of(context.part, context)) == 32
+    relations, _ = relations_of(made.config("localize.related=2"), context)
+    assert relations.related[relations.tag == 3].tolist() == [[0, 0]]
+    assert relations.related[relations.tag == 2].tolist() == [[2, 2], [1, 1]]
+
+
+def test_without_any_tag_there_is_nothing_to_localize(trained: Trained, tmp_path: Path) -> None:
+    made = with_index(trained, tmp_path, lambda row: {**row, "tags": []})
+    with pytest.raises(UserError, match="none of 30 training images has a tag"):
+        localize.run(made.config(), made.into(tmp_path / "part"))

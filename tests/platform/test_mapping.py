@@ -1,0 +1,216 @@
+"""Mapping tables on Ray Data: every shard once, only what is missing again, and a worker's error as the user's own."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.platform.engine.mapping import MapResult, map_table
+from mcis.platform.engine.runtime import cpus, user_error_in
+from mcis.platform.runs.workspace import read_table, write_table
+
+TABLE = pa.table({"id": [f"i{n}" for n in range(23)], "value": range(23), "list": [[n] * (n % 3) for n in range(23)]})
+CUT = ["part-00000000-00000005.parquet", "part-00000005-00000010.parquet", "part-00000010-00000015.parquet"]
+CUT += ["part-00000015-00000020.parquet", "part-00000020-00000023.parquet"]
+
+
+def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
+    """Makes a maker of workers that write down, in files of `diary`, when they are made and which rows they get.
+
+    It is made in a function, because Ray's workers cannot import a test module.
+    """
+
+    def make(power: int) -> Callable[[pa.Table], pa.Table]:
+        (diary / f"made by {os.getpid()}").touch()
+
+        def work(rows: pa.Table) -> pa.Table:
+            values = rows["value"].to_pylist()
+            assert rows.column_names == ["id", "value", "list"]
+            with (diary / f"rows from {values[0]}").open("a") as file:
+                file.write("".join(f"{value}\n" for value in values))
+            return pa.table({"id": rows["id"], "power": [value**power for value in values], "list": rows["list"]})
+
+        return work
+
+    return make
+
+
+def mapped(folder: Path, diary: Path, shard_rows: int = 5) -> MapResult:
+    diary.mkdir(exist_ok=True)
+    return map_table(TABLE, squares(diary), (2,), folder / "out", label="squares", shard_rows=shard_rows)
+
+
+def worked(diary: Path) -> list[int]:
+    return sorted(int(line) for path in diary.glob("rows from *") for line in path.read_text().split())
+
+
+def shards(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "out").iterdir())
+
+
+def check(folder: Path) -> None:
+    """The shards in order are the whole table, mapped row by row."""
+    found = read_table(folder / "out")
+    assert found["id"].to_pylist() == TABLE["id"].to_pylist()
+    assert found["power"].to_pylist() == [n**2 for n in range(23)]
+    assert found["list"].to_pylist() == TABLE["list"].to_pylist()
+
+
+def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_local: None) -> None:
+    first = mapped(tmp_path, tmp_path / "first")
+    assert first.rows == 23
+    assert first.busy > 0
+    assert worked(tmp_path / "first") == list(range(23))
+    assert shards(tmp_path) == CUT
+    check(tmp_path)
+    made = len(list((tmp_path / "first").glob("made by *")))
+    assert 1 <= made <= cpus() <= 4, "a process makes its worker once"
+
+    # A kill: two shards are not there, a third is half written aside.
+    for name in (CUT[1], CUT[4]):
+        (tmp_path / "out" / name).unlink()
+    stamps = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in shards(tmp_path)}
+    assert mapped(tmp_path, tmp_path / "second").rows == 8
+    assert worked(tmp_path / "second") == [5, 6, 7, 8, 9, 20, 21, 22]
+    check(tmp_path)
+    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in stamps} == stamps
+
+    assert mapped(tmp_path, tmp_path / "third") == MapResult(0, 0.0)
+    assert worked(tmp_path / "third") == []
+
+
+@pytest.mark.parametrize("shard_rows", [3, 100])
+def test_shards_of_another_cut_are_replaced(tmp_path: Path, ray_local: None, shard_rows: int) -> None:
+    """Three shards of 5 are there, and the rest is cut by others: no row is missing and none comes twice."""
+    for name, start in zip(CUT[:3], (0, 5, 10), strict=True):
+        rows = TABLE.slice(start, 5)
+        power = pa.array([n**2 for n in range(start, start + 5)])
+        write_table(tmp_path / "out" / name, pa.table({"id": rows["id"], "power": power, "list": rows["list"]}))
+    assert mapped(tmp_path, tmp_path / "diary", shard_rows).rows == 23
+    assert len(shards(tmp_path)) == -(-23 // shard_rows)
+    check(tmp_path)
+
+
+def failing(when: str, repaired: Path) -> Callable[[], Callable[[pa.Table], pa.Table]]:
+    """Makes a maker of workers that raise the user's error, made or at work, until a file is there."""
+
+    def give_up(moment: str, row: int) -> None:
+        if moment == when and row == 12 and not repaired.exists():
+            raise UserError("no map of i12", "a map", "draw one")
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        give_up("made", 12)
+
+        def work(rows: pa.Table) -> pa.Table:
+            for row in rows["value"].to_pylist():
+                give_up("at work", row)
+            return rows
+
+        return work
+
+    return make
+
+
+@pytest.mark.parametrize("when", ["at work", "made"])
+def test_a_workers_user_error_arrives_as_it_was_raised(tmp_path: Path, ray_local: None, when: str) -> None:
+    def run() -> MapResult:
+        make = failing(when, tmp_path / "repaired")
+        return map_table(TABLE, make, (), tmp_path / "out", label="failing", shard_rows=5)
+
+    with pytest.raises(UserError) as caught:
+        run()
+    known = user_error_in(caught.value)
+    assert known is not None
+    assert (known.found, known.expected, known.remedy) == ("no map of i12", "a map", "draw one")
+    assert "Traceback" not in str(known)
+    assert CUT[2] not in shards(tmp_path)
+    # Mended, the same call goes on from what was finished.
+    (tmp_path / "repaired").touch()
+    assert run().rows >= 5
+    assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
+
+
+def test_another_error_of_a_worker_is_not_taken_for_the_users(tmp_path: Path, ray_local: None) -> None:
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            raise ZeroDivisionError("a mistake of the program")
+
+        return work
+
+    with pytest.raises(Exception, match="a mistake of the program") as caught:
+        map_table(TABLE, make, (), tmp_path / "out", label="failing", shard_rows=5)
+    assert user_error_in(caught.value) is None
+
+
+def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None) -> None:
+    import ray
+
+    def fail() -> None:
+        raise UserError("no map of i12", "a map", "draw one")
+
+    with pytest.raises(UserError) as caught:
+        ray.get(ray.remote(num_cpus=1)(fail).remote())
+    known = user_error_in(caught.value)
+    assert type(known) is UserError
+    assert str(known) == str(UserError("no map of i12", "a map", "draw one"))
+
+
+def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
+    def make(*arguments: Any) -> Callable[[pa.Table], pa.Table]:
+        raise AssertionError("nothing is to be done")
+
+    result = map_table(TABLE.slice(0, 0), make, (), tmp_path / "out", label="none", shard_rows=5)
+    assert result == MapResult(0, 0.0)
+    assert shards(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
+    """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
+    script = tmp_path / "gpus.py"
+    script.write_text(
+        """
+import os, sys
+from pathlib import Path
+import pyarrow as pa, ray
+from mcis.datasets.errors import UserError
+from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import uses_gpu
+
+ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
+out = Path(sys.argv[1])
+
+def make():
+    mine = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    (out / f"made by {os.getpid()} with {','.join(mine)}").touch()
+    return lambda rows: rows
+
+result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)
+assert result.rows == 20
+
+assert uses_gpu(ComputeConfig(workers=2))
+assert not uses_gpu(ComputeConfig(workers=4, gpu=False))
+try:
+    uses_gpu(ComputeConfig(workers=4))
+except UserError as error:
+    assert "2 GPU(s) in the cluster for compute.workers=4" in error.found
+else:
+    raise AssertionError("four workers on two GPUs")
+ray.shutdown()
+"""
+    )
+    with tempfile.TemporaryDirectory(prefix="mcis-", dir="/tmp") as folder:
+        done = subprocess.run([sys.executable, str(script), str(tmp_path), folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = [path.name for path in tmp_path.glob("made by *")]
+    assert 1 <= len(made) <= 2
+    assert {name.rpartition(" ")[2] for name in made} <= {"0", "1"}
+    assert read_table(tmp_path / "shards")["n"].to_pylist() == list(range(20))

@@ -1,0 +1,402 @@
+"""The whole journey on a small drawn data set: what it leaves, what a second call does, what it does without truth."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.maps import Shards
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.engine.runtime import user_error_in
+from mcis.platform.reporting.export import export
+from mcis.platform.runs.workspace import Workspace, read_json, read_table
+
+TINY = (
+    "classifier.epochs=2",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.steps=6",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+    "report.panels=4",
+    "compute.shard_rows=8",
+    "compute.threads=1",
+)
+SCORE_KEYS = {
+    "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
+    "map_scale", "related_images", "aggregation", "ignored_share", "seed", "recipe", "weights", "git",
+}  # fmt: skip
+
+
+def draw(folder: Path) -> Path:
+    root = folder / "VOC2012"
+    synthetic.draw(root, train=24, val=6, size=64, classes=3)
+    return root
+
+
+def settings(root: Path, *assignments: str) -> Resolved:
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    return resolve("voc", "small", options, [*TINY, *assignments])
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("workspace"))
+
+
+@pytest.fixture(scope="module")
+def first(ray_local: None, root: Path, workspace: Workspace) -> pipeline.RunResult:
+    return pipeline.run(settings(root), workspace, "first")
+
+
+def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, workspace: Workspace) -> None:
+    written = json.loads((workspace.runs / "first" / "scores.json").read_text())
+    assert set(written) == {"scores", "counts", "seconds", "busy"}
+    assert written["scores"] == first.scores
+    assert all(set(score) == SCORE_KEYS for score in first.scores)
+    found = [(s["what"], s["split"], s["related_images"], s["crf"]) for s in first.scores]
+    assert found == [
+        ("localization_maps", "train", 0, None),
+        ("localization_maps", "train", 3, None),
+        ("pseudo_masks", "train", 3, None),
+        ("mark", "train", None, None),
+        ("mark", "train", None, None),
+        ("segmentation", "val", None, False),
+        ("segmentation", "val", None, True),
+    ]
+    assert [s["map_scale"] for s in first.scores] == ["logarithm"] * 3 + [None] * 4
+    assert [s["aggregation"] for s in first.scores] == [None] + ["evidence 6"] * 2 + [None] * 4
+    for score in first.scores:
+        known = [v for v in score["iou"].values() if v is not None]
+        assert score["miou"] == pytest.approx(sum(known) / len(known), abs=0.02)
+        assert set(score["iou"]) == {"background", *first.context.classes}
+    assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
+    scored = {"train": 24, "val": 6}
+    assert written["counts"]["evaluate"] == {"scored": scored, "tags that disagree with the mask": 0}
+    assert first.context.summary("evaluate")["notes"] == []
+    assert set(written["seconds"]) == set(pipeline.STAGES) - {"report"}
+
+
+def test_the_best_tag_is_a_bound_that_the_random_tag_is_under(first: pipeline.RunResult) -> None:
+    random, best = (s["miou"] for s in first.scores if s["what"] == "mark")
+    assert random < best
+
+
+def test_there_is_a_map_for_each_tag_of_each_training_image(first: pipeline.RunResult) -> None:
+    index = read_table(first.context.inputs["index"] / "index.parquet").to_pylist()
+    for name in ("single", "maps"):
+        shards = Shards(first.context.inputs["localize"] / name)
+        for row in index:
+            found = shards.maps(row["image_id"])
+            if row["split"] == "val":
+                assert found is None
+                continue
+            assert found is not None
+            assert found.classes.tolist() == row["tags"]
+            assert found.maps.shape == (len(row["tags"]), 8, 8)
+            assert found.maps.min() < found.maps.max()
+
+
+def test_maps_masks_and_predictions_are_exported(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    inputs, index = first.context.inputs, read_table(first.context.inputs["index"] / "index.parquet")
+    rows = {row["image_id"]: row for row in index.to_pylist()}
+    counts = [export(workspace, "first", what, tmp_path / what) for what in ("maps", "masks", "predictions")]
+    assert counts == [sum(len(r["tags"]) for r in rows.values() if r["split"] == "train"), 24, 6]
+    for image_id, found in ((i, Shards(inputs["localize"] / "maps").maps(i)) for i in ("train_000000", "train_000023")):
+        assert found is not None
+        row = rows[image_id]
+        for k in found.classes:
+            name = first.context.classes[k]
+            gray = Image.open(tmp_path / "maps" / image_id / f"{name}.png")
+            assert (gray.mode, gray.size) == ("L", (row["width"], row["height"]))
+            assert Image.open(tmp_path / "maps" / image_id / f"{name}.overlay.jpg").size == gray.size
+        assert len(list((tmp_path / "maps" / image_id).iterdir())) == 2 * len(found.classes)
+    mask = Shards(inputs["pseudo_masks"] / "masks").rows("train_000003")
+    assert mask is not None
+    assert (tmp_path / "masks" / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
+    for what in ("masks", "predictions"):
+        labels = (tmp_path / what / "labels.csv").read_text().splitlines()
+        assert labels[:2] == ["label,class,red,green,blue", "0,background,0,0,0"]
+        assert labels[2] == f"1,{first.context.classes[0]},128,0,0"
+        assert labels[-1] == "255,ignore,224,224,192"
+    assert not (tmp_path / "maps" / "labels.csv").exists()
+    with pytest.raises(UserError, match="export pictures"):
+        export(workspace, "first", "pictures", tmp_path)
+    other = pipeline.run(settings(root), workspace, "short", until="index")
+    with pytest.raises(UserError, match="has no masks: it has come to index"):
+        export(workspace, other.context.name, "masks", tmp_path)
+
+
+def test_a_second_call_computes_nothing(first: pipeline.RunResult, root: Path, workspace: Workspace) -> None:
+    again = pipeline.run(settings(root), workspace, "first")
+    assert [stage for stage, computed in again.context.computed.items() if computed] == ["report"]
+    assert again.scores == first.scores
+    assert again.context.tracker.run_id == first.context.tracker.run_id
+
+
+def test_a_changed_threshold_never_retrains_the_classifier(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    other = pipeline.run(settings(root, "pseudo_masks.floor=0.2"), workspace, "other", until="pseudo_masks")
+    assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
+    assert other.context.inputs["train_classifier"] == first.context.inputs["train_classifier"]
+    assert other.context.tracker.run_id != first.context.tracker.run_id
+    kept = [s for s in first.scores if s["what"] in ("localization_maps", "mark")]
+    assert [s for s in other.scores if s["what"] != "pseudo_masks"] == kept
+    assert [s["what"] for s in other.scores].count("pseudo_masks") == 1
+    assert "predict" not in other.context.inputs
+
+
+def test_the_segmenters_weights_are_nothing_to_the_classifier(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    other = pipeline.run(settings(root, f"weights.segmenter={tmp_path / 'any.pth'}"), workspace, "w", until="localize")
+    for stage in ("index", "train_classifier", "localize"):
+        assert other.context.inputs[stage] == first.context.inputs[stage]
+
+
+def test_marks_are_made_again_of_other_saliency_maps(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
+    """Also where nothing before them reads saliency."""
+    root = draw(tmp_path)
+    before = pipeline.run(settings(root), workspace, "marks", until="localize")
+    for path in (root / "SaliencyMaps").iterdir():
+        Image.new("L", Image.open(path).size, 255).save(path)
+    after = pipeline.run(settings(root), workspace, "marks", until="localize")
+    assert [s for s, computed in after.context.computed.items() if computed] == ["evaluate", "report"]
+    marks = [[s["miou"] for s in r.scores if s["what"] == "mark"] for r in (before, after)]
+    assert all(whole < salient for salient, whole in zip(*marks, strict=True))
+
+
+def test_another_scale_of_maps_is_another_score_of_the_same_maps(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    other = pipeline.run(settings(root, "maps.scale=range"), workspace, "range", until="pseudo_masks")
+    assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
+    assert [s["map_scale"] for s in other.scores] == ["range"] * 3 + [None] * 2
+    masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
+    assert masks[0] != masks[1]
+    curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
+    assert [set(curve) for curve in curves] == [{"single round", "R = 3"}] * 2
+    assert all(curves[0][name] != curves[1][name] for name in curves[0])
+
+
+def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    before = [bytes_of(first.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
+    again = pipeline.run(settings(root), workspace, "first", start="train_classifier")
+    assert [s for s, computed in again.context.computed.items() if not computed] == ["index"]
+    after = [bytes_of(again.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
+    assert before == after
+    assert [s["miou"] for s in again.scores] == [s["miou"] for s in first.scores]
+
+
+def bytes_of(path: Path) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True)["state_dict"].items()}
+
+
+def test_truth_is_read_by_evaluate_alone(first: pipeline.RunResult, tmp_path: Path) -> None:
+    """Without the folder of masks every stage runs and ends in the same masks; only the scores are missing.
+
+    Once there are masks, the scores are made, and nothing is trained again; a mask of another size is named.
+    """
+    root, workspace = draw(tmp_path), Workspace(tmp_path / "workspace")
+    shutil.move(root / "SegmentationClassAug", tmp_path / "truth")
+    without = pipeline.run(settings(root), workspace, "run")
+    assert without.scores == []
+    assert "there are no ground-truth masks" in " ".join(without.context.summary("evaluate")["notes"])
+    for stage, table in (("pseudo_masks", "masks"), ("predict", "predictions")):
+        ours, theirs = (read_table(r.context.inputs[stage] / table) for r in (without, first))
+        assert ours.equals(theirs)
+
+    shutil.move(tmp_path / "truth", root / "SegmentationClassAug")
+    scored = pipeline.run(settings(root), workspace, "run")
+    assert [s for s, computed in scored.context.computed.items() if computed] == ["index", "evaluate", "report"]
+    assert [s["miou"] for s in scored.scores] == [s["miou"] for s in first.scores]
+
+    mask = sorted((root / "SegmentationClassAug").glob("train_*.png"))[0]
+    Image.new("P", (7, 5)).save(mask)
+    with pytest.raises(Exception, match="5x7 pixels") as caught:
+        pipeline.run(settings(root), workspace, "run")
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert str(mask) in error.found
+
+
+def test_too_many_unreadable_images_end_the_run_and_fewer_are_listed(
+    ray_local: None, tmp_path: Path, workspace: Workspace
+) -> None:
+    root = draw(tmp_path)
+    bad = sorted((root / "JPEGImages").glob("train_*.jpg"))[3]
+    bad.write_bytes(bad.read_bytes()[:200])
+    with pytest.raises(UserError, match=r"1 of 30 images cannot be read.*truncated"):
+        pipeline.run(settings(root), workspace, "bad", until="index")
+    result = pipeline.run(settings(root, "data.max_rejected=1"), workspace, "bad", until="index")
+    rejects = read_table(result.context.inputs["index"] / "rejects.parquet").to_pylist()
+    assert [r["uri"] for r in rejects] == [str(bad)]
+    assert result.context.summary("index")["counts"]["images"] == {"train": 23, "val": 6}
+    assert rejects[0]["reason"] in (result.context.folder / "report.html").read_text().replace("&#39;", "'")
+
+
+def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult, workspace: Workspace) -> None:
+    client, run_id = first.context.tracker.client, first.context.tracker.run_id
+    run: Any = client.get_run(run_id)
+    assert run.info.run_name == "first"
+    assert run.data.params["classifier.epochs"] == "2"
+    assert run.data.tags["setting"] == "voc"
+    assert run.data.tags["recipe"] == "small"
+    assert run.info.status == "FINISHED"
+    steps = [m.step for m in client.get_metric_history(run_id, "classifier.loss")]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
+    names = {a.path for a in client.list_artifacts(run_id)}
+    assert {"report.html", "scores.json", "config.json", "pictures"} <= names
+    assert (first.context.folder / "pictures" / "attention-01.png").exists()
+    page = (first.context.folder / "report.html").read_text()
+    assert "found again" in page
+    assert "co-attentive, unused" in page
+    assert "which these maps are not made of" in page
+    scored = {s["what"] for s in first.scores}
+    assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
+
+
+def test_average_precision_on_val_tags_is_logged_every_epoch(first: pipeline.RunResult) -> None:
+    summary, tracker = first.context.summary("train_classifier"), first.context.tracker
+    logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
+    assert [m.step for m in logged] == [3, 6]
+    assert summary["counts"]["val mAP"] == pytest.approx(logged[-1].value, abs=0.02)
+    assert set(summary["val_ap"]) == set(first.context.classes)
+    assert summary["precision"] == "float32"
+    assert "val mAP" in (first.context.folder / "report.html").read_text()
+
+
+def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weights.backbone` names a file that is not there: nothing is trained from it, so nobody asks for it."""
+    trained = first.context.inputs["train_classifier"] / "weights.pt"
+    shutil.copy(trained, tmp_path / "mine.pt")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    values = ("weights.classifier=~/mine.pt", f"weights.backbone={tmp_path / 'absent.pth'}", "weights.segmenter=none")
+    resolved = settings(root, *values)
+    pipeline.check(resolved.config, workspace, "any")
+    result = pipeline.run(resolved, workspace, "taken", until="localize")
+    assert result.context.computed["train_classifier"]
+    summary = result.context.summary("train_classifier")
+    assert summary["counts"] == {"steps": 0}
+    assert "not trained but taken from" in summary["notes"][0]
+    assert bytes_of(result.context.inputs["train_classifier"] / "weights.pt") == bytes_of(trained)
+    for table in ("single", "maps"):
+        ours, theirs = (read_table(r.context.inputs["localize"] / table) for r in (result, first))
+        assert ours.equals(theirs)
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "found"),
+    [
+        ("absent.pt", (), "absent.pt is no file"),
+        ("mine.pt", ("classifier.channels=48", "segmenter.channels=48"), "mine.pt does not fit this configuration"),
+        ("mine.pt", ("classifier.head=shared",), "mine.pt does not fit this configuration"),
+        ("mine.pt", ("classifier.affinity=bilinear",), "configuration: affinity is cosine, here bilinear"),
+        ("mine.pt", ("data.classes=reversed.txt",), r"configuration: classes is \['[a-z]+', .* here \["),
+        ("garbage.pt", (), "garbage.pt does not fit this configuration"),
+    ],
+)
+def test_a_trained_classifier_that_is_not_there_or_does_not_fit_is_named_before_the_run(
+    first: pipeline.RunResult,
+    root: Path,
+    workspace: Workspace,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    value: str,
+    more: Any,
+    found: str,
+) -> None:
+    shutil.copy(first.context.inputs["train_classifier"] / "weights.pt", tmp_path / "mine.pt")
+    (tmp_path / "garbage.pt").write_bytes(b"PK garbage")
+    (tmp_path / "reversed.txt").write_text("\n".join(reversed(first.context.classes)) + "\n")
+    monkeypatch.chdir(tmp_path)
+    resolved = settings(root, f"weights.classifier={tmp_path / value}", *more)
+    with pytest.raises(UserError, match=found):
+        pipeline.check(resolved.config, workspace, "any")
+
+
+@pytest.mark.parametrize(
+    ("values", "stage", "found"),
+    [
+        (("predict.split=test",), "predict", "predict.split is test, which has no image"),
+        (("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "24 of 24 training images"),
+        (("localize.related_from=source",), "localize", "no tagged training image of setting voc is of it"),
+    ],
+)
+def test_images_that_a_stage_asks_for_in_vain_are_named_before_the_run(
+    root: Path, workspace: Workspace, values: tuple[str, ...], stage: str, found: str
+) -> None:
+    config = settings(root, *values).config
+    for until in (None, stage):
+        with pytest.raises(UserError, match=found):
+            pipeline.check(config, workspace, "any", until=until)
+    pipeline.check(config, workspace, "any", until=pipeline.STAGES[pipeline.STAGES.index(stage) - 1])
+
+
+def test_names_and_stages_that_are_none_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
+    config = settings(root).config
+    for wrong, found in (({"until": "masks"}, "--until masks"), ({"start": "mask"}, "--from mask")):
+        with pytest.raises(UserError, match=found):
+            pipeline.check(config, workspace, "any", **wrong)
+    with pytest.raises(UserError, match="run name 'a b'"):
+        pipeline.check(config, workspace, "a b")
+
+
+def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
+    root = draw(tmp_path)
+    lists = root / "ImageSets/Segmentation"
+    (lists / "val_cls.txt").write_text((lists / "val.txt").read_text())
+    result = pipeline.run(settings(root), workspace, "no-val", until="train_classifier")
+    summary = result.context.summary("train_classifier")
+    assert summary["val_ap"] is None
+    assert "no image of the split val has a tag" in " ".join(summary["notes"])
+
+
+def test_without_related_images_single_round_maps_are_the_maps(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    result = pipeline.run(settings(root, "localize.related=0"), workspace, "r0", until="localize")
+    folder = result.context.inputs["localize"]
+    assert read_table(folder / "maps").equals(read_table(folder / "single"))
+    assert read_table(folder / "single").equals(read_table(first.context.inputs["localize"] / "single"))
+    assert [s["what"] for s in result.scores] == ["localization_maps", "mark", "mark"]
+
+
+def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:
+    changes = (
+        "localize.aggregation=released",
+        "localize.evidence=0",
+        "localize.related_may_repeat=true",
+        "pseudo_masks.background=crf",
+    )
+    scale = ("maps.scale=maximum", "pseudo_masks.background_threshold=0.1", "pseudo_masks.threshold=0.3")
+    result = pipeline.run(settings(root, *changes, *scale), workspace, "variants", until="pseudo_masks")
+    assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
+    assert not result.context.computed["train_classifier"]
+    values = read_table(result.context.inputs["localize"] / "maps")["map"].combine_chunks().flatten().to_numpy()
+    steps = values.astype("float32") * 255
+    assert abs(steps - steps.round()).max() < 0.13  # 8 bit levels, as far as float16 holds them

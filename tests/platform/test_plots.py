@@ -1,0 +1,115 @@
+"""Plots of the page: drawn for light and dark, true to their numbers, calm about gaps and odd names."""
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageColor
+
+from mcis.platform.reporting.plots import (
+    THEMES,
+    Plot,
+    best_point,
+    iou_chart,
+    loss_terms,
+    threshold_chart,
+    training_chart,
+)
+
+IOU = {"miou": 40.0, "iou": {"circle": 80.0, "square": 40.0, "star": None}}
+NAN = float("nan")
+
+
+def pixels(png: bytes) -> NDArray[np.int64]:
+    """A picture's colors, (H, W, 3)."""
+    return np.asarray(Image.open(BytesIO(png)).convert("RGB")).astype(np.int64)
+
+
+def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
+    """A training of 3 epochs whose loss falls."""
+    return [
+        {"step": 10 * i, "epoch": 3 * i / count, "loss": 3 / i, "basic": 1 / i, "contrastive": 2 / i}
+        | {"learning_rate": 0.1 / i, "images_per_second": 50.0, "waiting": 0.25, "time": 1.7e9 + i}
+        | more
+        for i in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize(
+    "plot",
+    [
+        iou_chart(["circle", "square", "star"], {"pseudo_masks": IOU, "segmentation": IOU}),
+        threshold_chart({"R = 3": ([0.1, 0.2], [40.0, 42.0])}),
+        training_chart(records()),
+    ],
+    ids=["iou", "thresholds", "training"],
+)
+def test_plots_are_drawn_twice_as_dense_for_a_light_and_a_dark_page(plot: Plot) -> None:
+    for name, png in (("light", plot.light), ("dark", plot.dark)):
+        shown = pixels(png)
+        assert shown.shape == (2 * plot.height, 2 * plot.width, 3)
+        for color in (THEMES[name].paper, THEMES[name].ink):
+            assert (shown == ImageColor.getrgb(color)).all(axis=2).any()
+        assert np.median(shown.reshape(-1, 3), axis=0).tolist() == list(ImageColor.getrgb(THEMES[name].paper))
+
+
+def test_bars_are_as_long_as_their_iou() -> None:
+    plot = iou_chart(["circle", "square", "star", "absent"], {"segmentation": IOU})
+    blue = (pixels(plot.light) == ImageColor.getrgb(THEMES["light"].stages[2])).all(axis=2).sum(axis=1)
+    long = blue > 60  # rows through a bar; the legend's sample and the line of the mean are shorter
+    lengths = np.split(blue, np.flatnonzero(np.diff(long)) + 1)[1::2]
+    circle, square = (np.median(rows) for rows in lengths)  # none for star and absent
+    assert circle / square == pytest.approx(2, rel=0.02)
+
+
+def test_legend_of_the_curves_names_them_whatever_they_begin_with() -> None:
+    legend = pixels(threshold_chart({"_R = 3": ([0.1, 0.2], [40.0, 41.0])}).light)[-50:]
+    assert (legend.mean(axis=2) < 100).sum() > 300  # a plotting library that hides such labels leaves this strip white
+
+
+@pytest.mark.parametrize(
+    ("mious", "best"),
+    [([40.0, 42.5, 42.5], (0.2, 42.5)), ([NAN, NAN, 12.25], (0.3, 12.25)), ([NAN, NAN, NAN], None)],
+)
+def test_best_point_is_the_first_of_the_highest_mious(mious: list[float], best: tuple[float, float] | None) -> None:
+    assert best_point([0.1, 0.2, 0.3], mious) == best
+
+
+def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
+    assert loss_terms(records()) == ["basic", "contrastive"]
+    assert loss_terms([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]) == []
+    without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]
+    assert training_chart(records()).light == training_chart(without_time).light
+
+
+def test_mean_average_precision_has_a_chart_of_its_own_where_it_is_known() -> None:
+    without = training_chart(records())
+    assert training_chart(records(val_map=None)).light == without.light
+    validated = [record | ({"val_map": 50.0} if i % 4 == 3 else {}) for i, record in enumerate(records())]
+    plot = training_chart(validated)
+    assert plot.height > without.height
+    green = np.array(ImageColor.getrgb(THEMES["light"].series[2]))
+
+    def drawn(chart: Plot) -> int:
+        return int((pixels(chart.light) == green).all(axis=2).sum())
+
+    assert drawn(plot) > drawn(without) + 500
+
+
+def test_a_thin_line_ends_each_epoch_of_a_training() -> None:
+    with_lines, without = (pixels(training_chart(r).light)[100:400] for r in (records(), records(epoch=0.5)))
+    columns = (with_lines != without).any(axis=(0, 2))
+    assert (np.diff(columns.astype(int)) == 1).sum() == 3
+
+
+@pytest.mark.filterwarnings("error")
+def test_gaps_in_the_records_are_gaps_in_the_curves() -> None:
+    gaps = records(200, loss=1.0)
+    for i in range(50, 150):
+        gaps[i] |= {"loss": NAN, "basic": NAN}
+        del gaps[i]["waiting"], gaps[i]["learning_rate"]
+    ink = (pixels(training_chart(gaps).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)).all(axis=2)
+    drawn = np.flatnonzero(ink.any(axis=0))
+    assert 300 < np.diff(drawn).max() < 600  # half of 960 pixels less the margins

@@ -1,0 +1,218 @@
+"""Progress: records of a growing file, each handed over once; bars on a terminal and lines in a log."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from mcis.platform.runs import progress
+from mcis.platform.runs.progress import bar, follow, read_records
+
+EVERY = 0.01
+
+
+def lines(*steps: int) -> bytes:
+    return b"".join(json.dumps({"step": step}).encode() + b"\n" for step in steps)
+
+
+def append(path: Path, data: bytes) -> None:
+    with path.open("ab") as file:
+        file.write(data)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(EVERY / 2)
+
+
+class Steps:
+    """What `follow` handed over, step by step."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def __call__(self, records: list[dict[str, Any]]) -> None:
+        self.seen += [record["step"] for record in records]
+
+
+# --- records
+
+
+def test_records_of_no_file_are_none(tmp_path: Path) -> None:
+    assert read_records(tmp_path / "absent.jsonl") == ([], 0)
+
+
+def test_a_line_that_was_cut_is_left_for_later(tmp_path: Path) -> None:
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(lines(1, 2) + b'{"st')
+    records, offset = read_records(path)
+    assert records == [{"step": 1}, {"step": 2}]
+    assert offset == len(lines(1, 2))
+    assert read_records(path, offset) == ([], offset)
+    append(path, b'ep": 3}\n')
+    assert read_records(path, offset) == ([{"step": 3}], offset + len(lines(3)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.dictionaries(st.text(max_size=5), st.text(max_size=5)), max_size=5), st.data())
+def test_records_are_the_same_wherever_the_file_was_cut(
+    tmp_path_factory: pytest.TempPathFactory, records: list[dict[str, str]], data: st.DataObject
+) -> None:
+    """Whatever their text is: other alphabets, and signs that some take for the end of a line."""
+    whole = b"".join(json.dumps(r, ensure_ascii=False).encode() + b"\n" for r in records)
+    path = tmp_path_factory.mktemp("cut") / "steps.jsonl"
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    first, offset = read_records(path)
+    path.write_bytes(whole)
+    rest, end = read_records(path, offset)
+    assert first + rest == records
+    assert end == len(whole)
+
+
+# --- following
+
+
+def test_every_record_is_handed_over_once(tmp_path: Path) -> None:
+    """Written in pieces that end anywhere in a line, some before the block and one at its very end."""
+    path, steps = tmp_path / "steps.jsonl", Steps()
+    whole = lines(*range(1, 200))
+    append(path, whole[:70])
+    with follow(path, steps, EVERY):
+        for start in range(70, len(whole) - 30, 101):
+            append(path, whole[start : min(start + 101, len(whole) - 30)])
+            time.sleep(EVERY / 3)
+        wait_for(lambda: len(steps.seen) > 100)
+        append(path, whole[len(whole) - 30 :])
+    assert steps.seen == list(range(1, 200))
+
+
+def test_a_file_that_appears_later_is_followed(tmp_path: Path) -> None:
+    path, steps = tmp_path / "steps.jsonl", Steps()
+    with follow(path, steps, EVERY):
+        time.sleep(3 * EVERY)
+        append(path, lines(1))
+        wait_for(lambda: steps.seen == [1])
+    assert steps.seen == [1]
+
+
+def test_what_was_written_last_is_handed_over_without_waiting(tmp_path: Path) -> None:
+    path, steps = tmp_path / "steps.jsonl", Steps()
+    began = time.monotonic()
+    with follow(path, steps, 60):
+        append(path, lines(1, 2))
+    assert steps.seen == [1, 2]
+    assert time.monotonic() - began < 30
+
+
+def test_a_file_cut_back_by_a_restart_is_read_from_its_beginning(tmp_path: Path) -> None:
+    """Its new lines are longer, so that the old place lies within one of them."""
+    path, steps = tmp_path / "steps.jsonl", Steps()
+    append(path, lines(1, 2, 3, 4))
+    with follow(path, steps, EVERY):
+        wait_for(lambda: len(steps.seen) == 4)
+        aside = path.with_name("aside")
+        aside.write_bytes(lines(1, 2))
+        os.replace(aside, path)
+        append(path, lines(10003, 10004, 10005))
+        wait_for(lambda: len(steps.seen) == 9)
+        append(path, lines(6))
+    assert steps.seen == [1, 2, 3, 4, 1, 2, 10003, 10004, 10005, 6]
+
+
+def test_records_that_could_not_be_handed_over_come_again(tmp_path: Path) -> None:
+    path, steps = tmp_path / "steps.jsonl", Steps()
+    away = threading.Event()
+    away.set()
+    tried = []
+
+    def hand_over(records: list[dict[str, Any]]) -> None:
+        tried.append(len(records))
+        if away.is_set():
+            raise ConnectionError("the tracking server is away")
+        steps(records)
+
+    with follow(path, hand_over, EVERY):
+        append(path, lines(1, 2))
+        wait_for(lambda: len(tried) >= 3)
+        away.clear()
+        wait_for(lambda: steps.seen == [1, 2])
+        append(path, lines(3))
+    assert steps.seen == [1, 2, 3]
+
+
+def refuse(records: list[dict[str, Any]]) -> None:
+    raise ConnectionError("the tracking server is away")
+
+
+def follow_to_the_end(path: Path, error: type[Exception] | None) -> None:
+    with follow(path, refuse, EVERY):
+        append(path, lines(1))
+        if error:
+            raise error("of the block")
+
+
+def test_records_that_are_never_taken_end_the_block_with_the_error(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match="away"):
+        follow_to_the_end(tmp_path / "steps.jsonl", None)
+
+
+def test_the_blocks_own_error_goes_first(tmp_path: Path) -> None:
+    with pytest.raises(KeyError, match="of the block"):
+        follow_to_the_end(tmp_path / "steps.jsonl", KeyError)
+
+
+def test_no_thread_is_left_behind(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with follow(tmp_path / "steps.jsonl", Steps(), EVERY):
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before
+
+
+# --- bars
+
+
+def test_a_log_gets_a_line_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("classifier", 400, "images") as shown:
+        for done in range(0, 401, 8):
+            shown.update(done, "loss 0.5")
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) == 10
+    assert printed[0].startswith("  classifier: 40/400 ")
+    assert printed[-1].startswith("  classifier: 400/400 ")
+    assert all("images/s" in line and "s left loss 0.5" in line for line in printed)
+
+
+def test_a_jump_is_one_line_and_no_work_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("index", 10, "images") as shown:
+        shown.update(9)
+        shown.update(9)
+    with bar("empty", 0, "images") as shown:
+        shown.update(0)
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = StringIO()
+    monkeypatch.setattr(progress, "console", Console(file=screen, force_terminal=True, width=120))
+    with bar("localize", 50, "images") as shown:
+        shown.update(0)
+        time.sleep(0.05)
+        shown.update(25, "note of the day")
+        time.sleep(0.05)
+        shown.update(50, "note of the day")
+    text = screen.getvalue()
+    assert "localize" in text
+    assert "50/50" in text
+    assert "images/s" in text
+    assert "note of the day" in text

@@ -1,0 +1,164 @@
+"""Recipes `paper` and `released`, built: each row of the classifier's table as network and training have it."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from mcis.datasets.images import Squares
+from mcis.datasets.stream import Batch
+from mcis.datasets.tags import Tags
+from mcis.models.backbones import normalize, to_unit
+from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.losses import PairScores
+from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.optimizers import build_optimizer, learning_rate
+from mcis.platform.stages.train_classifier import ClassifierLearner
+
+K = 20
+
+
+def learner(recipe: str, setting: str = "voc") -> ClassifierLearner:
+    """Ten images, so that an epoch has two steps."""
+    return ClassifierLearner(
+        config=resolve(setting, recipe).config.classifier,
+        seed=0,
+        tags=Tags.of_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool)),
+        source=None,
+        pictures=Squares([f"{i}.jpg" for i in range(10)], 256),
+        pretrained=None,
+    )
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[str, CoAttentionClassifier]:
+    torch.manual_seed(0)
+    built = {}
+    for recipe in ("paper", "released"):
+        model = learner(recipe).model()
+        assert isinstance(model, CoAttentionClassifier)
+        built[recipe] = model
+    return built
+
+
+def bounded_by(weight: Tensor, bound: float) -> None:
+    """Uniform in +-bound: within it, filling it, and as spread as it says."""
+    assert 0.99 * bound < weight.abs().max() <= bound
+    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
+
+
+@pytest.mark.parametrize("recipe", ["paper", "released"])
+def test_the_network(networks: dict[str, CoAttentionClassifier], recipe: str) -> None:
+    model = networks[recipe]
+    with torch.inference_mode():
+        assert model.backbone(torch.zeros(1, 3, 256, 256)).shape == (1, 512, 32, 32)
+    assert model.phi.weight.shape == (K, 512, 1, 1)
+    assert model.phi.weight.std().item() == pytest.approx((2 / K) ** 0.5, rel=0.05)
+    assert model.phi.bias is not None
+    assert (model.phi.bias == 0).all()
+    assert model.w_p.shape == (512, 512)
+    bounded_by(model.w_p, 512**-0.5)
+    assert model.w_b.weight.shape == (1, 512, 1, 1)
+    assert model.w_b.bias is None
+    assert (model.affinity_form, model.affinity_scale, model.common_top) == ("bilinear", 1.0, 1.0)
+    if recipe == "paper":
+        assert model.common_weights()[0] is model.phi.weight
+    else:
+        assert model.common_head.weight.shape == (K, 512, 1, 1)
+        assert model.common_head.bias is None
+        assert model.common_weights() == (model.common_head.weight, None)
+
+
+def test_single_label_data_brings_three_w_p() -> None:
+    shapes = {
+        setting: resolve(setting, "paper").config.classifier.kinds for setting in ("voc", "voc+single", "voc+web")
+    }
+    assert shapes == {"voc": 1, "voc+single": 3, "voc+web": 1}
+
+
+def test_learning_rates_of_the_released_code(networks: dict[str, CoAttentionClassifier]) -> None:
+    """Pretrained weights 1, their biases 2, new weights 10, new biases 20; Nesterov; the text has one rate for all."""
+    model = networks["released"]
+    settings = learner("released").optimizer
+    factors = {id(p): g["factor"] for g in build_optimizer(model, settings).param_groups for p in g["params"]}
+    found = {name: factors[id(p)] for name, p in model.named_parameters()}
+    for name, factor in found.items():
+        pretrained = name.startswith("backbone.body.features")
+        assert factor == (1 if pretrained else 10) * (2 if name.endswith("bias") else 1), name
+    assert {1.0, 2.0, 10.0, 20.0} == set(found.values())
+    assert settings.nesterov
+    paper = build_optimizer(networks["paper"], learner("paper").optimizer)
+    assert [(g["factor"], g["weight_decay"], g["momentum"], g["nesterov"]) for g in paper.param_groups] == [
+        (1.0, 2e-4, 0.9, False)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "steps", "rates"),
+    [("paper", 30, [1.0] * 6 + [0.1] * 6 + [0.01] * 3), ("released", 22, [1.0] * 5 + [0.1] * 5 + [0.01])],
+)
+def test_schedule_and_kept_weights(recipe: str, steps: int, rates: list[float]) -> None:
+    """15 epochs; as released, the weights after epoch 10 (from 0) are kept, so that training ends there."""
+    one = learner(recipe)
+    assert (one.epoch_steps, one.steps, one.schedule_steps, one.batch) == (2, steps, 30, 5)
+    got = [
+        learning_rate(one.optimizer, step, steps=one.schedule_steps, epoch=int(step / one.epoch_steps))
+        for step in range(0, one.steps, 2)
+    ]
+    assert got == pytest.approx(rates)
+
+
+class Recorder:
+    """Stands where the network stands and keeps what it is given."""
+
+    def __call__(
+        self, images_m: Tensor, images_n: Tensor, transforms: tuple[str, ...], kind: None, plain_m: Tensor | None
+    ) -> tuple[PairScores, list[PairScores]]:
+        self.m, self.n, self.transforms, self.plain = images_m, images_n, transforms, plain_m
+        b = len(images_m)
+        scores = [torch.full((b, K), 0.1 * i) for i in range(6)]
+        return PairScores(*scores), [PairScores(*scores[:4]) for _ in transforms]
+
+
+def losses(
+    recipe: str, step: int, unshared: tuple[bool, bool] = (True, True)
+) -> tuple[Recorder, dict[str, float], Batch]:
+    rng = np.random.default_rng(0)
+    batch: Any = {name: rng.integers(0, 256, (5, 256, 256, 3), np.uint8) for name in ("images_m", "images_n")}
+    batch |= {"m": np.arange(5), "n": np.arange(1, 6), "row": np.arange(5), "kind": np.zeros(5, np.uint8)}
+    batch |= {name: np.full(5, side) for name, side in zip(("unshared_m", "unshared_n"), unshared, strict=True)}
+    recorder = Recorder()
+    terms = learner(recipe).losses(recorder, batch, step, torch.device("cpu"))
+    return recorder, {name: float(value) for name, value in terms.items()}, batch
+
+
+def test_color_jitter_is_on_both_images_of_a_pair_and_not_on_tau_m() -> None:
+    seen, _, batch = losses("released", 0)
+    plain = {side: normalize(to_unit(torch.from_numpy(batch[f"images_{side}"]))) for side in "mn"}
+    assert not torch.allclose(seen.m, plain["m"], atol=0.05)
+    assert not torch.allclose(seen.n, plain["n"], atol=0.05)
+    assert seen.transforms == ("flip", "x0.75", "x2")
+    assert seen.plain is not None
+    torch.testing.assert_close(seen.plain, plain["m"])
+    paper, _, _ = losses("paper", 0)
+    assert (paper.transforms, paper.plain) == ((), None)
+    torch.testing.assert_close(paper.m, plain["m"])
+
+
+def test_reduction_and_the_contrastive_terms_beginning() -> None:
+    """Basic and common terms: the text adds both sides, the code takes the mean over 2B. Contrastive: alike."""
+    _, text, _ = losses("paper", 0)
+    _, early, _ = losses("released", 3)  # epoch 1
+    _, late, _ = losses("released", 4)  # epoch 2
+    assert set(text) == {"basic", "common", "contrastive"}
+    for name in ("basic", "common"):
+        assert late[name] == pytest.approx(text[name] / 2, rel=1e-5)
+        assert late[f"self_{name}"] > 0
+    assert early["contrastive"] == 0
+    assert late["contrastive"] == pytest.approx(text["contrastive"], rel=1e-5)
+    _, one_side, _ = losses("released", 4, unshared=(True, False))
+    assert 0 < one_side["contrastive"] < late["contrastive"]
+    _, ignored, _ = losses("paper", 4, unshared=(False, False))
+    assert ignored["contrastive"] == pytest.approx(text["contrastive"])

@@ -1,0 +1,313 @@
+"""Layers of settings: who wins and says so, presets against the released recipe's table, mistakes all at once."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config import resolve as settings
+from mcis.platform.config.resolve import RECIPES, leaves, parse_assignments, resolve
+from mcis.platform.config.sections import Config
+
+
+def values(recipe: str, *assignments: str) -> dict[str, Any]:
+    return dict(leaves(resolve("voc", recipe, assignments=assignments).config))
+
+
+# --- layers
+
+
+def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ["classifier.batch", "classifier.epochs", "classifier.channels", "classifier.input_size", "seed"]
+    layers = ["recipe small", "setting voc", "command line", "--set"]
+    numbers = dict(zip(layers, (30, 33, 36, 39), strict=True))
+    # Each layer sets one key fewer than the one before it, so that each wins once.
+    monkeypatch.setitem(RECIPES, "small", lambda: dict.fromkeys(keys[:4], numbers["recipe small"]))
+    monkeypatch.setattr(settings, "setting_values", lambda _: dict.fromkeys(keys[:3], numbers["setting voc"]))
+    options = dict.fromkeys(keys[:2], numbers["command line"])
+    found = resolve("voc", "small", options, [f"{keys[0]}={numbers['--set']}"])
+    flat = dict(leaves(found.config))
+    for key, source in zip(keys, [*reversed(layers), "default"], strict=True):
+        assert found.sources[key] == source
+        assert flat[key] == numbers.get(source, 0)
+    assert found.sources.keys() == flat.keys(), "each key has a source"
+
+
+def test_options_and_names_come_from_the_command_line() -> None:
+    found = resolve("voc", "released", {"data.voc": "somewhere/VOC2012"})
+    assert (found.config.setting, found.config.recipe) == ("voc", "released")
+    assert found.config.data.voc == Path.cwd() / "somewhere/VOC2012"  # trials and workers have folders of their own
+    for key in ("setting", "recipe", "data.voc"):
+        assert found.sources[key] == "command line"
+    assert found.sources["classifier.head"] == "recipe released"
+    assert found.sources["classifier.optimizer.momentum"] == "default"
+
+
+def test_the_last_of_equal_assignments_wins() -> None:
+    assert values("paper", "seed=1", "seed=2")["seed"] == 2
+
+
+def test_leaves_of_a_class_and_of_a_configuration_have_the_same_keys() -> None:
+    of_class = [key for key, _ in leaves(Config)]
+    assert of_class == [key for key, _ in leaves(Config())]
+    assert len(of_class) == len(set(of_class)) > 100
+    assert {"seed", "data.voc", "classifier.optimizer.momentum", "predict.crf.floor"} <= set(of_class)
+
+
+# --- texts
+
+
+@settings_of_hypothesis(deadline=None, max_examples=40)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=5,
+    )
+)
+def test_values_are_json(value: Any) -> None:
+    assert parse_assignments([f"some.key={json.dumps(value)}"]) == {"some.key": value}
+
+
+def test_what_is_no_json_is_text() -> None:
+    texts = ["a=none", "b=/some/path=with.sign", "c= spaced ", "d=", "e=[1,", "f=" + "9" * 5000]
+    expected = {"a": "none", "b": "/some/path=with.sign", "c": "spaced", "d": "", "e": "[1,", "f": "9" * 5000}
+    assert parse_assignments(texts) == expected
+
+
+@pytest.mark.parametrize("text", ["", "seed", "=3", "  =3"])
+def test_an_assignment_without_key_or_sign_says_how(text: str) -> None:
+    with pytest.raises(UserError, match="--set key=value"):
+        parse_assignments(["seed=1", text])
+
+
+def test_lists_and_none_by_assignment() -> None:
+    flat = values(
+        "released",
+        "classifier.color_jitter=[0.1, 0.2, 0.3, 0]",
+        'classifier.self_pairs=["flip"]',
+        "classifier.optimizer.step_epochs=[]",
+        "classifier.keep_epoch=null",
+        "segmenter.scales=[1]",
+        "predict.crop=null",
+        "compute.gpu=false",
+        "weights.backbone=some/file.pth",
+    )
+    assert flat["classifier.color_jitter"] == (0.1, 0.2, 0.3, 0.0)
+    assert flat["classifier.self_pairs"] == ("flip",)
+    assert flat["classifier.optimizer.step_epochs"] == ()
+    assert flat["classifier.keep_epoch"] is None
+    assert flat["segmenter.scales"] == (1.0,)
+    assert flat["predict.crop"] is None
+    assert flat["compute.gpu"] is False
+    assert flat["weights.backbone"] == str(Path.cwd() / "some/file.pth")
+    for word in ("none", "download"):
+        assert values("paper", f"weights.backbone={word}")["weights.backbone"] == word
+    assert values("paper", "weights.classifier=~/mine.pt")["weights.classifier"] == str(Path.home() / "mine.pt")
+
+
+# --- mistakes
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("localize.relatd", "localize.related"),
+        ("classifier.learning_rate", "classifier.optimizer.learning_rate"),
+        ("localise.related", "localize.related"),
+        ("classifer.batch", "classifier.batch"),
+    ],
+)
+def test_an_unknown_key_suggests_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(UserError, match=rf"unknown key '{wrong}'; did you mean .*\b{near}\b"):
+        resolve("voc", "paper", assignments=[f"{wrong}=1"])
+
+
+@pytest.mark.parametrize("key", ["classifier", "predict.crf", "data.", ".seed", "seed.x", "SEED", "seed seed"])
+def test_what_is_no_key_is_none(key: str) -> None:
+    with pytest.raises(UserError, match=f"unknown key '{key}'"):
+        resolve("voc", "paper", assignments=[key + '={"batch": 3}'])
+
+
+def test_all_problems_are_said_together() -> None:
+    wrong = {
+        "localize.relatd=3": "unknown key 'localize.relatd'",
+        "no_such_thing=1": "unknown key 'no_such_thing'",
+        "seed=-1": "seed: .*greater than or equal to 0.*found -1",
+        "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
+        "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
+        "segmenter.backbone=vgg": "segmenter.backbone: .*'small', 'vgg16', 'resnet50' or 'resnet101'.*found 'vgg'",
+        "recipe=small": "recipe by --set",
+    }
+    with pytest.raises(UserError) as caught:
+        resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))
+    for said in [*wrong.values(), "data.max_rejected: .*found -5"]:
+        caught.match(said)
+    caught.match(rf"{len(wrong) + 1} problem\(s\)")
+    assert "mcis config show" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("assignments", "said"),
+    [
+        (["classifier.attention=none"], "localize.related is 3 but classifier.attention is none"),
+        (["classifier.keep_epoch=15"], "keep_epoch 15 is not before classifier.epochs 15"),
+        (["segmenter.backbone=vgg16", "segmenter.stride=4"], "stride 4 exists for the backbone small only"),
+        (["segmenter.init=classifier"], "segmenter's backbone resnet101"),
+        (["compute.workers=6"], "classifier.batch is 5 for compute.workers 6"),
+    ],
+)
+def test_contradictions_are_told_plainly(assignments: list[str], said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        resolve("voc", "paper", assignments=assignments)
+    assert "pydantic" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["recipe=released", "recipe=paper", "setting=voc"])
+def test_a_recipe_is_no_mere_name(key: str) -> None:
+    """Set like a value, it would label the scores of one recipe with the name of another."""
+    with pytest.raises(UserError, match="on the command line"):
+        resolve("voc", "paper", assignments=[key])
+
+
+@pytest.mark.parametrize(
+    ("setting", "recipe", "said"),
+    [
+        ("vco", "paper", "unknown setting 'vco'"),
+        ("voc", "smal", "unknown recipe 'smal'"),
+        ("voc", "", "unknown recipe ''"),
+    ],
+)
+def test_unknown_names_list_the_choices(setting: str, recipe: str, said: str) -> None:
+    with pytest.raises(UserError, match=said) as caught:
+        resolve(setting, recipe)
+    assert ("paper, released, small" if "recipe" in said else "voc") in caught.value.expected
+    if recipe == "smal":
+        assert "did you mean small?" in caught.value.remedy
+
+
+# --- presets
+
+SHARED = {
+    "weights.backbone": "download",
+    "classifier.backbone": "vgg16",
+    "classifier.input_size": 256,
+    "classifier.attention": "co+contrastive",
+    "classifier.affinity": "bilinear",
+    "classifier.affinity_scale": 1.0,
+    "classifier.affinity_init": None,
+    "classifier.common_top": 1.0,
+    "classifier.batch": 5,
+    "classifier.epochs": 15,
+    "classifier.optimizer.name": "sgd",
+    "classifier.optimizer.learning_rate": 0.001,
+    "classifier.optimizer.momentum": 0.9,
+    "classifier.optimizer.schedule": "step",
+    "classifier.optimizer.step_factor": 0.1,
+    "classifier.optimizer.warm_up": 0.0,
+    "localize.related": 3,
+    # One set of figures for what follows the classifier.
+    "maps.scale": "maximum",
+    "pseudo_masks.floor": 0.3,
+    "pseudo_masks.conflict": 0.99,
+    "pseudo_masks.confident": 0.95,
+    "pseudo_masks.doubt": 32,
+    "pseudo_masks.smallest": 0.01,
+    "segmenter.network": "largefov",
+    "segmenter.backbone": "resnet101",
+    "segmenter.stride": 8,
+    "segmenter.init": "pretrained",
+    "segmenter.width": 1024,
+    "segmenter.dilation": 12,
+    "segmenter.dropout": 0.0,
+    "segmenter.crop": 321,
+    "segmenter.scales": (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3),
+    "segmenter.mirror": True,
+    "segmenter.batch": 10,
+    "segmenter.steps": 16000,
+    "segmenter.optimizer.name": "sgd",
+    "segmenter.optimizer.learning_rate": 0.001,
+    "segmenter.optimizer.momentum": 0.9,
+    "segmenter.optimizer.weight_decay": 5e-4,
+    "segmenter.optimizer.schedule": "poly",
+    "segmenter.optimizer.poly_power": 0.9,
+    "segmenter.optimizer.new_layer_rate": 10.0,
+    "segmenter.optimizer.bias_rate": 2.0,
+    "predict.scales": (0.5, 0.75, 1.0, 1.25, 1.5),
+    "predict.mirror": True,
+    "predict.crop": 401,
+    "predict.crf.iterations": 1,
+    "predict.crf.position_std": 3.0,
+    "predict.crf.position_weight": 1.0,
+    "predict.crf.bilateral_std": 80.0,
+    "predict.crf.color_std": 4.0,
+    "predict.crf.bilateral_weight": 3.0,
+    "predict.crf.floor": 1e-4,
+}
+PAPER = {
+    "classifier.head": "shared",
+    "classifier.loss_reduction": "paper",
+    "classifier.partner_may_be_itself": False,
+    "classifier.self_pairs": (),
+    "classifier.contrastive_from_epoch": 0,
+    "classifier.contrastive_needs_unshared": False,
+    "classifier.keep_epoch": None,
+    "classifier.color_jitter": (0.0, 0.0, 0.0, 0.0),
+    "classifier.optimizer.nesterov": False,
+    "classifier.optimizer.weight_decay": 2e-4,
+    "classifier.optimizer.step_epochs": (6, 12),  # x0.1 every 6 of 15 epochs
+    "classifier.optimizer.new_layer_rate": 1.0,
+    "classifier.optimizer.bias_rate": 1.0,
+    "localize.aggregation": "paper",
+    "localize.related_may_repeat": False,
+}
+RELEASED = {
+    "classifier.head": "own",
+    "classifier.loss_reduction": "released",
+    "classifier.partner_may_be_itself": True,
+    "classifier.self_pairs": ("flip", "x0.75", "x2"),
+    "classifier.contrastive_from_epoch": 2,
+    "classifier.contrastive_needs_unshared": True,
+    "classifier.keep_epoch": 10,
+    "classifier.color_jitter": (0.3, 0.3, 0.3, 0.1),
+    "classifier.optimizer.nesterov": True,
+    "classifier.optimizer.weight_decay": 5e-4,
+    "classifier.optimizer.step_epochs": (5, 10),
+    "classifier.optimizer.new_layer_rate": 10.0,
+    "classifier.optimizer.bias_rate": 2.0,
+    "localize.aggregation": "released",
+    "localize.related_may_repeat": True,
+}
+
+
+@pytest.mark.parametrize(("recipe", "own"), [("paper", PAPER), ("released", RELEASED)])
+def test_presets_are_the_recipes_figures(recipe: str, own: dict[str, Any]) -> None:
+    flat = values(recipe)
+    assert {key: flat[key] for key in {**SHARED, **own}} == {**SHARED, **own}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
+    found = resolve("voc", recipe)
+    assert set(RECIPES[recipe]()) == {key for key, source in found.sources.items() if source == f"recipe {recipe}"}
+    assert "mcis run voc" in (RECIPES[recipe].__doc__ or "")
+    again = RECIPES[recipe]()
+    again.clear()
+    assert RECIPES[recipe](), "a preset is made anew for each run"
+
+
+def test_the_thresholds_of_small_are_those_of_its_scale() -> None:
+    flat = values("small")
+    assert flat["maps.scale"] == "logarithm"
+    assert 0.5 < flat["pseudo_masks.background_threshold"] < flat["pseudo_masks.threshold"]  # 0.5 is activation 0
+
+
+def test_small_needs_no_pretrained_weights() -> None:
+    flat = values("small")
+    assert flat["weights.backbone"] == "none"
+    assert flat["classifier.backbone"] == flat["segmenter.backbone"] == "small"

@@ -1,0 +1,383 @@
+"""The page of a run: well formed, self-contained, true to its data, unmoved by hostile names and by what is missing."""
+
+import re
+from base64 import b64decode
+from dataclasses import replace
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from mcis.platform.reporting.panels import Panel, Steps
+from mcis.platform.reporting.run_page import ReportData, write_report
+from mcis.platform.stages.report import _spread
+
+CLASSES = ("circle", "square", "star")
+VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
+HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\udcff\u202e"
+
+
+class Page(HTMLParser):
+    """A parsed page: its elements, its text without style sheets, and the text of the table cells of each section.
+
+    Fails where an element closes that is not open, or stays open at the end.
+    """
+
+    def __init__(self, path: Path):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.rows: dict[str, list[list[str]]] = {}
+        self.values: dict[str, list[float]] = {}
+        self.text = ""
+        self._open: list[str] = []
+        self._section = ""
+        self.feed(path.read_bytes().decode("utf-8"))
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len(names) == len(set(names)), f"<{tag}> has an attribute twice"
+        found = dict(attrs)
+        self.elements.append((tag, found))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "section":
+            self._section = found["id"] or ""
+        rows = self.rows.setdefault(self._section, [])
+        if tag == "tr":
+            rows.append([])
+        if tag in ("td", "th"):
+            rows[-1].append("")
+        if tag == "data":
+            self.values.setdefault(self._section, []).append(float(found["value"] or ""))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open, f"</{tag}> without a start"
+        assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if "style" in self._open:
+            return
+        self.text += data
+        if {"td", "th"} & set(self._open):
+            self.rows[self._section][-1][-1] += data
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.elements if name == tag]
+
+
+def score(what: str, miou: float | None, **meaning: Any) -> dict[str, Any]:
+    names = ("name", "split", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue")
+    more = ("map_scale", "related_images", "aggregation", "ignored_share", "seed", "recipe", "weights", "git")
+    return {"what": what, "miou": miou, **dict.fromkeys((*names, *more)), **meaning}
+
+
+def panel(image_id: str = "a", **changes: Any) -> Panel:
+    """A square on noise, known, found and predicted."""
+    square = np.zeros((48, 64), np.uint8)
+    square[10:30, 10:38] = 2
+    given: dict[str, Any] = {"image_id": image_id, "split": "train", "tags": ("square",)}
+    given |= {"truth": square, "pseudo_mask": square, "prediction": square}
+    given["image"] = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    given["maps"] = (("square", (square * 0.45).astype(np.float32)),)
+    return Panel(**given | changes)
+
+
+@pytest.fixture(scope="module")
+def data() -> ReportData:
+    iou = {"background": 90.125, "circle": 30.5, "square": 61.375, "star": None}
+    records = [
+        {"step": 10 * i, "epoch": (i + 1) / 4, "loss": 3 / (i + 1), "basic": 1 / (i + 1), "contrastive": 2 / (i + 1)}
+        | {"learning_rate": 0.1 / (i + 1), "images_per_second": 50.0, "waiting": 0.25}
+        for i in range(12)
+    ]
+    return ReportData(
+        name="first",
+        setting="voc",
+        recipe="small",
+        created="2025-03-01T12:00:00+00:00",
+        git="0123456789abcdef0123456789abcdef01234567",
+        classes=CLASSES,
+        scores=[
+            score("segmentation", 71.25, name="on its own images", split="train", images=480, iou=iou),
+            score(
+                "segmentation",
+                51.75,
+                name="plain",
+                split="val",
+                images=120,
+                crf=False,
+                mirror=True,
+                scales=[0.5, 1.0],
+                iou=iou,
+            ),
+            score(
+                "localization_maps", 43.512345, name="R = 3", split="train", threshold=0.26, related_images=3, iou=iou
+            ),
+            score(
+                "pseudo_masks",
+                64.0625,
+                name="saliency",
+                split="train",
+                ignored_share=0.125,
+                background_cue="saliency",
+                map_scale="logarithm",
+            ),
+            score("mark", 56.0, name="random tag", split="train", background_cue="saliency"),
+        ],
+        counts={"images": {"train": 10582, "val": 120}, "ignored": {"pseudo masks": {"pixels": 7}}, "pairs": 480},
+        rejects=[{"uri": "in/b.jpg", "image_id": "b", "split": "train", "reason": "not an image"}],
+        notes=["No saliency maps: the background comes from the dense CRF."],
+        seconds={"index": 1.5, "train_classifier": 190.0},
+        computed={"index": False, "train_classifier": True},
+        training={"classifier": records, "segmenter": records},
+        curves={"single round": ([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
+        config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
+        environment={"python": "3.11"},
+        panels=[panel("a"), panel("b", split="val", maps=(), pseudo_mask=None)],
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the report of `data` lies."""
+    return write_report(data, tmp_path_factory.mktemp("report")).parent
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Page:
+    return Page(folder / "report.html")
+
+
+def bare(**changes: Any) -> ReportData:
+    """A run of which there is nothing to show."""
+    words = {
+        "name": "bare",
+        "setting": "voc",
+        "recipe": "small",
+        "created": "2025-03-01T12:00:00+00:00",
+        "git": None,
+        "classes": CLASSES,
+    }
+    lists: dict[str, Any] = {key: [] for key in ("scores", "rejects", "notes", "config", "panels")}
+    tables: dict[str, Any] = {key: {} for key in ("counts", "seconds", "computed", "training", "curves", "environment")}
+    return ReportData(**words | lists | tables | changes)
+
+
+def test_page_loads_nothing_from_outside_and_runs_nothing(page: Page, folder: Path) -> None:
+    for tag, attrs in page.elements:
+        assert tag not in {"script", "iframe", "object", "embed", "form"}
+        for name, value in attrs.items():
+            assert not name.startswith("on")
+            if name in {"src", "srcset"} or (name == "href" and tag == "link"):
+                assert (value or "").startswith("data:"), (tag, name)
+            elif name == "href":
+                assert re.fullmatch(r"#[a-z]+", value or "")
+    style = re.search(r"<style>(.*?)</style>", (folder / "report.html").read_text(encoding="utf-8"), re.S)
+    assert style is not None
+    assert "url(" not in style[1]
+    assert "@import" not in style[1]
+    policies = [attrs["content"] for attrs in page.of("meta") if attrs.get("http-equiv") == "Content-Security-Policy"]
+    assert policies == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_links_of_the_page_lead_to_its_sections(page: Page) -> None:
+    targets = {f"#{attrs['id']}" for attrs in page.of("section")}
+    assert {attrs["href"] for attrs in page.of("a")} == targets
+
+
+def test_every_picture_decodes_and_is_described(page: Page, folder: Path) -> None:
+    assert len(page.of("img")) == 5 + 3 + 4  # cells of the two panels, four plots
+    for attrs in page.of("img"):
+        assert attrs["alt"]
+        picture = Image.open(BytesIO(b64decode((attrs["src"] or "").partition(",")[2])))
+        picture.load()
+        shown = int(attrs["width"] or 0), int(attrs["height"] or 0)
+        assert picture.size in (shown, (2 * shown[0], 2 * shown[1]))  # plots are drawn at twice the density
+    assert len(page.of("source")) == 4
+    for attrs in page.of("source"):
+        assert attrs["media"] == "(prefers-color-scheme: dark)"
+        dark = Image.open(BytesIO(b64decode((attrs["srcset"] or "").partition(",")[2]))).convert("L")
+        assert np.median(np.asarray(dark)) < 60
+    files = sorted(path.name for path in (folder / "pictures").iterdir())
+    plots = ["iou.png", "thresholds.png", "training-classifier.png", "training-segmenter.png"]
+    assert files == sorted(["gallery.png", "panel-01.png", "panel-02.png", *plots])
+    for name in files:
+        Image.open(folder / "pictures" / name).load()
+
+
+def test_score_table_says_each_figure_with_what_it_means(page: Page, data: ReportData) -> None:
+    headings, *rows = page.rows["scores"]
+    table = {row[0]: dict(zip(headings, row, strict=True)) for row in rows if len(row) == len(headings)}
+    assert table["R = 3"]["mIoU"] == "43.5"
+    assert table["R = 3"]["threshold"] == "0.26"
+    assert table["R = 3"]["related images"] == "3"
+    assert table["R = 3"]["ignored share"] == "–"
+    assert table["plain"]["mIoU"] == "51.8"
+    assert table["plain"]["split"] == "val"
+    assert table["plain"]["images"] == "120"
+    assert table["plain"]["scales"] == "0.5, 1"
+    assert (table["plain"]["mirror"], table["plain"]["CRF"]) == ("yes", "no")
+    assert table["saliency"]["background cue"] == "saliency"
+    assert [table[name]["map scale"] for name in ("saliency", "plain")] == ["logarithm", "–"]
+    assert table["saliency"]["ignored share"] == "12.5\N{NARROW NO-BREAK SPACE}%"
+    assert len(table) == len(data.scores)
+    assert sorted(page.values["scores"]) == sorted(entry["miou"] for entry in data.scores)  # all digits, for machines
+
+
+def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Page) -> None:
+    assert page.rows["classes"] == [
+        ["class", "localization maps", "segmentation"],
+        ["background", "90.1", "90.1"],
+        ["square", "61.4", "61.4"],
+        ["circle", "30.5", "30.5"],
+        ["star", "–", "–"],
+        ["mean", "43.5", "51.8"],
+    ]
+
+
+def test_headline_of_segmentation_is_not_taken_from_training_images(page: Page) -> None:
+    assert "The best of" not in page.text  # there is one score on val, and the one on train does not count
+    assert page.values[""] == [
+        43.512345,
+        64.0625,
+        56.0,
+        51.75,
+    ]  # 56 is the mark in the pseudo masks' tile; 71.25 is on train
+
+
+def test_threshold_table_has_the_first_best_point(tmp_path: Path) -> None:
+    curves = {"tie": ([0.1, 0.2, 0.3], [40.0, 42.5, 42.5]), "nan": ([0.1, 0.2], [float("nan"), 12.25])}
+    page = Page(write_report(bare(curves=curves | {"unscored": ([0.5], [float("nan")])}), tmp_path))
+    assert page.rows["thresholds"][1:] == [
+        ["tie", "42.5", "0.2"],
+        ["nan", "12.2", "0.2"],
+        ["unscored", "no score among its points"],
+    ]
+
+
+def test_counts_rejects_times_and_configuration_are_told(page: Page, data: ReportData) -> None:
+    assert page.rows["counts"][1:] == [["b", "train", "not an image", "in/b.jpg"]]
+    assert "10\N{NARROW NO-BREAK SPACE}582" in page.text
+    assert "pseudo masks → pixels" in page.text
+    assert "Nothing was rejected" not in page.text
+    assert "3 min 10 s" in page.text
+    assert "reused" in page.text
+    assert ["classifier.epochs", "8", "recipe small"] in page.rows["configuration"]
+    assert ["python", "3.11"] in page.rows["configuration"]
+    assert data.notes[0] in page.text
+    assert "This run is not whole" not in page.text
+
+
+def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path) -> None:
+    assert "Nothing was rejected." in Page(write_report(bare(), tmp_path / "none")).text
+    rejects = [{"uri": f"{i}", "image_id": f"{i}", "split": "val", "reason": f"reason {i % 5}"} for i in range(1000)]
+    page = Page(write_report(bare(rejects=rejects), tmp_path / "many"))
+    assert "The first 300 of 1\N{NARROW NO-BREAK SPACE}000" in page.text
+    assert ["reason 4", "200"] in page.rows["counts"]
+
+
+def test_how_maps_came_to_be_is_shown_step_by_step(data: ReportData, tmp_path: Path) -> None:
+    tiles = tuple((title, Image.new("RGB", (30, 20), color)) for title, color in (("alone", "red"), ("map", "blue")))
+    page = Page(write_report(replace(data, attention=[Steps("a", "square", tiles)]), tmp_path))
+    described = [attrs["alt"] for attrs in page.of("img") if (attrs["alt"] or "").endswith("of square for a")]
+    assert described == ["alone of square for a", "map of square for a"]
+    with Image.open(tmp_path / "pictures" / "attention-01.png") as strip:
+        assert strip.size == (70, 20)
+        assert [strip.convert("RGB").getpixel((x, 9)) for x in (0, 69)] == [(255, 0, 0), (0, 0, 255)]
+    write_report(data, tmp_path)
+    assert not (tmp_path / "pictures" / "attention-01.png").exists()
+
+
+def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path) -> None:
+    classes = (HOSTILE, "square", "_hidden")
+    iou = {HOSTILE: 10.0, "square": 20.0, "_hidden": 30.0}
+    hostile = replace(
+        data,
+        name=HOSTILE,
+        setting=HOSTILE,
+        recipe=HOSTILE,
+        git=HOSTILE,
+        classes=classes,
+        scores=[
+            score("pseudo_masks", 20.0, name=HOSTILE, split=HOSTILE, weights=HOSTILE, iou=iou),
+            score(HOSTILE, 1.0),
+        ],
+        counts={HOSTILE: {HOSTILE: 1}},
+        rejects=[{"uri": HOSTILE, "image_id": HOSTILE, "split": HOSTILE, "reason": HOSTILE}],
+        notes=[HOSTILE],
+        seconds={HOSTILE: 1.0},
+        training={HOSTILE: [{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}]},
+        curves={HOSTILE: ([0.1], [1.0]), "_hidden": ([0.2], [2.0])},
+        config=[(HOSTILE, HOSTILE, HOSTILE)],
+        environment={HOSTILE: HOSTILE},
+        panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
+        attention=[Steps(HOSTILE, HOSTILE, ((HOSTILE, Image.new("RGB", (20, 10))),))],
+    )
+    page = Page(write_report(hostile, tmp_path))
+    assert page.of("script") == []
+    assert len(page.of("title")) == 1
+    shown = "$\\frac$<script>alert('\"{&amp;</title>\N{REPLACEMENT CHARACTER}\\udcff\u202e"
+    assert page.rows["configuration"][1] == [shown] * 3
+    assert page.rows["counts"][-1] == [shown] * 4
+    assert shown in page.text.partition("mcis report")[2]
+    for path in (tmp_path / "pictures").iterdir():
+        assert re.fullmatch(r"[a-z0-9_-]+\.png", path.name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ["Segmentation: not scored", "Training of the classifier: no records", "Gallery: no images"]),
+        ({"scores": [score("segmentation", None)]}, ["Segmentation: no mIoU, for there is no truth"]),
+        ({"panels": [panel(truth=None, pseudo_mask=None, prediction=None)]}, ["Truth: not known"]),
+        (
+            {"training": {"classifier": [{"step": 1, "epoch": 0.5, "loss": float("nan")}]}},
+            ["not a number at some steps"],
+        ),
+        ({"curves": {"single round": ([], [])}}, ["no points"]),
+        ({"seconds": {"index": 3.0}, "computed": {"index": True, "localize": False}}, ["localize"]),
+    ],
+)
+def test_a_run_that_stopped_early_yields_a_page_that_says_so(
+    changes: dict[str, Any], words: list[str], tmp_path: Path
+) -> None:
+    page = Page(write_report(bare(**changes), tmp_path))
+    assert "This run is not whole" in page.text
+    for word in words:
+        assert word in page.text
+
+
+def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData, tmp_path: Path) -> None:
+    write_report(bare(panels=data.panels, curves=data.curves), tmp_path)
+    own = tmp_path / "pictures" / "mine.png"
+    own.write_bytes(b"kept")
+    write_report(bare(panels=data.panels[:1]), tmp_path)
+    assert sorted(path.name for path in own.parent.iterdir()) == ["gallery.png", "mine.png", "panel-01.png"]
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_many_classes_keep_the_chart_readable_and_the_table_whole(tmp_path: Path) -> None:
+    classes = tuple(f"class {k}" for k in range(200))
+    iou = {name: k / 2 for k, name in enumerate(classes)}
+    page = Page(write_report(bare(classes=classes, scores=[score("segmentation", 50.0, iou=iou)]), tmp_path))
+    assert [row[0] for row in page.rows["classes"][1:-1]] == list(classes[::-1])
+    assert "20 best and the 20 worst of 200" in page.text
+    with Image.open(tmp_path / "pictures" / "iou.png") as chart:
+        assert chart.height < 2 * 1200
+
+
+@pytest.mark.parametrize("several", range(7))
+def test_as_many_images_are_shown_as_are_asked_for(several: int) -> None:
+    """However many of six have several tags: none, some, or all of them."""
+    rows = pa.table({"image_id": list("abcdef"), "tags": [[0, 1]] * several + [[0]] * (6 - several)})
+    for count in range(9):
+        found = _spread(rows, count)
+        assert len(set(found["image_id"].to_pylist())) == len(found) == min(count, 6)
+        assert sum(len(tags) > 1 for tags in found["tags"].to_pylist()) >= min(several, min(count, 6) // 2)

@@ -1,0 +1,282 @@
+"""Every setting walks the journey, and the index opens only what is new: small sources made of drawn images."""
+
+import hashlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
+from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import resolve, sources_of
+from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.workspace import Workspace, read_table
+
+TINY = (
+    "classifier.epochs=1",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.steps=4",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+    "pseudo_masks.crf.iterations=1",
+    "predict.crf.iterations=1",
+    "report.panels=4",
+    "compute.shard_rows=16",
+    "compute.threads=1",
+)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listing]:
+    root = tmp_path_factory.mktemp("data") / "VOC2012"
+    synthetic.draw(root, train=20, val=4, size=64, classes=3)
+    return root, list_voc(root, classes=root / "classes.txt")
+
+
+def extra(folder: Path, drawn: tuple[Path, Listing], count: int) -> Path:
+    """<class>/<file>, some of the drawn training images, each one pixel different from the original."""
+    from PIL import Image
+
+    root, listing = drawn
+    for row in listing.table.slice(0, count).to_pylist():
+        place = folder / listing.classes[row["tags"][0]] / f"{row['image_id']}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with Image.open(root / "JPEGImages" / f"{row['image_id']}.jpg") as image:
+            image.putpixel((0, 0), (1, 2, 3))
+            image.save(place)
+    return folder
+
+
+def walk(setting: str, workspace: Path, options: dict[str, Any], *assignments: str, until: str | None = None) -> Any:
+    resolved = resolve(setting, "small", options, [*TINY, *assignments])
+    return pipeline.run(resolved, Workspace(workspace), "run", until=until)
+
+
+def test_a_setting_is_sources_joined_by_plus() -> None:
+    assert sources_of("voc") == ("voc",)
+    assert sources_of("web+voc") == ("voc", "web")
+    assert sources_of("tags+single+web") == ("tags", "single", "web")
+    for setting in ("voc+tags", "voc+voc", "lid+voc+web"):
+        with pytest.raises(UserError, match="setting"):
+            sources_of(setting)
+    with pytest.raises(UserError) as caught:
+        sources_of("voc+wep")
+    assert "did you mean voc+web?" in caught.value.remedy
+
+
+def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
+    """The broken file is listed and the run goes on; masks of web images, which have no saliency map, come by CRF.
+
+    One image lost a tag, which the evaluation finds when it opens the truth.
+    """
+    root, listing = drawn
+    root = shutil.copytree(root, tmp_path / "VOC2012")
+    lists = root / "ImageSets" / "Segmentation" / "train_aug_cls.txt"
+    lines = lists.read_text().splitlines()
+    place = next(n for n, line in enumerate(lines) if len(line.split()) > 2)
+    lines[place] = lines[place].rpartition(" ")[0]
+    lists.write_text("\n".join(lines) + "\n")
+    web = extra(tmp_path / "web", drawn, 6)
+    broken = web / listing.classes[0] / "page.jpg"
+    broken.write_text("<html>not found</html>")
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.web.root": str(web)}
+    result = walk("voc+web", tmp_path / "workspace", options)
+    index = result.context.summary("index")["counts"]
+    assert index["domains"] == {"target": 24, "web": 6}
+    assert index["rejected"] == {"not an image": 1}
+    assert str(broken) in (result.context.folder / "report.html").read_text()
+    ignored = {
+        r["image_id"]: r["ignored"] for r in read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
+    }
+    masks = list(ignored)
+    assert sum(name.startswith("web/") for name in masks) == 6
+    assert len(masks) == 26
+    assert result.context.summary("pseudo_masks")["background_cue"] == "saliency, crf for 6 of 26"
+    segmenter = result.context.summary("train_segmenter")["counts"]
+    assert segmenter["training images"] + segmenter["without a useful mask"] == 26
+    scored = {s["what"]: s["images"] for s in result.scores}
+    assert scored == {"localization_maps": 20, "pseudo_masks": 20, "mark": 20, "segmentation": 4}
+    of_scored = [share for name, share in ignored.items() if not name.startswith("web/")]
+    (share,) = (s["ignored_share"] for s in result.scores if s["what"] == "pseudo_masks")
+    assert share == pytest.approx(sum(of_scored) / 20, abs=1e-4)
+    assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images differ, so it would show"
+    evaluated = result.context.summary("evaluate")
+    assert evaluated["counts"]["tags that disagree with the mask"] == 1
+    assert any(
+        note.startswith("1 of 20 scored training image(s) have tags that disagree") for note in evaluated["notes"]
+    )
+
+
+def test_single_label_images_make_pairs_of_three_kinds(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
+    root, listing = drawn
+    single = extra(tmp_path / "train", drawn, 9)
+    table = tmp_path / "classes.json"
+    for number, name in enumerate(listing.classes):
+        if (single / name).is_dir():
+            (single / name).rename(single / f"n0000000{number}")
+    table.write_text(str({f"n0000000{n}": name for n, name in enumerate(listing.classes)}).replace("'", '"'))
+    for path in single.glob("*/*.png"):
+        path.rename(path.with_suffix(".JPEG"))
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.single.root": str(single)}
+    options |= {"data.single.classes": str(table)}
+    mix = ("classifier.pair_mix=[2, 1, 1]", "classifier.epoch_pairs=16")
+    result = walk("voc+single", tmp_path / "workspace", options, *mix, until="localize")
+    kinds = result.context.summary("train_classifier")["counts"]["pairs of the first epoch"]
+    assert sum(kinds.values()) == 16
+    assert kinds["target-target"] >= 8
+    assert kinds["target-source"] > 0
+    maps = set(read_table(result.context.inputs["localize"] / "maps")["image_id"].to_pylist())
+    assert sum(name.startswith("single/") for name in maps) == 9
+
+    alone = {key: value for key, value in options.items() if not key.startswith("data.single")}
+    with pytest.raises(UserError, match=r"pairs cannot be drawn.*mix"):
+        walk("voc", tmp_path / "workspace", alone, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
+
+
+def test_list_files_with_masks_of_val_alone_end_in_scores(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
+    root, listing = drawn
+    lid = tmp_path / "lid"
+    (lid / "images").mkdir(parents=True)
+    lines: dict[str, list[str]] = {"train": [], "val": []}
+    for row in listing.table.to_pylist():
+        shutil.copy(row["uri"], lid / "images")
+        lines[row["split"]].append(" ".join([f"images/{row['image_id']}.jpg", *map(str, row["tags"])]))
+        if row["split"] == "val":
+            (lid / "masks" / "images").mkdir(parents=True, exist_ok=True)
+            shutil.copy(row["mask_uri"], lid / "masks" / "images")
+    for split, listed in lines.items():
+        (lid / f"{split}.txt").write_text("\n".join(listed) + "\n")
+    shutil.copy(root / "classes.txt", lid)
+    options = {"data.lid.root": str(lid), "data.lid.masks": "masks"}
+    result = walk("lid", tmp_path / "workspace", options, "localize.related=0")
+    assert [(s["what"], s["images"]) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
+    assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
+
+
+def test_ones_own_table_without_masks_and_val_ends_in_predictions(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
+    _, listing = drawn
+    rows = [r for r in listing.table.to_pylist() if r["split"] == "train"]
+    table = tmp_path / "photos.parquet"
+    tags = [[listing.classes[k] for k in row["tags"]] for row in rows]
+    pq.write_table(pa.table({"image": [row["uri"] for row in rows], "tags": tags}), table)
+    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
+    assert result.scores == []
+    assert result.context.classes == tuple(sorted(listing.classes))
+    assert result.context.summary("predict")["split"] == "train"
+    assert len(read_table(result.context.inputs["predict"] / "predictions")) == len(rows)
+    assert "no ground-truth masks" in " ".join(result.context.summary("evaluate")["notes"])
+    assert (result.context.folder / "report.html").is_file()
+
+    with pytest.raises(UserError, match=r"predict\.split is val, which has no image"):
+        walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1", "predict.split=val")
+
+
+def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
+    root, listing = drawn
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    names = [row["image_id"] for row in listing.table.slice(0, 8).to_pylist()]
+    for name in names:
+        shutil.copy(root / "JPEGImages" / f"{name}.jpg", folder)
+    table, workspace = tmp_path / "photos.csv", tmp_path / "workspace"
+    (folder / f"{names[7]}.jpg").write_bytes(b"")
+
+    def index(wanted: list[str], *assignments: str) -> tuple[int, pa.Table, pa.Table]:
+        lines = [f"photos/{name}.jpg,{'cat' if n % 2 else 'dog'}" for n, name in enumerate(wanted)]
+        table.write_text("\n".join(["image,tags", *lines]) + "\n")
+        result = walk("tags", workspace, {"data.tags.table": str(table)}, *assignments, until="index")
+        found = open_index(Workspace(workspace), "run")
+        assert len(found.index) + len(found.rejects) == len(wanted), "every image is in one of the two tables"
+        return result.context.summary("index")["counts"]["opened"], found.index, found.rejects
+
+    opened, _, rejects = index(names[:6])
+    assert (opened, len(rejects)) == (6, 0)
+    opened, before, rejects = index(names)
+    assert (opened, rejects["reason"].to_pylist()) == (2, ["empty: 0 bytes"])
+    assert index(names[1:])[0] == 0, "a shorter list is another index of the same files"
+    left = {path.name for folder in Workspace(workspace).store.glob("index-*") for path in folder.iterdir()}
+    assert left == {"index.parquet", "rejects.parquet", "summary.json"}
+
+    changed = folder / f"{names[2]}.jpg"
+    shutil.copy(root / "JPEGImages" / f"{listing.table['image_id'][9].as_py()}.jpg", changed)
+    opened, after, rejects = index(names)
+    assert (opened, len(rejects)) == (1, 1), "the broken file is known too"
+    uris = before["uri"].to_pylist()
+    assert after["uri"].to_pylist() == uris
+    hashes = list(zip(before["content_hash"].to_pylist(), after["content_hash"].to_pylist(), strict=True))
+    assert [uri for uri, (one, other) in zip(uris, hashes, strict=True) if one != other] == [str(changed)]
+    least = sorted(min(pair) for pair in zip(*(after[s].to_pylist() for s in ("height", "width")), strict=True))
+    opened, accepted, rejects = index(names, f"data.min_side={least[-1]}")
+    assert opened == 0, "another limit on sizes opens nothing"
+    assert len(accepted) == least.count(least[-1])
+    assert sum("too small" in reason for reason in rejects["reason"].to_pylist()) == 7 - len(accepted)
+
+    shutil.copy(root / "JPEGImages" / f"{names[7]}.jpg", folder)
+    opened, mended, rejects = index(names)
+    assert (opened, len(mended), len(rejects)) == (1, 8, 0)
+
+
+def test_a_repeated_index_takes_no_image_for_another(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
+    """Files that could not even be read are asked for again; those verified meanwhile keep what is theirs."""
+    _, listing = drawn
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    originals = listing.table["uri"].to_pylist()[:8]
+    for number, uri in enumerate(originals):
+        if number < 4:
+            shutil.copy(uri, folder / f"{number}.jpg")
+        else:
+            (folder / f"{number}.jpg").mkdir()
+    table = tmp_path / "photos.csv"
+    table.write_text("\n".join(["image,tags", *(f"photos/{n}.jpg,cat" for n in range(8))]) + "\n")
+    strict = ("data.max_rejected=0", "compute.shard_rows=2")
+    for _ in range(2):
+        with pytest.raises(UserError, match="4 of 8 images cannot be read"):
+            walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
+    for number, uri in enumerate(originals[4:], 4):
+        (folder / f"{number}.jpg").rmdir()
+        shutil.copy(uri, folder / f"{number}.jpg")
+    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
+    assert result.context.summary("index")["counts"]["opened"] == 4
+    found = open_index(Workspace(tmp_path / "workspace"), "run").index["content_hash"].to_pylist()
+    assert found == [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in originals]
+
+
+def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
+    _, listing = drawn
+    rows = listing.table.slice(0, 6).to_pylist()
+    shutil.copy(rows[0]["uri"], tmp_path / "copy.jpg")
+    table = tmp_path / "photos.parquet"
+    columns = {
+        "image": [*(row["uri"] for row in rows), str(tmp_path / "copy.jpg")],
+        "tags": [*([listing.classes[k] for k in row["tags"]] for row in rows), []],
+        "split": [*["train"] * 6, "val"],
+    }
+    pq.write_table(pa.table(columns), table)
+    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, until="index")
+    notes = " ".join(result.context.summary("index")["notes"])
+    assert "1 image(s) are in more than one split with the same content" in notes
+    with pytest.raises(UserError, match="run 'other' has no index"):
+        open_index(Workspace(tmp_path / "workspace"), "other")
+    assert not (tmp_path / "workspace" / "runs" / "other").exists()

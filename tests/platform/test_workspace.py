@@ -1,0 +1,298 @@
+"""The workspace: what is written is there whole or not at all, also on a disk that is really full."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from filelock import FileLock, Timeout
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.workspace import (
+    Workspace,
+    disk_errors,
+    fingerprint,
+    read_json,
+    read_table,
+    write_json,
+    write_table,
+    written_aside,
+)
+
+TABLE = pa.table({"a": [1, 2, 3]})
+NOISE = [str(i * 2654435761 % 2**32) for i in range(40_000)]  # 400 KB, little less when compressed
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def fail_half_way(path: Path, error: type[BaseException]) -> None:
+    with written_aside(path) as aside:
+        aside.write_text("half")
+        raise error("half way")
+
+
+# --- fingerprints
+
+
+def test_fingerprints_are_of_the_content_alone() -> None:
+    one = fingerprint("stage", 1, {"b": [1, 2.5], "a": None})
+    assert one == fingerprint("stage", 1, {"a": None, "b": [1, 2.5]})
+    assert len(one) == 16
+    assert set(one) <= set("0123456789abcdef")
+    others = [
+        fingerprint("stage", 2, {"b": [1, 2.5], "a": None}),
+        fingerprint("stage", 1, {"b": [2.5, 1], "a": None}),
+        fingerprint("stage1", {"b": [1, 2.5], "a": None}),
+        fingerprint("stage", 1, {"b": [1, 2.5]}),
+        fingerprint("ab", "c"),
+        fingerprint("a", "bc"),
+        fingerprint("1"),
+        fingerprint(1),
+    ]
+    assert len({one, *others}) == len(others) + 1
+
+
+def test_fingerprints_stay_as_they_are() -> None:
+    """Keys of stores that exist: SHA-256 of the canonical JSON, here of `["a",{"k":[1,null,true]}]`."""
+    assert fingerprint("a", {"k": [1, None, True]}) == "22cae23d4157833c"
+
+
+# --- writing
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    value = {"text": "größer", "number": 0.1, "list": [1, None, True]}
+    write_json(tmp_path / "new" / "a.json", value)
+    assert read_json(tmp_path / "new" / "a.json") == value
+    assert "größer" in (tmp_path / "new" / "a.json").read_text(encoding="utf-8")
+    write_table(tmp_path / "new" / "a.parquet", TABLE)
+    assert read_table(tmp_path / "new" / "a.parquet").equals(TABLE)
+    assert names(tmp_path / "new") == ["a.json", "a.parquet"]
+
+
+def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with written_aside(path) as aside:
+        aside.write_text("ne")
+        assert path.read_text() == "old"
+        with aside.open("a") as file:
+            file.write("w")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert names(tmp_path) == ["a.txt"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_the_old_file_and_no_debris(tmp_path: Path, error: type[BaseException]) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("old")
+    with pytest.raises(error, match="half way"):
+        fail_half_way(path, error)
+    assert path.read_text() == "old"
+    assert names(tmp_path) == ["a.txt"]
+
+
+def test_a_failure_of_the_first_writing_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TypeError):
+        write_json(tmp_path / "a.json", {"no JSON": object()})
+    with pytest.raises(RuntimeError):
+        fail_half_way(tmp_path / "a.txt", RuntimeError)
+    assert names(tmp_path) == []
+
+
+# --- disks
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system in memory with room for 64 KiB and for eight files and folders."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=9", "tmpfs", folder], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("only root may mount a small disk here")
+    yield folder
+    subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder, data: write_json(folder / "a", data),
+        lambda folder, data: write_table(folder / "a", pa.table({"a": data})),
+    ],
+    ids=["json", "table"],
+)
+def test_a_full_disk_is_the_users_error(full_disk: Path, write: Callable[[Path, list[str]], None]) -> None:
+    write(full_disk, ["old"])
+    before = (full_disk / "a").read_bytes()
+    with pytest.raises(UserError, match=rf"no space left on the disk of {full_disk} \(.*No space left") as caught:
+        write(full_disk, NOISE)
+    assert "--workspace" in caught.value.remedy
+    assert (full_disk / "a").read_bytes() == before
+    assert names(full_disk) == ["a"], "half a file would keep the disk full"
+
+
+def test_a_disk_without_room_for_a_folder_is_the_users_error(full_disk: Path) -> None:
+    for number in range(4):
+        write_json(full_disk / f"{number}" / "a.json", number)
+    with pytest.raises(UserError, match="no space left"):
+        write_json(full_disk / "4" / "a.json", 4)
+    assert not (full_disk / "4").exists()
+    with pytest.raises(UserError, match="no space left"):
+        Workspace(full_disk / "workspace")
+
+
+def test_a_file_over_the_limit_is_the_users_error(tmp_path: Path) -> None:
+    """Where no disk can be mounted: a process that may write 20 KB a file."""
+    code = (
+        "import sys; from pathlib import Path; from mcis.datasets.errors import UserError\n"
+        "from mcis.platform.runs.workspace import write_json\n"
+        "try: write_json(Path(sys.argv[1]), ['x' * 100_000])\n"
+        "except UserError as error: print(error)"
+    )
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+    write_json(tmp_path / "a.json", "old")
+    command = [sys.executable, "-B", "-c", code, str(tmp_path / "a.json")]
+    ran = subprocess.run(command, preexec_fn=limit, capture_output=True, text=True)
+    assert ran.stdout.startswith(f"no space left on the disk of {tmp_path} (File too large)"), ran.stderr
+    assert read_json(tmp_path / "a.json") == "old"
+    assert names(tmp_path) == ["a.json"]
+
+
+def test_a_workspace_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file cannot be written.*Not a directory") as caught:
+        Workspace(tmp_path / "file")
+    assert "--workspace" in caught.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_workspace_that_is_closed_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    with pytest.raises(UserError, match=r"cannot be written.*Permission denied"):
+        Workspace(tmp_path / "closed" / "workspace")
+
+
+def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), disk_errors(tmp_path):
+        (tmp_path / "absent").read_text()
+
+
+# --- reading
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe\x00", b"{'a': 1}"])
+def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "summary.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"summary\.json is damaged") as caught:
+        read_json(path)
+    assert "remove it" in caught.value.remedy
+
+
+def test_a_folder_is_read_in_the_order_of_its_shards(tmp_path: Path) -> None:
+    for start in (64, 0, 128):
+        write_table(tmp_path / f"part-{start:08d}-{start + 64:08d}.parquet", pa.table({"a": [start], "b": ["x"]}))
+    (tmp_path / ".part-00000192-00000256.parquet.1").write_bytes(b"left by a kill")
+    (tmp_path / "summary.json").touch()
+    assert read_table(tmp_path)["a"].to_pylist() == [0, 64, 128]
+    assert read_table(tmp_path, ["b"]).column_names == ["b"]
+
+
+def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no table in"):
+        read_table(tmp_path)
+
+
+# --- the workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "deep" / "workspace")
+
+
+def test_a_workspace_is_made_where_it_is_absent(workspace: Workspace) -> None:
+    assert names(workspace.root) == ["cache", "data", "runs", "store", "weights"]
+    write_json(workspace.run("mine") / "config.json", 1)
+    Workspace(workspace.root)
+    assert read_json(workspace.run("mine") / "config.json") == 1, "a second one changes nothing"
+
+
+def test_a_relative_workspace_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Workspace(Path("here")).root == tmp_path.resolve() / "here"
+
+
+@pytest.mark.parametrize("name", ["a", "first-run_2.0+seed", "größe", "2024"])
+def test_plain_names_of_runs(workspace: Workspace, name: str) -> None:
+    assert workspace.run(name) == workspace.runs / name
+    assert names(workspace.runs) == [name]
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "../out", "/tmp", "a b", "a\\b", "a\0b", "a\n", "~"])
+def test_other_names_of_runs_are_refused(workspace: Workspace, name: str) -> None:
+    with pytest.raises(UserError, match="run name") as caught:
+        workspace.run(name)
+    assert repr(name) in caught.value.found
+    assert names(workspace.runs) == []
+
+
+def test_a_name_that_is_too_long_is_the_users_error(workspace: Workspace) -> None:
+    with pytest.raises(UserError, match="File name too long"):
+        workspace.run("a" * 300)
+
+
+def test_work_in_progress_becomes_the_output(workspace: Workspace) -> None:
+    part = workspace.part("index", "k1")
+    part.mkdir()
+    (part / "summary.json").write_text("new")
+    assert not workspace.finished("index", "k1").exists()
+    final = workspace.finish("index", "k1")
+    assert final == workspace.finished("index", "k1") == workspace.store / "index-k1"
+    assert (final / "summary.json").read_text() == "new"
+    assert names(workspace.store) == ["index-k1"]
+
+
+def test_finishing_again_replaces_the_older_output(workspace: Workspace) -> None:
+    for content in ("old", "new"):
+        part = workspace.part("index", "k1")
+        part.mkdir()
+        (part / content).touch()
+        final = workspace.finish("index", "k1")
+    assert names(final) == ["new"]
+
+
+def test_forgetting_removes_one_stage_alone(workspace: Workspace) -> None:
+    for stage, key in (("index", "k1"), ("index", "k2"), ("localize", "k1")):
+        for folder in (workspace.finished(stage, key), workspace.part(stage, key)):
+            folder.mkdir()
+            (folder / "file").touch()
+    workspace.forget("index", "k1")
+    assert names(workspace.store) == ["index-k2", "index-k2.part", "localize-k1", "localize-k1.part"]
+    workspace.forget("index", "k1")  # nothing is there any more, which is as wanted
+
+
+def test_a_stage_is_computed_once_at_a_time(workspace: Workspace) -> None:
+    with workspace.lock("index", "k1"):
+        with pytest.raises(Timeout):
+            FileLock(workspace.lock("index", "k1").lock_file).acquire(timeout=0)
+        with workspace.lock("index", "k2"):
+            pass
+    with workspace.lock("index", "k1").acquire(timeout=0):
+        pass
