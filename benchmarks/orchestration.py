@@ -30,10 +30,11 @@ from mcis.platform.engine.optimizers import build_optimizer, learning_rate
 from mcis.platform.engine.training import Learner
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import write_table
-from mcis.platform.stages import evaluate, localize, predict, pseudo_masks, train_classifier, train_segmenter
+from mcis.platform.stages import evaluate, localize, pseudo_masks, train_classifier, train_segmenter
 
 TARGET = 1.3
 
@@ -118,7 +119,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     )
     train(learner, folder / "segmenter")
     lap("train_segmenter")
-    predicted = predict.Predict(config, folder / "segmenter", classes, False)(val_rows)
+    predicted = Predictor(config, folder / "segmenter", classes, False)(val_rows)
     write_table(folder / "predictions" / "part-000000.parquet", predicted)
     lap("predict")
     single, maps, masks = (Shards(folder / name) for name in ("single", "maps", "masks"))

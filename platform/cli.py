@@ -202,10 +202,10 @@ def import_weights(
         from mcis.models.released import read_released
         from mcis.platform.config.resolve import resolve
         from mcis.platform.networks.checkpoints import save
-        from mcis.platform.stages.train_classifier import described
+        from mcis.platform.networks.trained import classifier_description
 
         state = read_released(file)
-        about = described(resolve("voc", "released").config.classifier, ())
+        about = classifier_description(resolve("voc", "released").config.classifier, ())
         about.pop("classes")  # the file has none; they are VOC's in the order of the project
         save({"state_dict": state, "about": about}, out)
         classes = len(state["phi.bias"])

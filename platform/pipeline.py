@@ -90,11 +90,11 @@ def check(
         return
     from mcis.models.backbones import load_pretrained
     from mcis.platform.networks.build import build_backbone
-    from mcis.platform.networks.pretrained import classifier_weights, segmenter_weights, trained_classifier
-    from mcis.platform.stages.train_classifier import taken_over
+    from mcis.platform.networks.pretrained import classifier_weights, segmenter_weights
+    from mcis.platform.networks.trained import load_trained_classifier, trained_classifier
 
     if trained := trained_classifier(config):
-        taken_over(config, trained, found.classes)
+        load_trained_classifier(config, trained, found.classes)
     for section, path in (
         (config.classifier, classifier_weights(config, workspace)),
         (config.segmenter, segmenter_weights(config, workspace)),

@@ -1,4 +1,4 @@
-"""The networks that a configuration names: built, or loaded from a finished stage."""
+"""The networks that a configuration names, built or loaded from a finished stage, and the parameters of its CRF."""
 
 from pathlib import Path
 
@@ -6,8 +6,9 @@ from torch import nn
 
 from mcis.models.backbones import BACKBONES, Backbone
 from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
-from mcis.platform.config.sections import ClassifierConfig, Config, SegmenterConfig
+from mcis.platform.config.sections import ClassifierConfig, Config, CrfConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 
 
@@ -54,3 +55,8 @@ def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Mo
     model = build_segmenter(config, classes)
     load_weights(model, folder / WEIGHTS)
     return model.eval()
+
+
+def crf_parameters(config: CrfConfig) -> CrfParameters:
+    """The configuration's section of the dense CRF as the numerics take it."""
+    return CrfParameters(**config.model_dump())

@@ -54,24 +54,6 @@ def backbone_weights(wanted: str, backbone: str, workspace: Workspace) -> Path |
     return path
 
 
-def trained_classifier(config: Config) -> Path | None:
-    """The file of the trained classifier that is taken over; None = it is trained.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    if not config.weights.classifier:
-        return None
-    path = Path(config.weights.classifier)
-    if not path.is_file():
-        raise UserError(
-            f"weights.classifier: {path} is no file",
-            "weights.pt of an earlier run's stage train_classifier, or what `mcis import-weights` wrote",
-            "name the file, for example --set weights.classifier=/path/to/weights.pt",
-        )
-    return path
-
-
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
     """The pretrained weights that the classifier starts from; None where a trained one is taken over."""
     if config.weights.classifier:

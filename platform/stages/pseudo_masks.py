@@ -11,19 +11,14 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
-from mcis.models.crf import CrfParameters
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
-from mcis.platform.config.sections import Config, CrfConfig, PseudoMasksConfig
+from mcis.platform.config.sections import Config, PseudoMasksConfig
 from mcis.platform.engine.mapping import map_table
+from mcis.platform.networks.build import crf_parameters
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.workspace import file_stamps, read_table
-
-
-def crf_parameters(config: CrfConfig) -> CrfParameters:
-    """The configuration's CRF section as the numerics take it."""
-    return CrfParameters(**config.model_dump())
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:

@@ -20,6 +20,7 @@ from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config.resolve import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.training import STEPS
+from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.run_page import ReportData, write_report
@@ -29,7 +30,6 @@ from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.version import git_revision
 from mcis.platform.runs.workspace import read_json, read_table, write_json
-from mcis.platform.stages.predict import Predict
 
 _MAPS = 3
 """Images of the gallery whose maps are shown step by step."""
@@ -95,7 +95,7 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
         found = [row for i in rows["image_id"].to_pylist() for row in (shards.rows(i) or rows.slice(0, 0)).to_pylist()]
     else:
         folder = context.inputs["train_segmenter"]
-        found = Predict(config, folder, len(context.classes), gpu=False)(rows).to_pylist()
+        found = Predictor(config, folder, len(context.classes), gpu=False)(rows).to_pylist()
     return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in found}
 
 

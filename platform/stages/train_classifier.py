@@ -1,7 +1,7 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,9 @@ from mcis.platform.engine.cache import decoded_cache
 from mcis.platform.engine.training import Network, fit, precision_key
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.networks.checkpoints import WEIGHTS, load_weights, save_weights
-from mcis.platform.networks.pretrained import classifier_weights, trained_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.pretrained import classifier_weights
+from mcis.platform.networks.trained import classifier_description, load_trained_classifier, trained_classifier
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.workspace import file_stamps
@@ -165,36 +166,9 @@ def in_float32(scores: PairScores) -> PairScores:
     return PairScores(**known)
 
 
-def described(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:
-    """What a file of weights says of its classifier: classes in their order, and what shapes leave open."""
-    shape = ("backbone", "attention", "head", "affinity", "affinity_scale", "kinds")
-    return {"classes": list(classes), **config.model_dump(mode="json", include=set(shape))}
-
-
-def taken_over(config: Config, path: Path, classes: Sequence[str]) -> CoAttentionClassifier:
-    """The trained classifier in the file `weights.classifier` names; what it does not say of itself is taken on trust.
-
-    Raises:
-        UserError: the file is damaged or of another configuration.
-    """
-    model = build_classifier(config.classifier, len(classes))
-    here = described(config.classifier, classes)
-    expected = f"the classifier of this configuration ({config.classifier.backbone}, {len(classes)} classes)"
-    remedy = "give the recipe and values that it was trained with; released weights need --recipe released"
-    try:
-        there = load_weights(model, path)
-    except UserError as error:
-        raise UserError(error.found, expected, remedy) from None
-    said = {name: (there[name], here[name]) for name in here if name in there}
-    other = [f"{name} is {its}, here {ours}" for name, (its, ours) in said.items() if its != ours]
-    if other:
-        raise UserError(f"{path} does not fit this configuration: {'; '.join(other)}", expected, remedy)
-    return model
-
-
 def _take(config: Config, context: RunContext, path: Path) -> dict[str, Any]:
-    model = taken_over(config, path, context.classes)
-    save_weights(model, context.part / WEIGHTS, described(config.classifier, context.classes))
+    model = load_trained_classifier(config, path, context.classes)
+    save_weights(model, context.part / WEIGHTS, classifier_description(config.classifier, context.classes))
     return {"busy": 0.0, "counts": {"steps": 0}, "notes": [f"the classifier was not trained but taken from {path}"]}
 
 
@@ -225,7 +199,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         source=np.array(rows["domain"].to_pylist()) == "source",
         pictures=Squares(rows["uri"].to_pylist(), size, middle=middle, cache=cache),
         pretrained=classifier_weights(config, context.workspace),
-        about=described(config.classifier, context.classes),
+        about=classifier_description(config.classifier, context.classes),
         validation=_validation(config, context, cached=0 if cache is None else len(rows)),
     )
     try:

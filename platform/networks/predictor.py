@@ -1,0 +1,49 @@
+"""Segmentation network + images -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from mcis.datasets.decode import encode_labels
+from mcis.datasets.images import read_rgb
+from mcis.datasets.maps import PREDICTIONS_SCHEMA
+from mcis.models.backbones import normalize, to_unit
+from mcis.models.crf import dense_crf
+from mcis.models.segmenters import predict
+from mcis.platform.config.sections import Config
+from mcis.platform.networks.build import crf_parameters, load_segmenter
+
+
+class Predictor:
+    """Maps rows of the index to predictions, over the configured scales and mirror images.
+
+    Args:
+        weights: the folder of the trained network.
+        classes: K.
+        gpu: whether the network runs on a GPU.
+    """
+
+    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
+        self.config, self.device = config.predict, torch.device("cuda" if gpu else "cpu")
+        self.model = load_segmenter(config.segmenter, weights, classes).to(self.device)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        predictions = []
+        for image_id, uri in zip(rows["image_id"].to_pylist(), rows["uri"].to_pylist(), strict=True):
+            plain, refined = self._labels(uri)
+            predictions.append({"image_id": image_id, "plain": plain, "crf": refined})
+        return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
+
+    def _labels(self, uri: str) -> tuple[bytes, bytes | None]:
+        """An image's labels as PNG, without the CRF and with it, or None where there is none."""
+        config = self.config
+        rgb = read_rgb(uri)
+        image = normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
+        probabilities = predict(self.model, image, scales=config.scales, mirror=config.mirror, crop=config.crop)
+        plain = probabilities.cpu().numpy()
+        refined = None
+        if config.crf.iterations:
+            refined = encode_labels(dense_crf(rgb, plain, crf_parameters(config.crf)).argmax(0).astype(np.uint8))
+        return encode_labels(plain.argmax(0).astype(np.uint8)), refined
