@@ -1,4 +1,4 @@
-"""Runs every benchmark in turn and writes their ratios as the table in README.md, between its two marks."""
+"""Runs every benchmark in turn and writes their ratios into docs/RESULTS.md, between its two marker lines."""
 
 import re
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parent / "README.md"
+RESULTS = HERE.parent / "docs" / "RESULTS.md"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 NOT_BENCHMARKS = ("literal.py", "machine.py", "photos.py", "run_all.py")
 
@@ -40,12 +40,12 @@ def main() -> None:
     done = [run(script) for script in sorted(HERE.glob("*.py")) if script.name not in NOT_BENCHMARKS]
     rows = [f"| {what} | {ratio} | {target} |" for figures, _ in done for what, ratio, target in figures]
     table = ["| what | ratio | target |", "| --- | --- | --- |", *rows, "", f"Measured on {done[0][1]}."]
-    text = README.read_text(encoding="utf-8")
+    text = RESULTS.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        sys.exit(f"README.md lacks the marks {BEGIN} and {END} between which the table stands")
+        sys.exit(f"docs/RESULTS.md lacks the lines {BEGIN} and {END} between which the table stands")
     before, rest = text.split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    README.write_text(before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after, encoding="utf-8")
+    RESULTS.write_text(before + BEGIN + "\n" + "\n".join(table) + "\n" + END + after, encoding="utf-8")
 
 
 if __name__ == "__main__":
