@@ -1,11 +1,14 @@
-"""Errors a user can act on: what was found, what was expected, what to do."""
+"""Errors that a user can act on: what was found, what was expected, what to do."""
 
 
 class UserError(Exception):
-    """A problem with input, configuration or machine that its owner can mend.
+    """A problem with input, configuration or machine that its owner can correct.
+
+    The texts name an argument of the function that raises in backquotes, `classes` or `classes=FILE`. The function's
+    caller knows where the argument came from and may put that in its place.
 
     Args:
-        found: what was met, with the name of the file, key or value.
+        found: what was found, with the name of the file, key or value.
         expected: what would have been right.
         remedy: what to do about it.
     """

@@ -1,59 +1,125 @@
-"""Ground-truth masks and saliency maps of images, read and checked against the image's size and the classes."""
+"""Files of ground-truth masks and saliency maps -> arrays, checked against their image's size and the classes."""
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import IGNORE
-from mcis.datasets.decode import RejectedImage, decode_mask, decode_saliency
+from mcis.datasets.classes import BACKGROUND, IGNORE
+from mcis.datasets.decode import decode_mask, decode_saliency
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
+from mcis.datasets.files import Stamp, read_bytes, stamps
+
+_LABELS = "a palette PNG, or a MATLAB file of SBD"
 
 
-def read_truth(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
-    """The ground-truth mask of an index row, (H, W).
+class Disagreement(NamedTuple):
+    """An image whose tags are not the classes of its ground-truth mask; class indices, ascending."""
+
+    image_id: str
+    tags: list[int]
+    in_mask: list[int]
+
+
+def read_truth(uri: str, shape: tuple[int, int], classes: int) -> NDArray[np.uint8]:
+    """A ground-truth mask, labels (H, W) uint8.
+
+    Args:
+        uri: path or URI of a palette PNG, or of a MATLAB file of SBD.
+        shape: height and width of its image, pixels.
+        classes: K; labels are 0..K and 255.
 
     Raises:
-        UserError: it is missing, unreadable, of another size than its image, or has a label above K.
+        UserError: the mask is missing, unreadable, of another size than its image, or has a label above K.
     """
-    uri, shape = row["mask_uri"], (row["height"], row["width"])
-    try:
-        truth = decode_mask(read_bytes(uri))
-    except OSError as error:
-        raise UserError(
-            f"no ground-truth mask {uri} ({error})", "a mask for each scored image", "add it, or name no masks"
-        ) from None
-    except RejectedImage as error:
-        raise UserError(f"the mask {uri} cannot be read: {error.reason}", "a palette PNG", "replace the file") from None
-    if truth.shape != shape:
-        raise UserError(
-            f"the mask {uri} has {truth.shape[0]}x{truth.shape[1]} pixels (height x width)",
-            f"{shape[0]}x{shape[1]} as its image {row['image_id']}",
-            "replace the mask or the image",
-        )
-    labels = np.unique(truth[truth != IGNORE])
-    if len(labels) and labels[-1] > classes:
-        raise UserError(
-            f"the mask {uri} has label {labels[-1]}", f"0..{classes} and 255", "mend the mask, or set data.classes"
-        )
+    truth = _read("ground-truth mask", uri, decode_mask, _LABELS)
+    _check_shape("ground-truth mask", uri, truth.shape, shape)
+    _tags_in(uri, truth, classes)  # for its check of the labels
     return truth
 
 
-def read_saliency(uri: str, shape: tuple[int, int]) -> np.ndarray:
-    """A saliency map (H, W) uint8 of the image's size.
+def read_saliency(uri: str, shape: tuple[int, int]) -> NDArray[np.uint8]:
+    """A class-agnostic saliency map, (H, W) uint8: 0 is background, 255 certainly an object.
 
     Raises:
-        UserError: it cannot be read or has another size.
+        UserError: the map is missing, unreadable, or not of its image's height and width, `shape`.
     """
-    try:
-        saliency = decode_saliency(read_bytes(uri))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the saliency map {uri} cannot be read ({error})", "a gray PNG", "replace the file") from None
-    if saliency.shape != shape:
-        raise UserError(
-            f"the saliency map {uri} has {saliency.shape[0]}x{saliency.shape[1]} pixels (height x width)",
-            f"{shape[0]}x{shape[1]} as its image",
-            "make the map at the image's size",
-        )
+    saliency = _read("saliency map", uri, decode_saliency, "a gray PNG")
+    _check_shape("saliency map", uri, saliency.shape, shape)
     return saliency
+
+
+def read_tags(uri: str, classes: int) -> list[int]:
+    """The class indices, ascending, in the ground-truth mask at a URI.
+
+    Raises:
+        UserError: the mask is missing, unreadable, or has a label above K = `classes`.
+    """
+    return list(_read_tags(uri, stamps([uri])[0], classes))
+
+
+@functools.lru_cache(maxsize=2**16)
+def _read_tags(uri: str, stamp: Stamp | None, classes: int) -> tuple[int, ...]:
+    """A process opens a mask once while its stamp stays the same: a run lists its sources twice."""
+    return tuple(_tags_in(uri, _read("ground-truth mask", uri, decode_mask, _LABELS), classes))
+
+
+def tags_of_mask(labels: NDArray[np.uint8], classes: int) -> list[int]:
+    """The class indices, ascending, of a mask's labels (H, W): k for label k + 1; 0 and 255 are no class.
+
+    Raises:
+        ValueError: a label above K = `classes` that is not the ignored one.
+    """
+    tags = [int(label) - 1 for label in np.unique(labels) if label not in (BACKGROUND, IGNORE)]
+    if tags and tags[-1] >= classes:
+        raise ValueError(f"label {tags[-1] + 1}; expected 0..{classes} and {IGNORE}")
+    return tags
+
+
+def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
+    """The images whose tags are not the classes of their ground-truth masks; rows without a mask are passed over.
+
+    Args:
+        rows: of a listing or an index.
+        classes: K.
+
+    Raises:
+        UserError: as `read_tags` does.
+    """
+    masked = rows.filter(rows["mask_uri"].is_valid()).select(["image_id", "tags", "mask_uri"])
+    compared = (
+        Disagreement(row["image_id"], row["tags"], read_tags(row["mask_uri"], classes)) for row in masked.to_pylist()
+    )
+    return [image for image in compared if image.tags != image.in_mask]
+
+
+def _read(what: str, uri: str, decode: Callable[[bytes], NDArray[np.uint8]], expected: str) -> NDArray[np.uint8]:
+    try:
+        return decode(read_bytes(uri))
+    except OSError as error:
+        raise UserError(f"no {what} {uri} ({error})", expected, "add it, or do without the folder or column") from None
+    except ValueError as error:  # RejectedImage is one
+        raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
+
+
+def _check_shape(what: str, uri: str, actual: tuple[int, ...], shape: tuple[int, int]) -> None:
+    if actual != shape:
+        raise UserError(
+            f"the {what} {uri} has {actual[0]}x{actual[1]} pixels (height x width)",
+            f"{shape[0]}x{shape[1]} as its image",
+            f"replace the {what} or the image",
+        )
+
+
+def _tags_in(uri: str, labels: NDArray[np.uint8], classes: int) -> list[int]:
+    try:
+        return tags_of_mask(labels, classes)
+    except ValueError as error:
+        raise UserError(
+            f"the ground-truth mask {uri}: {error}",
+            f"labels of the {classes} classes",
+            "correct the mask, or name the file of the classes that it was made with (`classes`)",
+        ) from None

@@ -5,21 +5,18 @@ SegmentationClassAug, or the devkit's own PNGs together with the MATLAB files of
 Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from mcis.datasets.classes import BACKGROUND, IGNORE, VOC_CLASSES, read_classes
-from mcis.datasets.decode import decode_mask
+from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, read_bytes, stamps
+from mcis.datasets.files import read_bytes
 from mcis.datasets.index import LISTING_SCHEMA, Listing, shown
+from mcis.datasets.masks import read_tags
 from mcis.datasets.sources.lists import class_indices, read_lines
 
 MASKS = "SegmentationClassAug"
@@ -30,14 +27,6 @@ SBD_HOME = "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/
 
 _MAX_XML = 2**20
 """Largest annotation that is parsed, bytes; VOC's have a few thousand."""
-
-
-class Disagreement(NamedTuple):
-    """An image whose tags are not the classes of its ground-truth mask; class indices, ascending."""
-
-    image_id: str
-    listed: list[int]
-    in_mask: list[int]
 
 
 class _Devkit(NamedTuple):
@@ -150,38 +139,6 @@ def list_voc(
     table = pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
     _check_classes(table, names, train_list)
     return Listing(table, names, tuple(notes))
-
-
-def tags_of_mask(labels: NDArray[np.uint8], classes: int) -> list[int]:
-    """The class indices, ascending, of a mask (H, W) of labels.
-
-    Raises:
-        ValueError: a label above K that is not the ignored one.
-    """
-    found = np.unique(labels)
-    found = found[(found != BACKGROUND) & (found != IGNORE)]
-    if len(found) and found[-1] > classes:
-        raise ValueError(f"label {found[-1]}; expected 0..{classes} and {IGNORE}")
-    return [int(label) - 1 for label in found]
-
-
-def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
-    """The images whose tags are not the classes of their masks; rows without a mask are passed over.
-
-    Args:
-        rows: of a listing or an index.
-        classes: K.
-
-    Raises:
-        UserError: a mask is missing, unreadable, or has a label above K.
-    """
-    found = []
-    for row in rows.select(["image_id", "tags", "mask_uri"]).to_pylist():
-        if row["mask_uri"] is not None:
-            in_mask = _tags_in(row["mask_uri"], classes)
-            if in_mask != row["tags"]:
-                found.append(Disagreement(row["image_id"], row["tags"], in_mask))
-    return found
 
 
 def _folder(path: Path, what: str, remedy: str) -> Path:
@@ -343,7 +300,7 @@ def _tags_masked(
             "add the masks, or take tags from lists or xml",
         )
     notes.append(f"tags of {list_name}.txt were read off ground-truth masks: the truth of every image was opened")
-    return [_tags_in(uri, len(devkit.classes)) for uri in masks if uri is not None]
+    return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
 
 
 TAGS = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
@@ -376,23 +333,6 @@ def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
             "mend the file, or name the right class file with data.classes",
         )
     return sorted(classes.index(name) for name in names)
-
-
-def _tags_in(uri: str, classes: int) -> list[int]:
-    return list(_tags_at(uri, stamps([uri])[0], classes))
-
-
-@functools.lru_cache(maxsize=2**16)
-def _tags_at(uri: str, stamp: Stamp | None, classes: int) -> tuple[int, ...]:
-    """The tags in a mask, which is opened once a process while its stamp stays: a run lists its source twice."""
-    try:
-        return tuple(tags_of_mask(decode_mask(read_bytes(uri)), classes))
-    except (OSError, ValueError) as error:  # RejectedImage is a ValueError
-        raise UserError(
-            f"the mask {uri}: {error}",
-            "a palette PNG or a MATLAB file of SBD, with labels of the classes",
-            "replace it, or name the right class file with data.classes",
-        ) from None
 
 
 def _check_classes(table: pa.Table, names: tuple[str, ...], train_list: str) -> None:

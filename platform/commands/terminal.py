@@ -131,10 +131,12 @@ def show_index(
 
 def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:
     """Images whose tags are not the classes in their ground-truth masks."""
-    from mcis.datasets.sources.voc import compare_tags
+    from mcis.datasets.masks import compare_tags
+    from mcis.platform.runs.arguments import errors_name_keys
 
     masked = index.filter(index["mask_uri"].is_valid())
-    found = compare_tags(masked, len(classes))
+    with errors_name_keys({"classes": "data.classes"}):
+        found = compare_tags(masked, len(classes))
     console.print(f"tags that disagree with the mask: {len(found)} of {len(masked)} images with a mask")
     if found:
         table = Table(title="Tags against masks", title_justify="left")

@@ -1,14 +1,17 @@
 """A finished index, read by whoever comes after it: its rows by split, its rejects, its classes."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.masks import read_truth
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.tags import Tags
+from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import SUMMARY, RunContext
 from mcis.platform.runs.workspace import Workspace, read_json, read_table
 
@@ -44,6 +47,16 @@ def split_rows(context: RunContext, split: str, *, tagged: bool = False) -> pa.T
     index = read_table(context.inputs["index"] / "index.parquet")
     rows = index.filter(pc.equal(index["split"], split))
     return rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0)) if tagged else rows
+
+
+def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
+    """The ground-truth mask of a row of the index, (H, W), labels 0..K and 255.
+
+    Raises:
+        UserError: it is missing, unreadable, of another size than its image, or has a label above K = `classes`.
+    """
+    with errors_name_keys({"classes": "data.classes"}):
+        return read_truth(row["mask_uri"], (row["height"], row["width"]), classes)
 
 
 def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:

@@ -20,14 +20,13 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
 from mcis.datasets.index import shown
 from mcis.datasets.maps import ImageMaps, Shards
-from mcis.datasets.masks import read_saliency, read_truth
-from mcis.datasets.sources.voc import tags_of_mask
+from mcis.datasets.masks import read_saliency, tags_of_mask
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.metrics import best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
 from mcis.platform.config.sections import Config, LocalizeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.version import git_revision
 from mcis.platform.runs.workspace import file_stamps, read_table, write_json
 from mcis.platform.stages.pseudo_masks import background_cue
@@ -70,7 +69,7 @@ class ScoreTrain:
         confusions = np.zeros((3, k + 1, k + 1), np.int64)
         ignored, disagreeing = 0.0, 0
         for row in rows.to_pylist():
-            truth = read_truth(row, k)
+            truth = truth_of_row(row, k)
             disagreeing += tags_of_mask(truth, k) != row["tags"]
             for place, shards in enumerate((self.single, self.maps)):
                 found = shards.maps(row["image_id"])
@@ -101,7 +100,7 @@ class ScoreVal:
     def __call__(self, rows: pa.Table) -> pa.Table:
         confusions = np.zeros((2, self.classes + 1, self.classes + 1), np.int64)
         for row in rows.to_pylist():
-            truth = read_truth(row, self.classes)
+            truth = truth_of_row(row, self.classes)
             found = self.predictions.rows(row["image_id"])
             assert found is not None
             for place, name in enumerate(("plain", "crf")):

@@ -15,7 +15,6 @@ from mcis.datasets.files import stamps
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
-from mcis.datasets.masks import read_truth
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config.resolve import leaves
 from mcis.platform.config.sections import Config
@@ -27,7 +26,7 @@ from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.environment import environment
 from mcis.platform.runs.progress import read_records
-from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.version import git_revision
 from mcis.platform.runs.workspace import read_json, read_table, write_json
 
@@ -77,7 +76,7 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
                     split=split,
                     tags=tuple(classes[k] for k in tags),
                     image=read_rgb(row["uri"]),
-                    truth=read_truth(row, len(classes)) if has_truth else None,
+                    truth=truth_of_row(row, len(classes)) if has_truth else None,
                     maps=tuple(shown_maps),
                     pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                     prediction=predicted.get(image_id),

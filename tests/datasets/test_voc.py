@@ -12,7 +12,8 @@ from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.decode import decode_mask, encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing
-from mcis.datasets.sources.voc import compare_tags, list_voc, tags_of_mask
+from mcis.datasets.masks import compare_tags
+from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic.devkit import draw
 
 TRAIN = {"t0": [0], "t1": [1, 2], "t2": [2, 0], "t3": []}
@@ -378,12 +379,5 @@ def test_tags_that_disagree_with_masks_are_found(devkit: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=r"v0\.png: label 3; expected 0\.\.2 and 255"):
         compare_tags(table.slice(4), 2)
     (devkit / "SegmentationClass/v0.png").unlink()
-    with pytest.raises(UserError, match=r"the mask .*v0\.png: .*No such file"):
+    with pytest.raises(UserError, match=r"no ground-truth mask .*v0\.png .*No such file"):
         compare_tags(table, 3)
-
-
-def test_tags_of_a_mask_are_its_labels_less_one() -> None:
-    assert tags_of_mask(np.array([[0, 255], [20, 1]], np.uint8), 20) == [0, 19]
-    assert tags_of_mask(np.zeros((2, 2), np.uint8), 20) == []
-    with pytest.raises(ValueError, match="label 21"):
-        tags_of_mask(np.full((2, 2), 21, np.uint8), 20)
