@@ -24,7 +24,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import permuted, uniforms
+from mcis.datasets.draws import Draw, Order, permuted, uniforms
 from mcis.datasets.tags import Members, Numbers, Tags, number_type
 
 TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
@@ -32,10 +32,6 @@ TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
 KINDS = ("target-target", "source-source", "target-source")
 """Their names."""
 
-# Purposes of draws; those of images' augmentation lie between.
-_PARTNER, _BALANCED, _RELATED, _STRANGERS = 1, 6, 7, 10
-# Purposes of orders: of an epoch's slots, and of the images of all domains, the target's, the source's.
-_IMAGES, _TARGETS, _SOURCES, _SLOTS = 0, 1, 2, 3
 _KIND_BY_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)  # images of the source: 0, 1, 2
 _ROWS_A_COUNT = 2**16
 
@@ -141,7 +137,7 @@ class PairSampler:
 
     def partners(self, epoch: NDArray[np.int64] | int, m: NDArray[np.int64]) -> NDArray[np.int64]:
         """n for each m, (N,) positions in the index, as `rows` draws it without mix, balance and strangers."""
-        draws = uniforms(self.seed, epoch, m, _PARTNER, 2)
+        draws = uniforms(Draw.PARTNER, self.seed, epoch, m, count=2)
         nowhere = np.zeros(len(m), bool)
         return self._partners(m, nowhere, self._classes(m, draws[:, 0]), draws[:, 1], None)[0]
 
@@ -152,23 +148,23 @@ class PairSampler:
         wanted = None
         if self._cuts is None:
             turn, place = np.divmod(number, self.tags.tagged)
-            at = permuted(self.seed, turn, self.tags.tagged, place, _IMAGES)
+            at = permuted(Order.IMAGES, self.seed, turn, self.tags.tagged, place)
         else:
             kind, turn, at = self._dealt(epoch, position, self._cuts)
             wanted = kind != TARGET_TARGET
         m = at if self._images is None else self._images[at].astype(np.int64)
         of_source = at >= self._domains[1]
-        draws = uniforms(self.seed, turn, m, _PARTNER, 2)
+        draws = uniforms(Draw.PARTNER, self.seed, turn, m, count=2)
         classes, choice = self._classes(m, draws[:, 0]), draws[:, 1]
         if self.balance:
-            draws = uniforms(self.seed, epoch, position, _BALANCED, 4)
+            draws = uniforms(Draw.CLASS_BALANCE, self.seed, epoch, position, count=4)
             here = np.flatnonzero(draws[:, 0] < self.balance)
             drawn = self._balanced(draws[here, 1], draws[here, 2], None if wanted is None else of_source[here])
             m[here], classes[here], of_source[here] = drawn
             choice[here] = draws[here, 3]
         n, n_of_source = self._partners(m, of_source, classes, choice, wanted)
         if self.strangers:
-            draws = uniforms(self.seed, epoch, position, _STRANGERS, 2)
+            draws = uniforms(Draw.RANDOM_PAIR, self.seed, epoch, position, count=2)
             here = np.flatnonzero(draws[:, 0] < self.strangers)
             domains = None if wanted is None else wanted[here]
             n[here], n_of_source[here] = self._strangers(m[here], of_source[here], draws[here, 1], domains)
@@ -188,21 +184,21 @@ class PairSampler:
         self, epoch: NDArray[np.int64], position: NDArray[np.int64], cuts: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
         """The kind of each row, the how-manieth turn of m's domain it belongs to, and m's place in _images, (B,)."""
-        slot = permuted(self.seed, epoch, self._pairs, position, _SLOTS)
+        slot = permuted(Order.SLOTS, self.seed, epoch, self._pairs, position)
         kind = np.searchsorted(cuts[1:3], slot, side="right")
         turn, at = np.empty_like(slot), np.empty_like(slot)
         sources = cuts[SOURCE_SOURCE + 1] - cuts[SOURCE_SOURCE]
         # Slots of the two kinds whose m is of the target, one behind the other, and those of the third.
         places = (
-            (kind != SOURCE_SOURCE, slot - sources * (kind == TARGET_SOURCE), self._pairs - sources, _TARGETS),
-            (kind == SOURCE_SOURCE, slot - cuts[SOURCE_SOURCE], sources, _SOURCES),
+            (kind != SOURCE_SOURCE, slot - sources * (kind == TARGET_SOURCE), self._pairs - sources, Order.TARGETS),
+            (kind == SOURCE_SOURCE, slot - cuts[SOURCE_SOURCE], sources, Order.SOURCES),
         )
-        for domain, (mine, rank, share, purpose) in enumerate(places):
+        for domain, (mine, rank, share, order) in enumerate(places):
             here = np.flatnonzero(mine)
             first, last = self._domains[domain : domain + 2].tolist()
             if len(here):
                 turn[here], place = np.divmod(epoch[here] * share + rank[here], last - first)
-                at[here] = first + permuted(self.seed, turn[here], last - first, place, purpose)
+                at[here] = first + permuted(order, self.seed, turn[here], last - first, place)
         return kind, turn, at
 
     def _classes(self, m: NDArray[np.int64], draw: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -298,7 +294,7 @@ def _positions(mask: NDArray[np.bool_]) -> Numbers:
 def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Rows first .. last - 1 of the endless stream of epochs over `count` images: place in 0..count-1, epoch, (N,)."""
     epoch, position = np.divmod(np.arange(first, last), count)
-    return permuted(seed, epoch, count, position, _IMAGES), epoch
+    return permuted(Order.IMAGES, seed, epoch, count, position), epoch
 
 
 def related_images(
@@ -332,7 +328,7 @@ def related_images(
         first, last = members.part(classes, domain == "source")
         enough = last - first > (inside & (not may_repeat))
         low, high, own = np.where(enough, first, low), np.where(enough, last, high), inside | ~enough
-    draws = uniforms(seed, classes, images, _RELATED, count)
+    draws = uniforms(Draw.RELATED, seed, classes, images, count=count)
     if may_repeat:
         return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
     size = high - low - own

@@ -7,11 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import permuted
+from mcis.datasets.draws import Order, permuted
 from mcis.datasets.pairs import related_images
 from mcis.datasets.tags import Members, Tags
-
-_BANK = 4  # purpose of an order, beside those of `pairs`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +84,7 @@ def draw(
         related=related,
         others=others,
         others_start=others_start,
-        bank=np.sort(permuted(seed, 0, len(tags), np.arange(min(bank, len(tags))), _BANK)),
+        bank=np.sort(permuted(Order.BANK, seed, 0, len(tags), np.arange(min(bank, len(tags))))),
     )
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.decode import resize_labels
-from mcis.datasets.draws import uniforms
+from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, read_rgb
 from mcis.datasets.pairs import PairRows, PairSampler
@@ -25,7 +25,6 @@ from mcis.datasets.pairs import PairRows, PairSampler
 Batch = dict[str, NDArray[Any]]
 Place = Literal["threads", "tasks"]
 _ROWS_A_BLOCK = 64
-_CROP_M, _CROP_N = 8, 9
 _AHEAD = 4
 _PADDING = (124, 116, 104)  # ImageNet's mean color
 
@@ -123,8 +122,8 @@ class PairDecoder:
         row = np.concatenate([each[mine] for each in numbers])
         unshared = np.repeat([self._unshared(r) for r in rows], self.share.rows(self.batch), axis=0)
         return {
-            "images_m": self._pictures(m, row, _CROP_M),
-            "images_n": self._pictures(n, row, _CROP_N),
+            "images_m": self._pictures(m, row, Draw.PAIR_CROP_M),
+            "images_n": self._pictures(n, row, Draw.PAIR_CROP_N),
             "m": m,
             "n": n,
             "epoch": epoch,
@@ -139,10 +138,10 @@ class PairDecoder:
         tags_m, tags_n = (self.sampler.tags.matrix(side) for side in (rows.m, rows.n))
         return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
 
-    def _pictures(self, positions: NDArray[np.int64], row: NDArray[np.int64], purpose: int) -> NDArray[np.uint8]:
+    def _pictures(self, positions: NDArray[np.int64], row: NDArray[np.int64], purpose: Draw) -> NDArray[np.uint8]:
         if self.scales is None:
             return self.images(positions)
-        draws = uniforms(self.sampler.seed, row, positions, purpose, 4)
+        draws = uniforms(purpose, self.sampler.seed, row, positions, count=4)
         crops = []
         for position, numbers in zip(positions.tolist(), draws, strict=True):
             rgb = read_rgb(self.images.uris[position])

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mcis.datasets.draws import generator_seeds
+from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.stream import Batch, Decoder, Place, Share, batches
@@ -40,7 +40,6 @@ STEPS = "steps.jsonl"
 FIT = "fit.json"
 _CHECKPOINTS = "checkpoints"
 _LOG_EVERY = 10
-_SAMPLES = 10  # purpose of the numbers that dropout draws from, beside those of the streams
 
 
 Network = Callable[..., Any]
@@ -252,7 +251,8 @@ def _train(settings: dict[str, Any]) -> None:
         factor = learning_rate(learner.optimizer, step, steps=learner.schedule_steps, epoch=epoch)
         for group in optimizer.param_groups:
             group["lr"] = learner.optimizer.learning_rate * factor * group["factor"]
-        samples = generator_seeds(learner.seed, step * learner.batch + np.arange(rank, learner.batch, world), _SAMPLES)
+        sample_rows = step * learner.batch + np.arange(rank, learner.batch, world)
+        samples = generator_seeds(Draw.DROPOUT, learner.seed, sample_rows)
         count = torch.tensor(float(learner.count(batch)), device=device)
         if world > 1:
             torch.distributed.all_reduce(count)

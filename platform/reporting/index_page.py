@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
 from mcis.datasets.decode import RejectedImage, decode_rgb
-from mcis.datasets.draws import uniforms
+from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.files import read_bytes
 from mcis.datasets.index import shown
 from mcis.platform.reporting.panels import drawable, labels, share
@@ -27,8 +27,6 @@ from mcis.platform.reporting.run_page import count, data_uri, encode, environmen
 
 _DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
 """In this order, whatever else there is after them."""
-_THUMBNAIL = 8
-"""Purpose of the draws that choose thumbnails (`datasets.draws`)."""
 _SIDE, _MOST_PICTURES = 96, 1200
 """Pixels of a thumbnail's long side; thumbnails that a page holds: about 8 MB."""
 _MOST_ROWS, _MOST_KINDS, _MOST_TAGS, _MOST_NAMED, _MOST_TOGETHER = 500, 50, 20, 40, 20
@@ -382,7 +380,7 @@ def _pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, seed: in
     if thumbnails < 1 or not len(rows):
         return None
     shelf = tags * len(domains) + domain[rows]
-    order = np.lexsort((uniforms(seed, tags, rows, _THUMBNAIL)[:, 0], shelf))
+    order = np.lexsort((uniforms(Draw.THUMBNAIL, seed, tags, rows)[:, 0], shelf))
     shelves, start, sizes = np.unique(shelf[order], return_index=True, return_counts=True)
     each = min(thumbnails, max(1, _MOST_PICTURES // len(shelves)))
     chosen = [rows[order[first : first + min(each, size)]] for first, size in zip(start, sizes, strict=True)]

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.decode import decode_labels
-from mcis.datasets.draws import uniforms
+from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
 from mcis.datasets.index import shown
@@ -30,8 +30,6 @@ from mcis.platform.runs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.version import git_revision
 from mcis.platform.runs.workspace import file_stamps, read_table, write_json
 from mcis.platform.stages.pseudo_masks import background_cue
-
-_MARK = 6
 
 
 def aggregation(config: LocalizeConfig) -> str:
@@ -84,7 +82,7 @@ class ScoreTrain:
             if row["saliency_uri"]:
                 salient = read_saliency(row["saliency_uri"], truth.shape) >= self.salient
                 tags = np.array(row["tags"], np.int64)
-                draw = float(uniforms(self.seed, 0, np.array([row["position"]]), _MARK)[0, 0])
+                draw = float(uniforms(Draw.RANDOM_TAG, self.seed, 0, np.array([row["position"]]))[0, 0])
                 confusions[1] += confusion(truth, random_tag_mask(salient, tags, draw), k)
                 confusions[2] += confusion(truth, best_tag_mask(salient, tags, truth), k)
         sums = {"histograms": [histograms.ravel()], "confusions": [confusions.ravel()]}

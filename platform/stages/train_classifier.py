@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mcis.datasets.draws import uniforms
+from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, image_bytes
 from mcis.datasets.index import shown
@@ -33,8 +33,6 @@ from mcis.platform.networks.trained import classifier_description, load_trained_
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.workspace import file_stamps
-
-_AUGMENT_M, _AUGMENT_N = 2, 3
 
 
 def device_images(
@@ -126,8 +124,8 @@ class ClassifierLearner:
         c, row = self.config, batch["row"]
         how = Augmentation(jitter=c.color_jitter, flip=c.flip, shift=c.shift)
         draws_m, draws_n = (
-            uniforms(self.seed, row, batch[side], purpose, Augmentation.DRAWS)
-            for side, purpose in (("m", _AUGMENT_M), ("n", _AUGMENT_N))
+            uniforms(purpose, self.seed, row, batch[side], count=Augmentation.DRAWS)
+            for side, purpose in (("m", Draw.AUGMENT_M), ("n", Draw.AUGMENT_N))
         )
         images_m = device_images(batch, "images_m", draws_m, how, device)
         images_n = device_images(batch, "images_n", draws_n, how, device)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.datasets.decode import decode_labels
-from mcis.datasets.draws import uniforms
+from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
@@ -31,8 +31,6 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.workspace import file_stamps, read_table
 from mcis.platform.stages.train_classifier import device_images
-
-_CROP, _JITTER = 4, 5
 
 
 class CropDecoder:
@@ -54,7 +52,7 @@ class CropDecoder:
             for t in steps["id"] + self.share.start
         ]
         index, epoch = (np.concatenate([p[k][mine] for p in parts]) for k in range(2))
-        draws = uniforms(learner.seed, epoch, index, _CROP, 4)
+        draws = uniforms(Draw.SEGMENTER_CROP, learner.seed, epoch, index, count=4)
         crops = [
             random_crop(
                 read_rgb(learner.uris[i]), learner.labels(i), size=c.crop, scales=c.scales, mirror=c.mirror, draws=d
@@ -130,7 +128,8 @@ class SegmenterLearner:
         return int((batch["labels"] != IGNORE).sum())
 
     def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
-        draws = uniforms(self.seed, batch["epoch"], batch["index"], _JITTER, Augmentation.DRAWS)
+        epoch, index = batch["epoch"], batch["index"]
+        draws = uniforms(Draw.SEGMENTER_JITTER, self.seed, epoch, index, count=Augmentation.DRAWS)
         images = device_images(batch, "images", draws, Augmentation(jitter=self.config.color_jitter), device)
         labels = torch.from_numpy(np.array(batch["labels"])).to(device)
         return {"pixel": pixel_ce(model(images).float(), labels)[0]}

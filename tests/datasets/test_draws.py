@@ -1,6 +1,7 @@
-"""Draws follow from their names alone: against SplitMix64 in whole numbers, and evenly spread by any count of them."""
+"""Draws follow from their keys alone: against SplitMix64 in whole numbers, and evenly spread by any count of them."""
 
 import math
+from typing import cast
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import generator_seeds, permuted, uniforms
+from mcis.datasets.draws import Draw, Order, generator_seeds, permuted, uniforms
 
 quick = settings(deadline=None, max_examples=60)
 small = st.integers(0, 2**40)
@@ -22,9 +23,19 @@ def splitmix(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def slow(seed: int, epoch: int, image: int, purpose: int, count: int) -> list[float]:
+def draw(number: int) -> Draw:
+    """Any number as a purpose: what is hashed is the number, whether or not the enumeration has it."""
+    return cast(Draw, number)
+
+
+def order(number: int) -> Order:
+    """Likewise of an order."""
+    return cast(Order, number)
+
+
+def slow(purpose: int, seed: int, first: int, second: int, count: int) -> list[float]:
     state = splitmix(seed)
-    for part in (epoch, image, purpose):
+    for part in (first, second, purpose):
         state = splitmix(state ^ part)
     return [(splitmix((state + i * 0x9E3779B97F4A7C15) % 2**64) >> 11) / 2**53 for i in range(count)]
 
@@ -40,68 +51,113 @@ def test_the_reference_is_splitmix() -> None:
 
 
 @quick
-@given(small, small, st.lists(small, max_size=4), st.integers(0, 9), st.integers(1, 8))
-def test_draws_are_the_references(seed: int, epoch: int, images: list[int], purpose: int, count: int) -> None:
-    drawn = uniforms(seed, epoch, np.array(images, np.int64), purpose, count)
-    assert drawn.shape == (len(images), count)
+@given(st.integers(0, 9), small, small, st.lists(small, max_size=4), st.integers(1, 8))
+def test_draws_are_the_references(purpose: int, seed: int, first: int, second: list[int], count: int) -> None:
+    drawn = uniforms(draw(purpose), seed, first, np.array(second, np.int64), count=count)
+    assert drawn.shape == (len(second), count)
     assert drawn.dtype == np.float64
-    assert drawn.tolist() == [slow(seed, epoch, image, purpose, count) for image in images]
+    assert drawn.tolist() == [slow(purpose, seed, first, part, count) for part in second]
+
+
+# The first number of the key (3, 5, 7) for each purpose, and the value at position 7 of order 5 of 1009, seed 3.
+FIRST_DRAWS = {
+    Draw.PARTNER: 0.144119353249331,
+    Draw.AUGMENT_M: 0.6654417729230072,
+    Draw.AUGMENT_N: 0.506392502644138,
+    Draw.SEGMENTER_CROP: 0.39552367044029224,
+    Draw.SEGMENTER_JITTER: 0.8936255461928599,
+    Draw.RANDOM_TAG: 0.6585506480892372,
+    Draw.RELATED: 0.3274953062574678,
+    Draw.THUMBNAIL: 0.49228746355598363,
+    Draw.PAIR_CROP_N: 0.5434486091472647,
+    Draw.DROPOUT: 0.710587795470082,
+    Draw.CLASS_BALANCE: 0.3550741950484392,
+    Draw.RANDOM_PAIR: 0.1711608937311797,
+    Draw.PAIR_CROP_M: 0.7683117532847903,
+}
+FIRST_ORDERS = {
+    Order.IMAGES: 63,
+    Order.TARGETS: 122,
+    Order.SOURCES: 973,
+    Order.SLOTS: 89,
+    Order.BANK: 587,
+}
+
+
+def test_no_purpose_changes_its_number() -> None:
+    """Published figures were drawn with these: a purpose that is renumbered draws other pairs, crops and maps."""
+    assert {purpose: uniforms(purpose, 3, 5, np.array([7]))[0, 0] for purpose in Draw} == FIRST_DRAWS
+    assert generator_seeds(Draw.DROPOUT, 3, np.array([7])) == [3364696294580851512]
+    assert {purpose: permuted(purpose, 3, 5, 1009, np.array([7])).item() for purpose in Order} == FIRST_ORDERS
+
+
+def test_no_two_purposes_draw_the_same() -> None:
+    first, second = np.divmod(np.arange(1000), 10)
+    drawn = np.concatenate([uniforms(purpose, 3, first, second)[:, 0] for purpose in Draw])
+    assert len(np.unique(drawn)) == 1000 * len(Draw)
+    orders = [permuted(purpose, 3, 5, 1000, np.arange(1000)) for purpose in Order]
+    for number, values in enumerate(orders):
+        for others in orders[:number]:
+            assert (values == others).sum() < 12  # one is expected to be the same
 
 
 @quick
 @given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9999)), min_size=1, max_size=30))
 def test_company_and_order_change_nothing(rows: list[tuple[int, int]]) -> None:
     epochs, images = np.array(rows).T
-    whole = uniforms(3, epochs, images, 1, 4)
-    for place in range(len(rows)):
-        alone = uniforms(3, int(epochs[place]), images[place : place + 1], 1, 4)
-        np.testing.assert_array_equal(alone[0], whole[place])
+    whole = uniforms(Draw.PARTNER, 3, epochs, images, count=4)
+    for row in range(len(rows)):
+        alone = uniforms(Draw.PARTNER, 3, int(epochs[row]), images[row : row + 1], count=4)
+        np.testing.assert_array_equal(alone[0], whole[row])
     shuffled = np.random.default_rng(0).permutation(len(rows))
-    np.testing.assert_array_equal(uniforms(3, epochs[shuffled], images[shuffled], 1, 4), whole[shuffled])
+    again = uniforms(Draw.PARTNER, 3, epochs[shuffled], images[shuffled], count=4)
+    np.testing.assert_array_equal(again, whole[shuffled])
 
 
-def test_seeds_are_named_as_draws_are() -> None:
+def test_seeds_follow_from_their_keys_as_draws_do() -> None:
     rows = np.arange(1000)
-    seeds = generator_seeds(3, rows, 10)
+    seeds = generator_seeds(Draw.DROPOUT, 3, rows)
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**62 for seed in seeds)
-    assert generator_seeds(3, rows[[7, 2]], 10) == [seeds[7], seeds[2]]
-    assert not set(seeds) & {*generator_seeds(4, rows, 10), *generator_seeds(3, rows, 11)}
+    assert generator_seeds(Draw.DROPOUT, 3, rows[[7, 2]]) == [seeds[7], seeds[2]]
+    assert not set(seeds) & {*generator_seeds(Draw.DROPOUT, 4, rows), *generator_seeds(Draw.CLASS_BALANCE, 3, rows)}
     assert np.mean(seeds) / 2**62 == pytest.approx(0.5, abs=0.05)
 
 
 def test_more_draws_begin_with_the_fewer() -> None:
     images = np.arange(50)
-    np.testing.assert_array_equal(uniforms(0, 1, images, 2, 7)[:, :3], uniforms(0, 1, images, 2, 3))
+    seven, three = (uniforms(Draw.AUGMENT_M, 0, 1, images, count=count) for count in (7, 3))
+    np.testing.assert_array_equal(seven[:, :3], three)
 
 
-@pytest.mark.parametrize("changed", ["seed", "epoch", "image", "purpose"])
-def test_every_name_matters(changed: str) -> None:
-    names = {"seed": 5, "epoch": 2, "image": 7, "purpose": 1}
+@pytest.mark.parametrize("changed", ["purpose", "seed", "first", "second"])
+def test_every_part_of_a_key_matters(changed: str) -> None:
+    key = {"purpose": 1, "seed": 5, "first": 2, "second": 7}
 
-    def draws(values: dict[str, int]) -> NDArray[np.float64]:
-        return uniforms(values["seed"], values["epoch"], np.array([values["image"]]), values["purpose"], 4)[0]
+    def draws(key: dict[str, int]) -> NDArray[np.float64]:
+        return uniforms(draw(key["purpose"]), key["seed"], key["first"], np.array([key["second"]]), count=4)[0]
 
-    other = {**names, changed: names[changed] + 1}
-    assert not np.isclose(draws(names), draws(other)).any()
-    # Names are told apart by their place too: epoch 2 of image 7 is not epoch 7 of image 2.
-    swapped = {**names, "epoch": names["image"], "image": names["epoch"]}
-    assert not np.isclose(draws(names), draws(swapped)).any()
+    other = {**key, changed: key[changed] + 1}
+    assert not np.isclose(draws(key), draws(other)).any()
+    # Parts are told apart by their position too: epoch 2 of image 7 is not epoch 7 of image 2.
+    swapped = {**key, "first": key["second"], "second": key["first"]}
+    assert not np.isclose(draws(key), draws(swapped)).any()
 
 
-@pytest.mark.parametrize("varied", ["image", "epoch", "seed", "purpose", "column"])
+@pytest.mark.parametrize("varied", ["second", "first", "seed", "purpose", "column"])
 def test_draws_are_evenly_spread(varied: str) -> None:
-    """Along each name: 40 bins, and the same for the sum of neighbours, which shows what a lattice would hide."""
+    """Along each part of a key: 40 bins, and likewise the sum of neighbors, which shows what a lattice would hide."""
     n = 40_000
     if varied == "seed":
-        drawn = np.array([uniforms(seed, 0, np.array([3]), 1)[0, 0] for seed in range(n)])
+        drawn = np.array([uniforms(draw(1), seed, 0, np.array([3]))[0, 0] for seed in range(n)])
     elif varied == "purpose":
-        drawn = np.array([uniforms(0, 0, np.array([3]), purpose)[0, 0] for purpose in range(n)])
+        drawn = np.array([uniforms(draw(purpose), 0, 0, np.array([3]))[0, 0] for purpose in range(n)])
     elif varied == "column":
-        drawn = uniforms(0, 0, np.array([3]), 1, n)[0]
+        drawn = uniforms(draw(1), 0, 0, np.array([3]), count=n)[0]
+    elif varied == "first":
+        drawn = uniforms(draw(1), 0, np.arange(n), np.full(n, 3))[:, 0]
     else:
-        numbers, fixed = np.arange(n), np.full(n, 3)
-        drawn = uniforms(0, numbers, fixed, 1)[:, 0] if varied == "epoch" else uniforms(0, 0, numbers, 1)[:, 0]
+        drawn = uniforms(draw(1), 0, 0, np.arange(n))[:, 0]
     assert drawn.min() >= 0
     assert drawn.max() < 1
     # 39 degrees of freedom: 39 +- 8.8; 90 is beyond one chance in 100,000.
@@ -112,13 +168,13 @@ def test_draws_are_evenly_spread(varied: str) -> None:
 
 def test_no_draw_comes_twice() -> None:
     epochs, images = np.divmod(np.arange(200_000), 1000)
-    assert len(np.unique(uniforms(1, epochs, images, 1))) == 200_000
+    assert len(np.unique(uniforms(Draw.PARTNER, 1, epochs, images))) == 200_000
 
 
-def orders(seed: int, epochs: int, count: int, purpose: int = 0) -> NDArray[np.int64]:
-    """The whole orders of many epochs, (epochs, count), asked for at once."""
-    epoch, position = np.divmod(np.arange(epochs * count), count)
-    return permuted(seed, epoch, count, position, purpose).reshape(epochs, count)
+def orders(seed: int, turns: int, count: int) -> NDArray[np.int64]:
+    """The whole orders of many turns, (turns, count), asked for at once."""
+    turn, position = np.divmod(np.arange(turns * count), count)
+    return permuted(Order.IMAGES, seed, turn, count, position).reshape(turns, count)
 
 
 # One number, powers of two, squares and their neighbours, primes, and both sides of where the rounds become fewer.
@@ -132,34 +188,37 @@ def test_an_order_is_a_permutation(count: int) -> None:
 
 
 def test_an_order_of_nothing() -> None:
-    assert permuted(0, 0, 0, np.arange(0)).shape == (0,)
+    assert permuted(Order.IMAGES, 0, 0, 0, np.arange(0)).shape == (0,)
 
 
 @quick
 @given(st.integers(1, 3000), small, small, st.data())
-def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, epoch: int, data: st.DataObject) -> None:
+def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, turn: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=20)), np.int64)
-    whole = permuted(seed, epoch, count, np.arange(count))
-    np.testing.assert_array_equal(permuted(seed, epoch, count, positions), whole[positions])
-    np.testing.assert_array_equal(permuted(seed, np.full(len(positions), epoch), count, positions), whole[positions])
+    whole = permuted(Order.SLOTS, seed, turn, count, np.arange(count))
+    for turns in (turn, np.full(len(positions), turn)):
+        np.testing.assert_array_equal(permuted(Order.SLOTS, seed, turns, count, positions), whole[positions])
 
 
-def test_each_row_may_have_its_own_epoch() -> None:
-    epochs, positions = np.divmod(np.random.default_rng(0).permutation(300), 30)
-    expected = [permuted(5, int(e), 30, np.array([p]))[0] for e, p in zip(epochs, positions, strict=True)]
-    assert permuted(5, epochs, 30, positions).tolist() == expected
+def test_each_row_may_have_its_own_turn() -> None:
+    turns, positions = np.divmod(np.random.default_rng(0).permutation(300), 30)
+    expected = [
+        permuted(Order.SLOTS, 5, int(turn), 30, np.array([position]))[0]
+        for turn, position in zip(turns, positions, strict=True)
+    ]
+    assert permuted(Order.SLOTS, 5, turns, 30, positions).tolist() == expected
 
 
-def test_places_in_a_huge_order() -> None:
-    """Beyond 32 bits, where nobody lays an order out: in range, none twice, spread evenly and not by neighbours."""
+def test_positions_in_a_huge_order() -> None:
+    """Beyond 32 bits, where nobody lays an order out: in range, none twice, spread evenly and not by neighbors."""
     count = 10**11 + 3
-    found = permuted(1, 2, count, np.arange(20_000))
-    assert found.min() >= 0
-    assert found.max() < count
-    assert len(np.unique(found)) == 20_000
+    values = permuted(Order.IMAGES, 1, 2, count, np.arange(20_000))
+    assert values.min() >= 0
+    assert values.max() < count
+    assert len(np.unique(values)) == 20_000
     # 39 degrees of freedom: 90 is beyond one chance in 100,000.
-    assert chi_square(np.histogram(found, 40, (0, count))[0], 500.0) < 90
-    assert chi_square(np.histogram(np.diff(found) % count, 40, (0, count))[0], 19_999 / 40) < 90
+    assert chi_square(np.histogram(values, 40, (0, count))[0], 500.0) < 90
+    assert chi_square(np.histogram(np.diff(values) % count, 40, (0, count))[0], 19_999 / 40) < 90
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
@@ -174,28 +233,28 @@ def test_all_orders_have_the_same_chance(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [7, 9, 10, 16, 17, 30, 1001])
-def test_what_stands_at_two_places_is_independent(count: int) -> None:
-    """The pairs of values at two places, by the third of the order each lies in; and each place alone."""
-    epochs = 20_000
-    places = [(0, 1), (0, count // 2), (1, count - 1)]
+def test_values_at_two_positions_are_independent(count: int) -> None:
+    """The pairs of values at two positions, by the third of the order each lies in; and each position alone."""
+    turns = 20_000
+    positions = [(0, 1), (0, count // 2), (1, count - 1)]
     edges = np.array([0, count // 3, 2 * count // 3, count])
     sizes = np.diff(edges)
     chances = (np.outer(sizes, sizes) - np.diag(sizes)) / (count * (count - 1))
-    for a, b in places:
-        first, second = (permuted(0, np.arange(epochs), count, np.full(epochs, p)) for p in (a, b))
+    for a, b in positions:
+        first, second = (permuted(Order.IMAGES, 0, np.arange(turns), count, np.full(turns, p)) for p in (a, b))
         thirds = [np.searchsorted(edges[1:], v, side="right") for v in (first, second)]
         table = np.bincount(thirds[0] * 3 + thirds[1], minlength=9).reshape(3, 3)
-        assert chi_square(table, epochs * chances) < 40  # 8 degrees of freedom: beyond one chance in 100,000
+        assert chi_square(table, turns * chances) < 40  # 8 degrees of freedom: beyond one chance in 100,000
         if count <= 30:
-            assert chi_square(np.bincount(first, minlength=count), epochs / count) < 80  # up to 29 degrees
+            assert chi_square(np.bincount(first, minlength=count), turns / count) < 80  # up to 29 degrees
 
 
-@pytest.mark.parametrize("changed", ["seed", "epoch", "purpose"])
-def test_every_name_of_an_order_matters(changed: str) -> None:
-    names = {"seed": 4, "epoch": 9, "purpose": 1}
+@pytest.mark.parametrize("changed", ["purpose", "seed", "turn"])
+def test_every_part_of_an_orders_key_matters(changed: str) -> None:
+    key = {"purpose": 1, "seed": 4, "turn": 9}
 
-    def order(values: dict[str, int]) -> NDArray[np.int64]:
-        return permuted(values["seed"], values["epoch"], 1000, np.arange(1000), values["purpose"])
+    def values(key: dict[str, int]) -> NDArray[np.int64]:
+        return permuted(order(key["purpose"]), key["seed"], key["turn"], 1000, np.arange(1000))
 
-    for other in (order({**names, changed: names[changed] + 1}), order({**names, "seed": 9, "epoch": 4})):
-        assert (other == order(names)).sum() < 12  # one is expected to stay where it was
+    for other in (values({**key, changed: key[changed] + 1}), values({**key, "seed": 9, "turn": 4})):
+        assert (other == values(key)).sum() < 12  # one is expected to stay where it was

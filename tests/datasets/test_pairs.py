@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import permuted, uniforms
+from mcis.datasets.draws import Draw, Order, permuted, uniforms
 from mcis.datasets.pairs import (
     SOURCE_SOURCE,
     TARGET_SOURCE,
@@ -24,8 +24,6 @@ from mcis.datasets.pairs import (
 from mcis.datasets.tags import Members, Tags
 
 quick = settings(deadline=None, max_examples=60)
-PARTNER, BALANCED, STRANGERS = 1, 6, 10  # purposes of draws
-IMAGES, TARGETS, SOURCES, SLOTS = 0, 1, 2, 3  # purposes of orders
 Matrix = NDArray[np.bool_]
 
 TAGS = np.array(
@@ -101,24 +99,25 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int, int]:
     epoch, position = divmod(row, pairs)
     mix, kind = case.options.get("mix"), -1
     if mix is None:
-        mine, number, purpose = targets + sources, row, IMAGES
+        mine, number, purpose = targets + sources, row, Order.IMAGES
     else:
         ends = [int(sum(mix[: k + 1]) / sum(mix) * pairs + 0.5) for k in range(3)]
         kinds = [next(k for k in range(3) if slot < ends[k]) for slot in range(pairs)]
-        slot = int(permuted(seed, epoch, pairs, np.array([position]), SLOTS)[0])
+        slot = int(permuted(Order.SLOTS, seed, epoch, pairs, np.array([position]))[0])
         kind = kinds[slot]
-        mine, purpose = (sources, SOURCES) if kind == SOURCE_SOURCE else (targets, TARGETS)
+        mine, purpose = (sources, Order.SOURCES) if kind == SOURCE_SOURCE else (targets, Order.TARGETS)
         slots = [s for s in range(pairs) if (kinds[s] == SOURCE_SOURCE) == (kind == SOURCE_SOURCE)]
         number = epoch * len(slots) + slots.index(slot)
     turn, place = divmod(number, len(mine))
-    m = mine[int(permuted(seed, turn, len(mine), np.array([place]), purpose)[0])]
-    of_class, of_partner = uniforms(seed, turn, np.array([m]), PARTNER, 2)[0]
+    m = mine[int(permuted(purpose, seed, turn, len(mine), np.array([place]))[0])]
+    of_class, of_partner = uniforms(Draw.PARTNER, seed, turn, np.array([m]), count=2)[0]
     tag = pick([k for k in range(tags.shape[1]) if tags[m, k]], of_class)
 
     def members(tag: int, domains: list[bool]) -> list[int]:
         return [i for domain in domains for i in range(len(tags)) if tags[i, tag] and is_source[i] == domain]
 
-    balanced, of_class, of_image, of_other = uniforms(seed, epoch, np.array([position]), BALANCED, 4)[0]
+    positions = np.array([position])
+    balanced, of_class, of_image, of_other = uniforms(Draw.CLASS_BALANCE, seed, epoch, positions, count=4)[0]
     if balanced < case.options["balance"]:
         domains = [False, True] if mix is None else [is_source[m]]
         tag = pick([k for k in range(tags.shape[1]) if members(k, domains)], of_class)
@@ -130,7 +129,7 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int, int]:
         if choice := found if itself else stepping_over(found, m):
             n = pick(choice, of_partner)
             break
-    strange, of_stranger = uniforms(seed, epoch, np.array([position]), STRANGERS, 2)[0]
+    strange, of_stranger = uniforms(Draw.RANDOM_PAIR, seed, epoch, positions, count=2)[0]
     if strange < case.options["strangers"]:
         found = targets + sources if mix is None else sources if kind != TARGET_TARGET else targets
         choice = stepping_over(found, m)

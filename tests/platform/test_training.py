@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.decode import encode_labels
-from mcis.datasets.draws import generator_seeds
+from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, read_rgb
 from mcis.datasets.maps import Shards
@@ -178,7 +178,8 @@ def plain_loop(learner: Learner) -> tuple[dict[str, Tensor], list[dict[str, floa
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * group["factor"] * (0.1 if step * learner.batch // 24 >= 3 else 1)
         batch = decode({"id": np.array([step])})
-        number_samples(network, generator_seeds(learner.seed, step * learner.batch + np.arange(learner.batch), 10))
+        numbers = step * learner.batch + np.arange(learner.batch)
+        number_samples(network, generator_seeds(Draw.DROPOUT, learner.seed, numbers))
         losses = learner.losses(network, batch, step, torch.device("cpu"))
         optimizer.zero_grad()
         (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
