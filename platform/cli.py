@@ -258,7 +258,7 @@ def ui(
         command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
         command += [
             "--default-artifact-root",
-            (place.root / "mlflow").as_uri(),
+            place.tracking_artifacts.as_uri(),
             "--host",
             "127.0.0.1",
             "--port",

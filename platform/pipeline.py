@@ -1,124 +1,135 @@
-"""The whole journey on one screen: eight stages, what each needs, and which part of the configuration it depends on.
+"""The whole pipeline on one screen: its stages, what each needs, and the loop that runs them.
 
 A stage's output is kept under a key: the fingerprint of its part of the configuration, of its outer inputs and of the
-keys of the stages it needs. What has the same key is the same and is not computed again, in this run or in another.
+identities of the stages it needs. Outputs with the same key are the same and are computed once, in this run or another.
 """
 
 import contextlib
 import dataclasses
-import importlib
 import time
-from typing import Any, NamedTuple
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
 from mcis.platform.config.resolve import Resolved, leaves
-from mcis.platform.config.sections import Config, Section, WeightsConfig
-from mcis.platform.runs.context import SUMMARY, RunContext
+from mcis.platform.config.sections import Config, Section
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, disk_errors, fingerprint, read_json, write_json
+from mcis.platform.runs.workspace import SUMMARY, Workspace, disk_errors, fingerprint, read_json, write_json
+from mcis.platform.stages import (
+    evaluate,
+    index,
+    localize,
+    predict,
+    pseudo_masks,
+    report,
+    train_classifier,
+    train_segmenter,
+)
 
 
-class Stage(NamedTuple):
-    """A room of the journey; its door is `run(config, context)` in `mcis.platform.stages.<name>`.
+class StageModule(Protocol):
+    """What every module of `mcis.platform.stages` offers."""
+
+    def check(self, config: Config, listing: Listing, workspace: Workspace) -> None:
+        """Raises UserError for what would end the stage later, seen from the listing and the files of weights alone."""
+
+    def inputs(self, config: Config, context: RunContext) -> Any:
+        """What the output depends on beside configuration and earlier stages: a value that JSON can hold."""
+
+    def run(self, config: Config, context: RunContext) -> StageResult:
+        """Computes the output into `context.part`; what an interrupted call left there is continued."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A stage of the pipeline.
 
     Attributes:
-        needs: stages whose output it reads; of those of `evaluate`, the ones that were reached.
-        sections: parts of the configuration that its result depends on.
+        name: in keys, file names and `--until`.
+        module: does the work.
+        needs: stages whose output it reads; those that the run did not reach are left out.
+        sections: parts of the configuration that its output depends on.
         version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
+        closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
+        kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
     """
 
     name: str
-    needs: tuple[str, ...]
-    sections: tuple[str, ...]
+    module: StageModule
+    needs: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
     version: int = 1
+    closes: str | None = None
+    kept: bool = True
 
 
-JOURNEY = (
-    Stage("index", (), ("data", "setting"), version=2),
-    Stage("train_classifier", ("index",), ("seed", "classifier")),
-    Stage("localize", ("index", "train_classifier"), ("seed", "classifier", "localize"), version=2),
-    Stage("pseudo_masks", ("index", "localize"), ("maps", "pseudo_masks")),
-    Stage("train_segmenter", ("index", "train_classifier", "pseudo_masks"), ("seed", "classifier", "segmenter")),
-    Stage("predict", ("index", "train_segmenter"), ("segmenter", "predict"), version=2),
+STAGES = (
+    Stage(name="index", module=index, sections=("data", "setting"), version=2),
+    Stage(name="train_classifier", module=train_classifier, needs=("index",), sections=("seed", "classifier")),
     Stage(
-        "evaluate",
-        ("index", "localize", "pseudo_masks", "predict"),
-        ("seed", "recipe", "weights", "maps", "evaluate"),
-        version=4,
+        name="localize",
+        module=localize,
+        needs=("index", "train_classifier"),
+        sections=("seed", "classifier", "localize"),
+        version=2,
     ),
-    Stage("report", (), ()),
+    Stage(name="pseudo_masks", module=pseudo_masks, needs=("index", "localize"), sections=("maps", "pseudo_masks")),
+    Stage(
+        name="train_segmenter",
+        module=train_segmenter,
+        needs=("index", "train_classifier", "pseudo_masks"),
+        sections=("seed", "classifier", "segmenter"),
+    ),
+    Stage(
+        name="predict",
+        module=predict,
+        needs=("index", "train_segmenter"),
+        sections=("segmenter", "predict"),
+        version=2,
+    ),
+    Stage(
+        name="evaluate",
+        module=evaluate,
+        needs=("index", "localize", "pseudo_masks", "predict"),
+        sections=("seed", "recipe", "weights", "maps", "evaluate"),
+        version=4,
+        closes="localize",
+    ),
+    Stage(name="report", module=report, closes="index", kept=False),
 )
-STAGES = tuple(stage.name for stage in JOURNEY)
+STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 
 class RunResult(NamedTuple):
-    """What a run came to: its folder, the entries of scores.json, stage seconds, and which stages were computed."""
+    """What a run came to: its context after the last stage, and the entries of scores.json."""
 
     context: RunContext
     scores: list[dict[str, Any]]
 
 
-def _check_stage(option: str, name: str | None) -> None:
-    if name is not None and name not in STAGES:
-        raise UserError(f"{option} {name}", f"one of {', '.join(STAGES)}", f"choose one of them for {option}")
-
-
 def check(
     config: Config, workspace: Workspace, name: str, *, until: str | None = None, start: str | None = None
 ) -> None:
-    """Finds what would end the run later, up to its last stage: names and stages that are none, unreadable lists,
-    absent folders, images that a stage asks for and the sources do not have, weights that cannot be had.
+    """Finds what would end the run later, up to its last stage: unknown names, unreadable lists, absent folders,
+    images that a stage asks for and the sources do not have, weights that cannot be had.
 
     Raises:
         UserError: the first such problem, before a Ray is started for it.
     """
-    from mcis.platform.runs.listing import listing
-
-    _check_stage("--until", until)
-    _check_stage("--from", start)
-    workspace.run(name, new=False)
-    found = listing(config)
-    last = STAGES.index(until) if until else len(STAGES)
-    if last >= STAGES.index("localize"):
-        _check_images(config, found.table, last)
-    if config.weights == WeightsConfig() or last == 0:
-        return
-    from mcis.models.backbones import load_pretrained
-    from mcis.platform.networks.build import build_backbone
-    from mcis.platform.networks.pretrained import classifier_weights, segmenter_weights
-    from mcis.platform.networks.trained import load_trained_classifier, trained_classifier
-
-    if trained := trained_classifier(config):
-        load_trained_classifier(config, trained, found.classes)
-    for section, path in (
-        (config.classifier, classifier_weights(config, workspace)),
-        (config.segmenter, segmenter_weights(config, workspace)),
-    ):
-        if path:
-            load_pretrained(build_backbone(section.backbone, channels=section.channels), path)
-
-
-def _check_images(config: Config, listed: pa.Table, last: int) -> None:
-    """What stages up to `last` ask of the images that are listed; the index may reject some of them yet."""
-    from mcis.platform.stages.localize import check_domain
-    from mcis.platform.stages.predict import predicted_split
-    from mcis.platform.stages.pseudo_masks import background_cue
-
-    train = listed.filter(
-        pc.and_(pc.equal(listed["split"], "train"), pc.greater(pc.list_value_length(listed["tags"]), 0))
-    )
-    if config.localize.related:
-        check_domain(config, np.array(train["domain"].to_pylist()) == "source")
-    if last >= STAGES.index("pseudo_masks"):
-        background_cue(config.pseudo_masks, train)
-    if last >= STAGES.index("predict"):
-        counts = listed["split"].value_counts().to_pylist()
-        predicted_split(config, {each["values"]: each["counts"] for each in counts})
+    for option, stage_name in (("--until", until), ("--from", start)):
+        if stage_name is not None and stage_name not in STAGE_NAMES:
+            raise UserError(
+                f"{option} {stage_name}", f"one of {', '.join(STAGE_NAMES)}", f"choose one of them for {option}"
+            )
+    workspace.run(name, create=False)
+    listed = listing(config)
+    for stage in STAGES[: _number(until) + 1]:
+        stage.module.check(config, listed, workspace)
 
 
 def run(
@@ -131,100 +142,100 @@ def run(
     parent: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> RunResult:
-    """Walks the journey in a Ray that is connected, and computes what is missing or changed.
+    """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
 
     Args:
-        until: last stage; what there is by then is scored and reported all the same.
+        until: last stage; what was reached by then is scored and reported all the same.
         start: this stage and all after it are computed again.
         parent: MLflow run of a study that this run belongs to.
         tags: further tags of the MLflow run.
     """
-    config = resolved.config
-    folder = workspace.run(name)
-    values = dict(leaves(config))
-    write_json(
-        folder / "config.json", {k: {"value": v, "from": resolved.sources[k]} for k, v in _plain(values).items()}
-    )
-    if start == "index":
-        workspace.verdicts.unlink(missing_ok=True)
+    config, folder = resolved.config, workspace.run(name)
+    values = {key: _plain(value) for key, value in leaves(config)}
+    write_json(folder.config, {key: {"value": v, "from": resolved.sources[key]} for key, v in values.items()})
     if start:
-        (folder / "mlflow.json").unlink(missing_ok=True)  # what is computed again has curves of its own
-    tracker = Tracker(workspace, folder, name, identity=fingerprint(_plain(values), parent), parent=parent)
-    try:
-        tracker.parameters(values)
+        folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
+    tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent)
+    with _tracked(tracker):
+        tracker.parameters(dict(leaves(config)))
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})
-        result = _walk(resolved, workspace, name, tracker, until=until, start=start)
+        context = RunContext(
+            workspace=workspace,
+            name=name,
+            folder=folder,
+            part=folder.path,
+            tracker=tracker,
+            origins=resolved.sources,
+        )
+        for number, stage in enumerate(STAGES):
+            if number <= _number(until) or stage.closes in context.inputs:
+                context = _run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
+    return RunResult(context, read_json(folder.scores)["scores"])
+
+
+def _number(stage: str | None) -> int:
+    return len(STAGES) if stage is None else STAGE_NAMES.index(stage)
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | type(None) | tuple) else str(value)
+
+
+@contextlib.contextmanager
+def _tracked(tracker: Tracker) -> Iterator[None]:
+    """Ends the MLflow run with the status that the block ends with."""
+    try:
+        yield
     except BaseException as error:
         with contextlib.suppress(UserError):  # the error that ended the run is the one to tell
             tracker.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
         raise
     tracker.finish("FINISHED")
-    return result
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    return {k: v if isinstance(v, str | int | float | bool | type(None) | tuple) else str(v) for k, v in values.items()}
+def _run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:
+    """Runs a stage, unless its output is kept and not to be computed `afresh`; returns the next stage's context."""
+    began, workspace = time.monotonic(), context.workspace
+    if not stage.kept:
+        stage.module.run(config, dataclasses.replace(context, part=context.folder.path))
+        return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
+    key = _key(stage, config, context)
+    computed = _compute(stage, key, config, context, afresh=afresh)
+    seconds = time.monotonic() - began
+    context = context.after(stage.name, workspace.finished(stage.name, key), seconds=seconds, computed=computed)
+    outputs = {name: str(folder.relative_to(workspace.root)) for name, folder in context.inputs.items()}
+    write_json(context.folder.stages, outputs)
+    console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}")
+    return context
 
 
-def _walk(
-    resolved: Resolved, workspace: Workspace, name: str, tracker: Tracker, *, until: str | None, start: str | None
-) -> RunResult:
-    config, folder = resolved.config, workspace.run(name)
-    identities: dict[str, str] = {}
-    context = RunContext(
-        workspace=workspace, name=name, folder=folder, part=folder, inputs={}, tracker=tracker, sources=resolved.sources
-    )
-    last = STAGES.index(until) if until else len(STAGES)
-    again = STAGES.index(start) if start else len(STAGES)
-    for number, stage in enumerate(JOURNEY):
-        scored = stage.name == "evaluate" and "localize" in context.inputs
-        if number > last and not scored and stage.name != "report":
-            continue
-        module = importlib.import_module(f"mcis.platform.stages.{stage.name}")
-        began = time.monotonic()
-        if stage.name == "report":
-            context.computed["report"] = True
-            module.run(config, context)
-            break
-        key = _key(stage, config, context, module, identities)
-        computed = _compute(stage, key, config, context, module, afresh=number >= again)
-        context.inputs[stage.name] = workspace.finished(stage.name, key)
-        context.seconds[stage.name] = time.monotonic() - began
-        context.computed[stage.name] = computed
-        identities[stage.name] = context.summary(stage.name).get("content", key)
-        write_json(folder / "run.json", {n: str(p.relative_to(workspace.root)) for n, p in context.inputs.items()})
-        what = f"{context.seconds[stage.name]:.1f} s" if computed else "is there already"
-        console.print(f"[bold]{stage.name}[/bold]: {what}")
-    return RunResult(context, read_json(folder / "scores.json")["scores"])
-
-
-def _key(stage: Stage, config: Config, context: RunContext, module: Any, identities: dict[str, str]) -> str:
-    sections = {name: _section(config, name) for name in stage.sections}
-    outer = module.inputs(config, context) if hasattr(module, "inputs") else None
+def _key(stage: Stage, config: Config, context: RunContext) -> str:
+    """The fingerprint of all that the stage's output depends on."""
+    values = {name: getattr(config, name) for name in stage.sections}
+    reached = [name for name in stage.needs if name in context.inputs]
     return fingerprint(
-        stage.name, stage.version, sections, outer, {n: identities[n] for n in stage.needs if n in identities}
+        {
+            "stage": stage.name,
+            "version": stage.version,
+            "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
+            "inputs": stage.module.inputs(config, context),
+            "needs": {name: context.result(name, StageResult).identity for name in reached},
+        }
     )
 
 
-def _section(config: Config, name: str) -> Any:
-    value = getattr(config, name)
-    return value.model_dump(mode="json") if isinstance(value, Section) else value
-
-
-def _compute(stage: Stage, key: str, config: Config, context: RunContext, module: Any, *, afresh: bool) -> bool:
-    """Computes the stage if its output is not there; True if it did."""
+def _compute(stage: Stage, key: str, config: Config, context: RunContext, *, afresh: bool) -> bool:
+    """Computes the stage if its output is absent or `afresh` asks for it; True if it did."""
     workspace = context.workspace
     with workspace.lock(stage.name, key):
-        finished = workspace.finished(stage.name, key)
-        if (finished / SUMMARY).exists() and not afresh:
+        if (workspace.finished(stage.name, key) / SUMMARY).exists() and not afresh:
             return False
         if afresh:
             workspace.forget(stage.name, key)
-        part = workspace.part(stage.name, key)
-        began = time.monotonic()
+        part, began = workspace.part(stage.name, key), time.monotonic()
         with disk_errors(part):
             part.mkdir(parents=True, exist_ok=True)
-            summary = module.run(config, dataclasses.replace(context, part=part))
-        write_json(part / SUMMARY, {**summary, "seconds": time.monotonic() - began, "stage": stage.name, "key": key})
+            result = stage.module.run(config, dataclasses.replace(context, part=part, afresh=afresh))
+        write_result(part, result, stage=stage.name, key=key, seconds=time.monotonic() - began)
         workspace.finish(stage.name, key)
         return True

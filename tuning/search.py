@@ -101,7 +101,7 @@ def run_trials(
             param_space={"trial": tune.grid_search(space)},
             tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
             run_config=tune.RunConfig(
-                name="tune", storage_path=str(workspace.run(study)), verbose=0, callbacks=[_shown(progress)]
+                name="tune", storage_path=str(workspace.run(study).path), verbose=0, callbacks=[_shown(progress)]
             ),
         )
         grid = tuner.fit()

@@ -53,7 +53,7 @@ def _check(resolved: Resolved, trials: Sequence[Trial], place: Workspace, until:
             what would end one of the trials.
     """
     config = resolved.config
-    stages = pipeline.STAGES[pipeline.STAGES.index("localize") : -1]
+    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if until not in stages:
         raise UserError(f"--until {until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
     told = sorted(set(changed_values(resolved)) & set(swept))
@@ -85,7 +85,7 @@ def _study(
     config = resolved.config
     with ray_session(config.compute, verbose=verbose):
         identity = fingerprint(name, kind, changed_values(resolved), config.recipe, config.setting)
-        tracker = Tracker(place, place.run(name), name, identity=identity)
+        tracker = Tracker(place, name, identity=identity)
         status = "FAILED"
         try:
             tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": kind})
@@ -105,8 +105,8 @@ def _keep(
     """Writes a study's figures and what they mean; the file, and where its picture belongs."""
     config, folder = resolved.config, place.run(name)
     about = {"study": kind, "setting": config.setting, "recipe": config.recipe, "changed": changed_values(resolved)}
-    write_json(folder / "study.json", {**about, "means": means, "cells": cells})
-    return folder / "study.json", folder / "study.png"
+    write_json(folder.study, {**about, "means": means, "cells": cells})
+    return folder.study, folder.study_picture
 
 
 def _end(outcome: Outcome, tracker: Tracker, files: Sequence[Path], means: dict[str, Meaning]) -> None:
@@ -246,4 +246,4 @@ def effect(
 
 def earlier(one: str, other: str) -> str:
     """The stage of the two that comes first on the journey."""
-    return min(one, other, key=pipeline.STAGES.index)
+    return min(one, other, key=pipeline.STAGE_NAMES.index)

@@ -189,7 +189,7 @@ def index_browse(
             kinds=pair_kind_shares(found),
             title=f"Index of {name}",
         )
-        target = out or place.run(name) / "index.html"
+        target = out or place.run(name).index_page
         with written_aside(target) as aside:
             aside.write_text(page, encoding="utf-8")
         typer.echo(f"page: {target}")

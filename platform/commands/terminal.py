@@ -56,8 +56,8 @@ def show_result(result: RunResult) -> None:
         console.print(score_table(result.scores, f"Scores of {context.name}"))
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
-    console.print(f"report:  {context.folder / 'report.html'}")
-    console.print(f"scores:  {context.folder / 'scores.json'}")
+    console.print(f"report:  {context.folder.report}")
+    console.print(f"scores:  {context.folder.scores}")
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}")
 
 

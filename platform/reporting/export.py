@@ -49,7 +49,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
         raise UserError(f"export {what}", f"one of {', '.join(TABLES)}", "choose one of them")
     index = open_index(workspace, name)
     stage, table = TABLES[what]
-    reached = read_json(workspace.run(name, new=False) / "run.json")
+    reached = read_json(workspace.run(name, create=False).stages)
     if stage not in reached:
         raise UserError(
             f"run {name!r} has no {what}: it has come to {shown(list(reached))}",

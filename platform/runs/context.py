@@ -1,45 +1,54 @@
-"""What a stage is given beside its configuration: where its inputs lie, where it writes, and who keeps account."""
+"""What a stage is given beside its configuration: the outputs that it reads, the folder that it writes, the tracker."""
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
+from mcis.platform.runs.results import IndexResult, Result, read_result
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, read_json
-
-SUMMARY = "summary.json"
+from mcis.platform.runs.workspace import RunFolder, Workspace
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """The surroundings of one stage of one run.
+    """One run as the next stage sees it; `after` makes the context of the stage behind.
 
     Attributes:
         workspace: all file names.
         name, folder: of the run.
-        part: the folder the stage writes into; it is renamed to its final name when the stage returns.
-        inputs: finished folders of the stages that were run before, by stage.
+        part: the folder that the stage writes into; it gets its final name when the stage returns.
         tracker: MLflow.
-        sources: where each value of the configuration comes from.
-        seconds, computed: wall seconds of each stage so far, and whether this call computed it.
+        origins: where each value of the configuration comes from, by its key.
+        afresh: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
+        inputs: finished folders of the stages that ran before, by stage.
+        seconds, computed: wall seconds of these stages, and whether this call computed them.
     """
 
     workspace: Workspace
     name: str
-    folder: Path
+    folder: RunFolder
     part: Path
-    inputs: dict[str, Path]
     tracker: Tracker
-    sources: dict[str, str]
-    seconds: dict[str, float] = field(default_factory=dict)
-    computed: dict[str, bool] = field(default_factory=dict)
+    origins: Mapping[str, str]
+    afresh: bool = False
+    inputs: Mapping[str, Path] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    computed: Mapping[str, bool] = field(default_factory=dict)
 
-    def summary(self, stage: str) -> dict[str, Any]:
-        """What a finished stage said of itself."""
-        summary: dict[str, Any] = read_json(self.inputs[stage] / SUMMARY)
-        return summary
+    def after(self, stage: str, folder: Path, *, seconds: float, computed: bool) -> "RunContext":
+        """The context once a stage has finished, with its output in `folder`."""
+        return replace(
+            self,
+            inputs={**self.inputs, stage: folder},
+            seconds={**self.seconds, stage: seconds},
+            computed={**self.computed, stage: computed},
+        )
+
+    def result(self, stage: str, kind: type[Result]) -> Result:
+        """The result of a stage that ran before, as a record of type `kind`."""
+        return read_result(self.inputs[stage], kind)
 
     @property
     def classes(self) -> tuple[str, ...]:
         """The K class names, from the index."""
-        return tuple(self.summary("index")["classes"])
+        return self.result("index", IndexResult).classes

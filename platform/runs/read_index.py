@@ -12,8 +12,9 @@ from mcis.datasets.masks import read_truth
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys
-from mcis.platform.runs.context import SUMMARY, RunContext
-from mcis.platform.runs.workspace import Workspace, read_json, read_table
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.results import IndexResult, read_result
+from mcis.platform.runs.workspace import SUMMARY, Workspace, read_json, read_table
 
 
 class OpenedIndex(NamedTuple):
@@ -31,21 +32,26 @@ def open_index(workspace: Workspace, name: str) -> OpenedIndex:
     Raises:
         UserError: the run has none.
     """
-    known = workspace.run(name, new=False) / "run.json"
+    known = workspace.run(name, create=False).stages
     folder = workspace.root / read_json(known).get("index", "") if known.exists() else None
     if folder is None or not (folder / SUMMARY).exists():
         raise UserError(
             f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
         )
-    summary = read_json(folder / SUMMARY)
+    result = read_result(folder, IndexResult)
     index, rejects = (read_table(folder / f"{table}.parquet") for table in ("index", "rejects"))
-    return OpenedIndex(index, rejects, tuple(summary["classes"]), tuple(summary["notes"]))
+    return OpenedIndex(index, rejects, result.classes, result.notes)
 
 
 def split_rows(context: RunContext, split: str, *, tagged: bool = False) -> pa.Table:
     """Rows of the index of one split, in order; with `tagged`, those with at least one tag."""
     index = read_table(context.inputs["index"] / "index.parquet")
-    rows = index.filter(pc.equal(index["split"], split))
+    return of_split(index, split, tagged=tagged)
+
+
+def of_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
+    """Rows of an index or a listing of one split, in order; with `tagged`, those with at least one tag."""
+    rows = images.filter(pc.equal(images["split"], split))
     return rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0)) if tagged else rows
 
 

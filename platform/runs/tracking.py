@@ -17,7 +17,7 @@ _MOST_PARAMETERS = 100
 
 def tracking_uri(workspace: Workspace) -> str:
     """MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.root / 'mlflow.db'}"
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.tracking_store}"
 
 
 @contextlib.contextmanager
@@ -40,12 +40,12 @@ class Tracker:
     """An MLflow run that a restart continues.
 
     Args:
-        folder: the run's folder; the MLflow run's id is kept in it.
+        name: of the run, in whose folder the MLflow run's id is kept.
         identity: fingerprint of the configuration; another one begins another MLflow run, since parameters are final.
         parent: id of the MLflow run of a study.
     """
 
-    def __init__(self, workspace: Workspace, folder: Path, name: str, *, identity: str, parent: str | None = None):
+    def __init__(self, workspace: Workspace, name: str, *, identity: str, parent: str | None = None):
         os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         from mlflow.tracking import MlflowClient
 
@@ -61,11 +61,11 @@ class Tracker:
             if experiment is None:
                 # A store of our own keeps its artifacts beside it; a server decides for itself.
                 local = self.uri.startswith("sqlite:")
-                location = (workspace.root / "mlflow").as_uri() if local else None
+                location = workspace.tracking_artifacts.as_uri() if local else None
                 experiment_id = self.client.create_experiment(EXPERIMENT, artifact_location=location)
             else:
                 experiment_id = experiment.experiment_id
-            kept = folder / "mlflow.json"
+            kept = workspace.run(name).tracking
             known = read_json(kept) if kept.exists() else {}
             if known.get("identity") == identity and known.get("uri") == self.uri:
                 self.run_id = str(known["run_id"])

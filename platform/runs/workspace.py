@@ -17,6 +17,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from filelock import FileLock
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
+
+SUMMARY = "summary.json"
+"""The file beside a stage's output that holds its result."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -130,11 +134,85 @@ def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
         ) from None
 
 
-class Workspace:
-    """A folder with runs and their shared store; it is created where it is absent."""
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run or study.
 
-    def __init__(self, root: Path):
+    Attributes:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def stages(self) -> Path:
+        """The folder of each finished stage's output, relative to the workspace, by stage."""
+        return self.path / "run.json"
+
+    @property
+    def config(self) -> Path:
+        """Every value of the configuration and where it comes from."""
+        return self.path / "config.json"
+
+    @property
+    def scores(self) -> Path:
+        """Scores, counts and seconds of the run."""
+        return self.path / "scores.json"
+
+    @property
+    def environment(self) -> Path:
+        """Versions of Python and of the packages that results depend on."""
+        return self.path / "environment.json"
+
+    @property
+    def report(self) -> Path:
+        """The page of the run."""
+        return self.path / "report.html"
+
+    @property
+    def pictures(self) -> Path:
+        """The folder of the report's pictures."""
+        return self.path / "pictures"
+
+    @property
+    def index_page(self) -> Path:
+        """The page of the run's index."""
+        return self.path / "index.html"
+
+    @property
+    def tracking(self) -> Path:
+        """Which MLflow run continues this one."""
+        return self.path / "mlflow.json"
+
+    @property
+    def study(self) -> Path:
+        """The figures of a study."""
+        return self.path / "study.json"
+
+    @property
+    def study_picture(self) -> Path:
+        """The picture of a study."""
+        return self.path / "study.png"
+
+
+class Workspace:
+    """A folder with runs and their shared store.
+
+    Args:
+        create: whether an absent folder is created. Commands that only read pass False.
+
+    Raises:
+        UserError: the folder cannot be written, or is absent and is not to be created.
+    """
+
+    def __init__(self, root: Path, *, create: bool = True):
         self.root = root.expanduser().resolve()
+        if not create:
+            if not self.runs.is_dir():
+                raise UserError(
+                    f"{self.root} is no workspace", "a folder that `mcis run` has written", "name it by --workspace DIR"
+                )
+            return
         with disk_errors(self.root):
             for folder in (self.store, self.runs, self.cache, self.data, self.weights):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -169,20 +247,30 @@ class Workspace:
         """Pretrained weights fetched."""
         return self.root / "weights"
 
-    def run(self, name: str, *, new: bool = True) -> Path:
-        """The folder of a run, made unless it is not to be `new`.
+    @property
+    def tracking_store(self) -> Path:
+        """MLflow's database, unless MLFLOW_TRACKING_URI names another store."""
+        return self.root / "mlflow.db"
+
+    @property
+    def tracking_artifacts(self) -> Path:
+        """Artifacts of MLflow runs in that database."""
+        return self.root / "mlflow"
+
+    def run(self, name: str, *, create: bool = True) -> RunFolder:
+        """The folder of a run or study; an absent one is created if `create`.
 
         Raises:
-            UserError: a name that is not a plain file name.
+            UserError: the name is no plain file name.
         """
         plain = name and all(c.isalnum() or c in "._-+" for c in name) and not name.startswith(".")
         if not plain:
             raise UserError(f"run name {name!r}", "letters, digits, '.', '_', '-', '+'", "choose such a --name")
         folder = self.runs / name
-        if new:
+        if create:
             with disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return RunFolder(folder)
 
     def finished(self, stage: str, key: str) -> Path:
         """The folder of a stage's finished output; it exists once the stage is done."""

@@ -18,7 +18,7 @@ from mcis.datasets.decode import decode_labels
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
-from mcis.datasets.index import shown
+from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import ImageMaps, Shards
 from mcis.datasets.masks import read_saliency, tags_of_mask
 from mcis.models.localization import resize_maps, scale_maps
@@ -27,9 +27,9 @@ from mcis.platform.config.sections import Config, LocalizeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows, truth_of_row
+from mcis.platform.runs.results import MasksResult, PredictResult, StageResult
 from mcis.platform.runs.version import git_revision
-from mcis.platform.runs.workspace import file_stamps, read_table, write_json
-from mcis.platform.stages.pseudo_masks import background_cue
+from mcis.platform.runs.workspace import Workspace, file_stamps, read_table, write_json
 
 
 def aggregation(config: LocalizeConfig) -> str:
@@ -116,14 +116,18 @@ def _summed(folder: Path, column: str, *shape: int) -> NDArray[np.int64]:
     return total
 
 
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Truth is looked for when there is something to score: a run without it ends in masks all the same."""
+
+
 def inputs(config: Config, context: RunContext) -> Any:
     """The stamps of all ground-truth masks, and of the training images' saliency maps, which the marks are made of."""
-    splits = ["train", *([context.summary("predict")["split"]] if "predict" in context.inputs else [])]
+    splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
     masks = [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in dict.fromkeys(splits)]
     return [*masks, file_stamps(split_rows(context, "train")["saliency_uri"].to_pylist())]
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def run(config: Config, context: RunContext) -> StageResult:
     """Scores what there is truth for; without a folder of masks the lists are empty and a note says so.
 
     Raises:
@@ -214,7 +218,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
                 aggregation=how if related else None,
             )  # fmt: skip
         if masks:
-            cue = background_cue(config.pseudo_masks, train)
+            cue = context.result("pseudo_masks", MasksResult).background_cue
             ignored = round(pc.sum(sums["ignored"]).as_py() / len(train), 4)
             entry(
                 "pseudo_masks", f"R = {config.localize.related}", "train", confusions[0], len(train),
@@ -225,7 +229,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             salient = f"saliency >= {config.evaluate.salient}"
             entry("mark", "a random tag on salient pixels", "train", confusions[1], len(train), background_cue=salient)
             entry("mark", "the best tag on salient pixels", "train", confusions[2], len(train), background_cue=salient)
-    split = context.summary("predict")["split"] if "predict" in context.inputs else None
+    split = context.result("predict", PredictResult).split if "predict" in context.inputs else None
     val = with_truth(split, tagged=False) if split else train.slice(0, 0)
     if split and len(val):
         part = context.part / "val"
@@ -240,8 +244,8 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             entry("segmentation", "with CRF", split, confusions[1], len(val), crf=True, **inference)
     write_json(context.part / "scores.json", scores)
     write_json(context.part / "curves.json", curves)
-    return {
-        "busy": busy,
-        "notes": notes,
-        "counts": counts | {"scored": {"train": len(train), **({split: len(val)} if split else {})}},
-    }
+    return StageResult(
+        busy=busy,
+        notes=tuple(notes),
+        counts=counts | {"scored": {"train": len(train), **({split: len(val)} if split else {})}},
+    )

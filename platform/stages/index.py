@@ -16,6 +16,7 @@ from mcis.datasets.files import stamps
 from mcis.datasets.index import (
     INDEX_SCHEMA,
     REJECTS_SCHEMA,
+    Listing,
     duplicates,
     shown,
     verify,
@@ -25,6 +26,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.workspace import Workspace, file_stamps, fingerprint, read_table, write_table
 
 VERDICT_SCHEMA = pa.schema(
@@ -41,6 +43,10 @@ VERDICT_SCHEMA = pa.schema(
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
 _ASKED = ["uri", "size", "changed"]
 _FOUND = ["height", "width", "content_hash", "reason"]
+
+
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Making the listing has found what can be found without opening an image."""
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -114,12 +120,14 @@ def _known(workspace: Workspace) -> dict[tuple[Any, ...], tuple[Any, ...]]:
         return {}
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def run(config: Config, context: RunContext) -> IndexResult:
     """Verifies in parallel every image that is new or changed and writes the index.
 
     Raises:
         UserError: more images than data.max_rejected cannot be read, or none is left.
     """
+    if context.afresh:
+        context.workspace.verdicts.unlink(missing_ok=True)
     found = listing(config)
     verified, busy, opened = _verified(found.table, config, context)
     bad = pc.is_valid(verified["reason"])
@@ -151,14 +159,14 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
     untagged = int(pc.sum(pc.and_(train, pc.equal(pc.list_value_length(index["tags"]), 0))).as_py())
     if untagged:
         notes.append(f"{untagged} training image(s) without a tag take no part in training")
-    return {
+    return IndexResult(
         # Later stages depend on what the images are, not on where they lie, when they were touched, or whether there
         # is truth for them.
-        "content": fingerprint(index.drop_columns(["uri", "mask_uri", "saliency_uri"]).to_pydict(), classes),
-        "classes": classes,
-        "notes": notes,
-        "busy": busy,
-        "counts": {
+        identity=fingerprint(index.drop_columns(["uri", "mask_uri", "saliency_uri"]).to_pydict(), classes),
+        classes=classes,
+        notes=tuple(notes),
+        busy=busy,
+        counts={
             "images": _counts(index["split"]),
             "domains": _counts(index["domain"]),
             "opened": opened,
@@ -167,7 +175,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             "rejected": dict(collections.Counter(reason.partition(":")[0] for reason in rejects["reason"].to_pylist())),
             "with saliency map": len(index) - index["saliency_uri"].null_count,
         },
-    }
+    )
 
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
-from mcis.datasets.index import shown
+from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import Shards, map_rows
 from mcis.datasets.relations import Relations, feature_rounds
 from mcis.datasets.tags import Tags
@@ -43,9 +43,10 @@ from mcis.platform.engine.mapping import Worker, map_table, shards_of
 from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.read_index import of_split, split_rows
 from mcis.platform.runs.relations import draw_relations
-from mcis.platform.runs.workspace import disk_errors, read_json, write_json
+from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.workspace import Workspace, disk_errors, read_json, write_json
 
 _GIB = 2**30
 
@@ -432,7 +433,18 @@ def _start_afresh_unless_it_fits(part: Path, plan: Plan, selves: Path | None, sh
             make_file(selves, shape, np.float32)  # the released sum is rounded to 8 bit: one more rounding would show
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Raises UserError where related images are to be of a domain that no tagged training image is of."""
+    if config.localize.related:
+        train = of_split(listing.table, "train", tagged=True)
+        check_domain(config, np.array(train["domain"].to_pylist()) == "source")
+
+
+def inputs(config: Config, context: RunContext) -> None:
+    """The images are the index's; they depend on nothing else outside."""
+
+
+def run(config: Config, context: RunContext) -> StageResult:
     """Writes the localization maps of all tagged training images; after a kill only missing shards are computed.
 
     Raises:
@@ -446,7 +458,7 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     if not localize.related:
         counts["maps"] = sum(map(len, rows["tags"].to_pylist()))
-        return {"busy": _single_round_alone(config, context, rows), "counts": counts, "notes": []}
+        return StageResult(busy=_single_round_alone(config, context, rows), counts=counts)
     source = np.array(rows["domain"].to_pylist()) == "source"
     domain = localize.related_from
     check_domain(config, source)
@@ -488,4 +500,4 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
             f"features are kept in {len(plan.classes)} rounds to hold localize.features_gb={localize.features_gb:g}: "
             f"{embedded} embeddings of {len(rows)} images"
         )
-    return {"busy": busy, "counts": counts, "notes": notes}
+    return StageResult(busy=busy, counts=counts, notes=tuple(notes))

@@ -1,15 +1,17 @@
 """Stage 6: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.results import IndexResult, PredictResult
+from mcis.platform.runs.workspace import Workspace
 
 
 def predicted_split(config: Config, there: Mapping[str, int]) -> str:
@@ -29,10 +31,20 @@ def predicted_split(config: Config, there: Mapping[str, int]) -> str:
     return config.predict.split
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Raises UserError where the split that is asked for has no image."""
+    counts = listing.table["split"].value_counts().to_pylist()
+    predicted_split(config, {row["values"]: row["counts"] for row in counts})
+
+
+def inputs(config: Config, context: RunContext) -> None:
+    """The images are the index's; they depend on nothing else outside."""
+
+
+def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, over the configured scales and mirror images."""
     gpu = uses_gpu(config.compute)
-    split = predicted_split(config, context.summary("index")["counts"]["images"])
+    split = predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     mapped = map_table(
         rows,
@@ -43,4 +55,4 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         shard_rows=min(config.compute.shard_rows, 32),
         gpu=gpu,
     )
-    return {"busy": mapped.busy, "split": split, "counts": {"images": len(rows)}}
+    return PredictResult(busy=mapped.busy, split=split, counts={"images": len(rows)})

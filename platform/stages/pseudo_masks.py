@@ -9,6 +9,7 @@ import torch
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
+from mcis.datasets.index import Listing
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
 from mcis.models.localization import resize_maps, scale_maps
@@ -17,8 +18,9 @@ from mcis.platform.config.sections import Config, PseudoMasksConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.build import crf_parameters
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.workspace import file_stamps, read_table
+from mcis.platform.runs.read_index import of_split, split_rows
+from mcis.platform.runs.results import MasksResult
+from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
@@ -92,6 +94,11 @@ class MakeMasks:
         )
 
 
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Raises UserError where saliency maps are asked for and tagged training images have none."""
+    background_cue(config.pseudo_masks, of_split(listing.table, "train", tagged=True))
+
+
 def inputs(config: Config, context: RunContext) -> Any:
     """The stamps of the saliency maps, where they are a cue."""
     rows = split_rows(context, "train", tagged=True)
@@ -100,7 +107,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"].to_pylist())
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def run(config: Config, context: RunContext) -> MasksResult:
     """Makes the pseudo masks in parallel tasks.
 
     Raises:
@@ -124,13 +131,13 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
     if whole:
         notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
-    return {
-        "busy": mapped.busy,
-        "background_cue": cue,
-        "counts": {
+    return MasksResult(
+        busy=mapped.busy,
+        background_cue=cue,
+        counts={
             "masks": len(rows),
             "ignored whole": whole,
             "ignored share": round(float(pc.mean(ignored).as_py()), 4),
         },
-        "notes": notes,
-    }
+        notes=tuple(notes),
+    )

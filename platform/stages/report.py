@@ -2,7 +2,6 @@
 
 import collections
 import datetime
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from mcis.datasets.decode import decode_labels
 from mcis.datasets.files import stamps
 from mcis.datasets.images import read_rgb
-from mcis.datasets.index import shown
+from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import Shards
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config.resolve import leaves
@@ -27,8 +26,9 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.environment import environment
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.read_index import split_rows, truth_of_row
+from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.version import git_revision
-from mcis.platform.runs.workspace import read_json, read_table, write_json
+from mcis.platform.runs.workspace import Workspace, read_json, read_table, write_json
 
 _MAPS = 3
 """Images of the gallery whose maps are shown step by step."""
@@ -53,7 +53,7 @@ def panels(config: Config, context: RunContext) -> list[Panel]:
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
     out = []
-    second = context.summary("predict")["split"] if "predict" in inputs else "val"
+    second = context.result("predict", PredictResult).split if "predict" in inputs else "val"
     counts = {"train": config.report.panels - half, second: half} if second != "train" else {"train": 2 * half}
     for split, count in counts.items():
         rows = split_rows(context, split, tagged=split == "train")
@@ -89,7 +89,7 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
     """The predicted labels of the images shown, as refined as they are; empty before the segmenter is trained."""
     if "predict" not in context.inputs:
         return {}
-    if split == context.summary("predict")["split"]:
+    if split == context.result("predict", PredictResult).split:
         shards = Shards(context.inputs["predict"] / "predictions")
         found = [row for i in rows["image_id"].to_pylist() for row in (shards.rows(i) or rows.slice(0, 0)).to_pylist()]
     else:
@@ -98,11 +98,19 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
     return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in found}
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """The report works after any stage and asks for nothing."""
+
+
+def inputs(config: Config, context: RunContext) -> None:
+    """The report is written in every call, so that it has no key."""
+
+
+def run(config: Config, context: RunContext) -> StageResult:
     """Writes the run's report and scores and hands them to MLflow; works after any stage."""
     folder, inputs = context.folder, context.inputs
-    summaries = {stage: context.summary(stage) for stage in inputs}
-    counts = {stage: s["counts"] for stage, s in summaries.items() if s.get("counts")}
+    results = {stage: context.result(stage, StageResult) for stage in inputs}
+    counts = {stage: result.counts for stage, result in results.items() if result.counts}
     scores = read_json(inputs["evaluate"] / "scores.json") if "evaluate" in inputs else []
     curves = read_json(inputs["evaluate"] / "curves.json") if "evaluate" in inputs else {}
     training = {}
@@ -113,18 +121,18 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
                 training[label] = records
                 context.tracker.steps(label, records)
     rejects = read_table(inputs["index"] / "rejects.parquet").to_pylist() if "index" in inputs else []
-    notes = [note for summary in summaries.values() for note in summary.get("notes", [])]
+    notes = [note for result in results.values() for note in result.notes]
     if rejects:
         reasons = collections.Counter(r["reason"] for r in rejects)
         notes.append(f"{len(rejects)} image(s) rejected: {shown([f'{n} x {r}' for r, n in reasons.items()])}")
     seconds = {stage: round(s, 2) for stage, s in context.seconds.items()}
     write_json(
-        folder / "scores.json",
+        folder.scores,
         {
             "scores": scores,
             "counts": counts,
             "seconds": seconds,
-            "busy": {k: round(s["busy"], 2) for k, s in summaries.items()},
+            "busy": {stage: round(result.busy, 2) for stage, result in results.items()},
         },
     )
     shown_panels = panels(config, context) if "index" in inputs else []
@@ -141,24 +149,24 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         rejects=rejects,
         notes=notes,
         seconds=seconds,
-        computed=context.computed,
+        computed=dict(context.computed) | {"report": True},
         training=training,
         curves={k: (v[0], v[1]) for k, v in curves.items()},
-        config=[(key, str(value), context.sources[key]) for key, value in leaves(config)],
+        config=[(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(),
         panels=shown_panels,
         attention=attention_steps(config, context, maps_of[:_MAPS]) if "localize" in inputs else [],
     )
-    write_report(data, folder)
-    write_json(folder / "environment.json", data.environment)
+    write_report(data, folder.path)
+    write_json(folder.environment, data.environment)
     tracker = context.tracker
     metrics = {f"{s['what']}.{s['name']}.miou": s["miou"] for s in scores}
     tracker.metrics({_metric_name(k): v for k, v in metrics.items()})
     tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
-    for name in ("report.html", "pictures", "scores.json", "config.json", "environment.json"):
-        if (folder / name).exists():
-            tracker.artifact(folder / name)
-    return {"busy": 0.0, "counts": {"panels": len(data.panels)}}
+    for path in (folder.report, folder.pictures, folder.scores, folder.config, folder.environment):
+        if path.exists():
+            tracker.artifact(path)
+    return StageResult(counts={"panels": len(data.panels)})
 
 
 def _metric_name(text: str) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, image_bytes
-from mcis.datasets.index import shown
+from mcis.datasets.index import Listing, shown
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.stream import Batch, PairDecoder, Share
 from mcis.datasets.tags import Tags
@@ -26,13 +26,14 @@ from mcis.platform.config.sections import ClassifierConfig, Config, Optimizer
 from mcis.platform.engine.cache import decoded_cache
 from mcis.platform.engine.training import Network, fit, precision_key
 from mcis.platform.engine.validation import Validation
-from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.build import build_backbone, build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.networks.trained import classifier_description, load_trained_classifier, trained_classifier
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.workspace import file_stamps
+from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.workspace import Workspace, file_stamps
 
 
 def device_images(
@@ -164,10 +165,23 @@ def in_float32(scores: PairScores) -> PairScores:
     return PairScores(**known)
 
 
-def _take(config: Config, context: RunContext, path: Path) -> dict[str, Any]:
+def _take(config: Config, context: RunContext, path: Path) -> TrainingResult:
     model = load_trained_classifier(config, path, context.classes)
     save_weights(model, context.part / WEIGHTS, classifier_description(config.classifier, context.classes))
-    return {"busy": 0.0, "counts": {"steps": 0}, "notes": [f"the classifier was not trained but taken from {path}"]}
+    note = f"the classifier was not trained but taken from {path}"
+    return TrainingResult(counts={"steps": 0}, notes=(note,))
+
+
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Loads the weights that the classifier is taken over or starts from.
+
+    Raises:
+        UserError: they cannot be had or do not fit.
+    """
+    if trained := trained_classifier(config):
+        load_trained_classifier(config, trained, listing.classes)
+    if path := classifier_weights(config, workspace):
+        load_pretrained(build_backbone(config.classifier.backbone, channels=config.classifier.channels), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -176,7 +190,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     return file_stamps([str(path)] if path else []), precision_key(config.classifier.optimizer, config.compute)
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def run(config: Config, context: RunContext) -> TrainingResult:
     """Trains the classifier on pairs of tagged training images with Ray Train, or takes a trained one.
 
     Raises:
@@ -230,14 +244,14 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         moved = int(np.abs(kinds.wanted - kinds.drawn).sum()) // 2
         if moved:
             notes.append(f"{moved} pair(s) of the first epoch are of another kind than wanted: a class lacks a domain")
-    return {
-        "busy": result.seconds,
-        "waiting": result.waiting,
-        "precision": result.precision,
-        "val_ap": val_ap,
-        "counts": counts,
-        "notes": notes,
-    }
+    return TrainingResult(
+        busy=result.seconds,
+        waiting=result.waiting,
+        precision=result.precision,
+        val_ap=val_ap,
+        counts=counts,
+        notes=tuple(notes),
+    )
 
 
 def _validation(config: Config, context: RunContext, *, cached: int) -> Validation | None:

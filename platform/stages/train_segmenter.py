@@ -16,6 +16,7 @@ from mcis.datasets.decode import decode_labels
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
+from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
 from mcis.datasets.pairs import epoch_rows
 from mcis.datasets.stream import Batch, Share, random_crop
@@ -25,11 +26,12 @@ from mcis.models.losses import pixel_ce
 from mcis.models.metrics import IGNORE
 from mcis.platform.config.sections import Config, Optimizer, SegmenterConfig
 from mcis.platform.engine.training import Network, fit, precision_key
-from mcis.platform.networks.build import build_segmenter, load_classifier
+from mcis.platform.networks.build import build_backbone, build_segmenter, load_classifier
 from mcis.platform.networks.pretrained import segmenter_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.workspace import file_stamps, read_table
+from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 from mcis.platform.stages.train_classifier import device_images
 
 
@@ -135,13 +137,23 @@ class SegmenterLearner:
         return {"pixel": pixel_ce(model(images).float(), labels)[0]}
 
 
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Loads the pretrained weights that the network starts from.
+
+    Raises:
+        UserError: they cannot be had or do not fit.
+    """
+    if path := segmenter_weights(config, workspace):
+        load_pretrained(build_backbone(config.segmenter.backbone, channels=config.segmenter.channels), path)
+
+
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file, and the precision."""
     path = segmenter_weights(config, context.workspace)
     return file_stamps([str(path)] if path else []), precision_key(config.segmenter.optimizer, config.compute)
 
 
-def run(config: Config, context: RunContext) -> dict[str, Any]:
+def run(config: Config, context: RunContext) -> TrainingResult:
     """Trains the segmentation network on the pseudo masks with Ray Train; those ignored whole teach nothing.
 
     Raises:
@@ -174,14 +186,14 @@ def run(config: Config, context: RunContext) -> dict[str, Any]:
         about={"classes": list(context.classes), "network": config.segmenter.network},
     )
     result = fit(learner, context.part, config.compute, context.tracker, label="segmenter")
-    return {
-        "busy": result.seconds,
-        "waiting": result.waiting,
-        "precision": result.precision,
-        "notes": [f"the segmenter was trained in {result.precision}"] if result.precision != "float32" else [],
-        "counts": {
+    return TrainingResult(
+        busy=result.seconds,
+        waiting=result.waiting,
+        precision=result.precision,
+        notes=(f"the segmenter was trained in {result.precision}",) if result.precision != "float32" else (),
+        counts={
             "steps": learner.steps,
             "training images": len(rows),
             "without a useful mask": len(masks) - len(rows),
         },
-    }
+    )

@@ -34,10 +34,8 @@ with Workspace(Path(sys.argv[1])).lock("cache", sys.argv[2]):
 def context(ray_local: None, tmp_path: Path) -> RunContext:
     workspace = Workspace(tmp_path / "workspace")
     folder = workspace.run("run")
-    tracker = Tracker(workspace, folder, "run", identity="")
-    return RunContext(
-        workspace=workspace, name="run", folder=folder, part=folder, inputs={}, tracker=tracker, sources={}
-    )
+    tracker = Tracker(workspace, "run", identity="")
+    return RunContext(workspace=workspace, name="run", folder=folder, part=folder.path, tracker=tracker, origins={})
 
 
 def pictures(folder: Path, name: str, count: int) -> pa.Table:

@@ -267,16 +267,16 @@ def same_tables(one: Path, other: Path) -> None:
 def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
     """With float16 features and trained weights, on maps scaled to [0, 1]."""
     config, context = trained.config(*assignments), trained.into(tmp_path / "part")
-    summary = localize.run(config, context)
+    result = localize.run(config, context)
     got, expected = maps_of(context.part, context), literal_maps(config, context)
-    assert len(got) == len(expected) == summary["counts"]["maps"]
+    assert len(got) == len(expected) == result.counts["maps"]
     for ours, theirs in zip(got, expected, strict=True):
         assert theirs.max() - theirs.min() > 0.01
         difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
         assert difference.abs().max() < 5e-3
     relations, _ = relations_of(config, context)
     with_part = int((np.diff(relations.others_start) > 0).sum())
-    assert with_part == summary["counts"].get("maps with a contrastive part", 0)
+    assert with_part == result.counts.get("maps with a contrastive part", 0)
     assert (0 < with_part < len(got)) == config.localize.contrastive
 
 
@@ -376,14 +376,14 @@ VARIANTS = {
 @pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)
 def test_any_bound_gives_the_same_maps(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
     whole, parts = trained.into(tmp_path / "whole"), trained.into(tmp_path / "parts")
-    counts = localize.run(trained.config(*assignments), whole)["counts"]
+    counts = localize.run(trained.config(*assignments), whole).counts
     assert (counts["rounds"], counts["images embedded"]) == (1, 30)
     assert counts["GiB of features"] == round(30 * FEATURES / 2**30, 3)
     largest = largest_need(trained.config(*assignments), whole)
-    summary = localize.run(trained.config(*assignments, bound_of(largest)), parts)
-    assert summary["counts"]["rounds"] > 1
-    assert summary["counts"]["images embedded"] > 30
-    assert "embeddings of 30 images" in " ".join(summary["notes"])
+    result = localize.run(trained.config(*assignments, bound_of(largest)), parts)
+    assert result.counts["rounds"] > 1
+    assert result.counts["images embedded"] > 30
+    assert "embeddings of 30 images" in " ".join(result.notes)
     same_tables(parts.part, whole.part)
     assert {p.name for p in parts.part.iterdir()} == {"single", "maps", "plan.json"}
 
@@ -516,25 +516,25 @@ def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tm
     made = three_kinds(trained, tmp_path)
     config = made.config("classifier.kinds=3", f"localize.related_from={domain}", "localize.contrastive=true")
     context = made.into(tmp_path / "part")
-    summary = localize.run(config, context)
+    result = localize.run(config, context)
     relations, source = relations_of(config, context)
     for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
         difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
         assert difference.abs().max() < 5e-3
     name = "maps whose related images are of the other domain"
     if domain == "both":
-        assert name not in summary["counts"]
+        assert name not in result.counts
         assert 0 < source[relations.related].mean() < 1
         return
     wanted, maps = source == (domain == "source"), range(len(relations.tag))
     members = [set(relations.image[(relations.tag == relations.tag[n]) & wanted[relations.image]]) for n in maps]
     lacking = [not members[n] - {relations.image[n]} for n in maps]
     np.testing.assert_array_equal((wanted[relations.related] != 1).any(axis=1), lacking)
-    assert summary["counts"][name] == sum(lacking)
+    assert result.counts[name] == sum(lacking)
     if domain == "source":
         assert all(lacking[n] for n in maps if relations.tag[n] == 0)
         assert not all(lacking)
-        assert "no other of the source" in " ".join(summary["notes"])
+        assert "no other of the source" in " ".join(result.notes)
 
 
 def test_a_domain_that_no_image_is_of_is_refused(trained: Trained, tmp_path: Path) -> None:
@@ -556,12 +556,12 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(trained: Tr
     made = with_index(trained, tmp_path, change)
     for related, repeats in ((1, 1), (2, 3)):  # the only image of class 3, and with two those of class 2
         context = made.into(tmp_path / f"r{related}")
-        summary = localize.run(made.config(f"localize.related={related}"), context)
-        assert summary["counts"]["images"] == 29
-        assert summary["counts"]["images without tags"] == 1
-        assert summary["counts"]["maps"] == 32
-        assert summary["counts"]["maps whose related images repeat"] == repeats
-        assert f"{repeats} map(s) of classes with too few images" in " ".join(summary["notes"])
+        result = localize.run(made.config(f"localize.related={related}"), context)
+        assert result.counts["images"] == 29
+        assert result.counts["images without tags"] == 1
+        assert result.counts["maps"] == 32
+        assert result.counts["maps whose related images repeat"] == repeats
+        assert f"{repeats} map(s) of classes with too few images" in " ".join(result.notes)
         assert len(maps_of(context.part, context)) == 32
     relations, _ = relations_of(made.config("localize.related=2"), context)
     assert relations.related[relations.tag == 3].tolist() == [[0, 0]]

@@ -16,6 +16,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.reporting.export import export
+from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_json, read_table
 
 TINY = (
@@ -89,8 +90,8 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
     scored = {"train": 24, "val": 6}
     assert written["counts"]["evaluate"] == {"scored": scored, "tags that disagree with the mask": 0}
-    assert first.context.summary("evaluate")["notes"] == []
-    assert set(written["seconds"]) == set(pipeline.STAGES) - {"report"}
+    assert first.context.result("evaluate", StageResult).notes == ()
+    assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report"}
 
 
 def test_the_best_tag_is_a_bound_that_the_random_tag_is_under(first: pipeline.RunResult) -> None:
@@ -222,7 +223,7 @@ def test_truth_is_read_by_evaluate_alone(first: pipeline.RunResult, tmp_path: Pa
     shutil.move(root / "SegmentationClassAug", tmp_path / "truth")
     without = pipeline.run(settings(root), workspace, "run")
     assert without.scores == []
-    assert "there are no ground-truth masks" in " ".join(without.context.summary("evaluate")["notes"])
+    assert "there are no ground-truth masks" in " ".join(without.context.result("evaluate", StageResult).notes)
     for stage, table in (("pseudo_masks", "masks"), ("predict", "predictions")):
         ours, theirs = (read_table(r.context.inputs[stage] / table) for r in (without, first))
         assert ours.equals(theirs)
@@ -252,8 +253,8 @@ def test_too_many_unreadable_images_end_the_run_and_fewer_are_listed(
     result = pipeline.run(settings(root, "data.max_rejected=1"), workspace, "bad", until="index")
     rejects = read_table(result.context.inputs["index"] / "rejects.parquet").to_pylist()
     assert [r["uri"] for r in rejects] == [str(bad)]
-    assert result.context.summary("index")["counts"]["images"] == {"train": 23, "val": 6}
-    assert rejects[0]["reason"] in (result.context.folder / "report.html").read_text().replace("&#39;", "'")
+    assert result.context.result("index", IndexResult).counts["images"] == {"train": 23, "val": 6}
+    assert rejects[0]["reason"] in result.context.folder.report.read_text().replace("&#39;", "'")
 
 
 def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult, workspace: Workspace) -> None:
@@ -269,8 +270,8 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
     names = {a.path for a in client.list_artifacts(run_id)}
     assert {"report.html", "scores.json", "config.json", "pictures"} <= names
-    assert (first.context.folder / "pictures" / "attention-01.png").exists()
-    page = (first.context.folder / "report.html").read_text()
+    assert (first.context.folder.pictures / "attention-01.png").exists()
+    page = first.context.folder.report.read_text()
     assert "found again" in page
     assert "co-attentive, unused" in page
     assert "which these maps are not made of" in page
@@ -279,31 +280,32 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
 
 
 def test_average_precision_on_val_tags_is_logged_every_epoch(first: pipeline.RunResult) -> None:
-    summary, tracker = first.context.summary("train_classifier"), first.context.tracker
+    trained, tracker = first.context.result("train_classifier", TrainingResult), first.context.tracker
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
     assert [m.step for m in logged] == [3, 6]
-    assert summary["counts"]["val mAP"] == pytest.approx(logged[-1].value, abs=0.02)
-    assert set(summary["val_ap"]) == set(first.context.classes)
-    assert summary["precision"] == "float32"
-    assert "val mAP" in (first.context.folder / "report.html").read_text()
+    assert trained.counts["val mAP"] == pytest.approx(logged[-1].value, abs=0.02)
+    assert trained.val_ap is not None
+    assert set(trained.val_ap) == set(first.context.classes)
+    assert trained.precision == "float32"
+    assert "val mAP" in first.context.folder.report.read_text()
 
 
 def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
     first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`weights.backbone` names a file that is not there: nothing is trained from it, so nobody asks for it."""
-    trained = first.context.inputs["train_classifier"] / "weights.pt"
-    shutil.copy(trained, tmp_path / "mine.pt")
+    weights = first.context.inputs["train_classifier"] / "weights.pt"
+    shutil.copy(weights, tmp_path / "mine.pt")
     monkeypatch.setenv("HOME", str(tmp_path))
     values = ("weights.classifier=~/mine.pt", f"weights.backbone={tmp_path / 'absent.pth'}", "weights.segmenter=none")
     resolved = settings(root, *values)
     pipeline.check(resolved.config, workspace, "any")
     result = pipeline.run(resolved, workspace, "taken", until="localize")
     assert result.context.computed["train_classifier"]
-    summary = result.context.summary("train_classifier")
-    assert summary["counts"] == {"steps": 0}
-    assert "not trained but taken from" in summary["notes"][0]
-    assert bytes_of(result.context.inputs["train_classifier"] / "weights.pt") == bytes_of(trained)
+    trained = result.context.result("train_classifier", TrainingResult)
+    assert trained.counts == {"steps": 0}
+    assert "not trained but taken from" in trained.notes[0]
+    assert bytes_of(result.context.inputs["train_classifier"] / "weights.pt") == bytes_of(weights)
     for table in ("single", "maps"):
         ours, theirs = (read_table(r.context.inputs["localize"] / table) for r in (result, first))
         assert ours.equals(theirs)
@@ -354,7 +356,7 @@ def test_images_that_a_stage_asks_for_in_vain_are_named_before_the_run(
     for until in (None, stage):
         with pytest.raises(UserError, match=found):
             pipeline.check(config, workspace, "any", until=until)
-    pipeline.check(config, workspace, "any", until=pipeline.STAGES[pipeline.STAGES.index(stage) - 1])
+    pipeline.check(config, workspace, "any", until=pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index(stage) - 1])
 
 
 def test_names_and_stages_that_are_none_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
@@ -371,9 +373,9 @@ def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Pat
     lists = root / "ImageSets/Segmentation"
     (lists / "val_cls.txt").write_text((lists / "val.txt").read_text())
     result = pipeline.run(settings(root), workspace, "no-val", until="train_classifier")
-    summary = result.context.summary("train_classifier")
-    assert summary["val_ap"] is None
-    assert "no image of the split val has a tag" in " ".join(summary["notes"])
+    trained = result.context.result("train_classifier", TrainingResult)
+    assert trained.val_ap is None
+    assert "no image of the split val has a tag" in " ".join(trained.notes)
 
 
 def test_without_related_images_single_round_maps_are_the_maps(
@@ -395,7 +397,7 @@ def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspa
     )
     scale = ("maps.scale=maximum", "pseudo_masks.background_threshold=0.1", "pseudo_masks.threshold=0.3")
     result = pipeline.run(settings(root, *changes, *scale), workspace, "variants", until="pseudo_masks")
-    assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
+    assert result.context.result("pseudo_masks", MasksResult).background_cue == "crf"
     assert not result.context.computed["train_classifier"]
     values = read_table(result.context.inputs["localize"] / "maps")["map"].combine_chunks().flatten().to_numpy()
     steps = values.astype("float32") * 255

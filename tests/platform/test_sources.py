@@ -16,6 +16,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve, sources_of
 from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult, TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_table
 
 TINY = (
@@ -92,18 +93,18 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     broken.write_text("<html>not found</html>")
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.web.root": str(web)}
     result = walk("voc+web", tmp_path / "workspace", options)
-    index = result.context.summary("index")["counts"]
+    index = result.context.result("index", IndexResult).counts
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
-    assert str(broken) in (result.context.folder / "report.html").read_text()
+    assert str(broken) in result.context.folder.report.read_text()
     ignored = {
         r["image_id"]: r["ignored"] for r in read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
     }
     masks = list(ignored)
     assert sum(name.startswith("web/") for name in masks) == 6
     assert len(masks) == 26
-    assert result.context.summary("pseudo_masks")["background_cue"] == "saliency, crf for 6 of 26"
-    segmenter = result.context.summary("train_segmenter")["counts"]
+    assert result.context.result("pseudo_masks", MasksResult).background_cue == "saliency, crf for 6 of 26"
+    segmenter = result.context.result("train_segmenter", StageResult).counts
     assert segmenter["training images"] + segmenter["without a useful mask"] == 26
     scored = {s["what"]: s["images"] for s in result.scores}
     assert scored == {"localization_maps": 20, "pseudo_masks": 20, "mark": 20, "segmentation": 4}
@@ -111,11 +112,9 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     (share,) = (s["ignored_share"] for s in result.scores if s["what"] == "pseudo_masks")
     assert share == pytest.approx(sum(of_scored) / 20, abs=1e-4)
     assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images differ, so it would show"
-    evaluated = result.context.summary("evaluate")
-    assert evaluated["counts"]["tags that disagree with the mask"] == 1
-    assert any(
-        note.startswith("1 of 20 scored training image(s) have tags that disagree") for note in evaluated["notes"]
-    )
+    evaluated = result.context.result("evaluate", StageResult)
+    assert evaluated.counts["tags that disagree with the mask"] == 1
+    assert any(note.startswith("1 of 20 scored training image(s) have tags that disagree") for note in evaluated.notes)
 
 
 def test_single_label_images_make_pairs_of_three_kinds(
@@ -134,7 +133,7 @@ def test_single_label_images_make_pairs_of_three_kinds(
     options |= {"data.single.classes": str(table)}
     mix = ("classifier.pair_mix=[2, 1, 1]", "classifier.epoch_pairs=16")
     result = walk("voc+single", tmp_path / "workspace", options, *mix, until="localize")
-    kinds = result.context.summary("train_classifier")["counts"]["pairs of the first epoch"]
+    kinds = result.context.result("train_classifier", TrainingResult).counts["pairs of the first epoch"]
     assert sum(kinds.values()) == 16
     assert kinds["target-target"] >= 8
     assert kinds["target-source"] > 0
@@ -165,7 +164,7 @@ def test_list_files_with_masks_of_val_alone_end_in_scores(
     options = {"data.lid.root": str(lid), "data.lid.masks": "masks"}
     result = walk("lid", tmp_path / "workspace", options, "localize.related=0")
     assert [(s["what"], s["images"]) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
-    assert result.context.summary("pseudo_masks")["background_cue"] == "crf"
+    assert result.context.result("pseudo_masks", MasksResult).background_cue == "crf"
 
 
 def test_ones_own_table_without_masks_and_val_ends_in_predictions(
@@ -179,10 +178,10 @@ def test_ones_own_table_without_masks_and_val_ends_in_predictions(
     result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
     assert result.scores == []
     assert result.context.classes == tuple(sorted(listing.classes))
-    assert result.context.summary("predict")["split"] == "train"
+    assert result.context.result("predict", PredictResult).split == "train"
     assert len(read_table(result.context.inputs["predict"] / "predictions")) == len(rows)
-    assert "no ground-truth masks" in " ".join(result.context.summary("evaluate")["notes"])
-    assert (result.context.folder / "report.html").is_file()
+    assert "no ground-truth masks" in " ".join(result.context.result("evaluate", StageResult).notes)
+    assert result.context.folder.report.is_file()
 
     with pytest.raises(UserError, match=r"predict\.split is val, which has no image"):
         walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1", "predict.split=val")
@@ -204,7 +203,7 @@ def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Pat
         result = walk("tags", workspace, {"data.tags.table": str(table)}, *assignments, until="index")
         found = open_index(Workspace(workspace), "run")
         assert len(found.index) + len(found.rejects) == len(wanted), "every image is in one of the two tables"
-        return result.context.summary("index")["counts"]["opened"], found.index, found.rejects
+        return result.context.result("index", IndexResult).counts["opened"], found.index, found.rejects
 
     opened, _, rejects = index(names[:6])
     assert (opened, len(rejects)) == (6, 0)
@@ -256,7 +255,7 @@ def test_a_repeated_index_takes_no_image_for_another(
         (folder / f"{number}.jpg").rmdir()
         shutil.copy(uri, folder / f"{number}.jpg")
     result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
-    assert result.context.summary("index")["counts"]["opened"] == 4
+    assert result.context.result("index", IndexResult).counts["opened"] == 4
     found = open_index(Workspace(tmp_path / "workspace"), "run").index["content_hash"].to_pylist()
     assert found == [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in originals]
 
@@ -275,7 +274,7 @@ def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
     }
     pq.write_table(pa.table(columns), table)
     result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, until="index")
-    notes = " ".join(result.context.summary("index")["notes"])
+    notes = " ".join(result.context.result("index", StageResult).notes)
     assert "1 image(s) are in more than one split with the same content" in notes
     with pytest.raises(UserError, match="run 'other' has no index"):
         open_index(Workspace(tmp_path / "workspace"), "other")

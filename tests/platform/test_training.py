@@ -122,7 +122,7 @@ class Surroundings:
     validation: Validation | None = None
 
     def tracker(self, name: str) -> Tracker:
-        return Tracker(self.workspace, self.workspace.run(name), name, identity=name)
+        return Tracker(self.workspace, name, identity=name)
 
 
 @pytest.fixture(scope="module")

@@ -229,9 +229,18 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def test_a_workspace_is_made_where_it_is_absent(workspace: Workspace) -> None:
     assert names(workspace.root) == ["cache", "data", "runs", "store", "weights"]
-    write_json(workspace.run("mine") / "config.json", 1)
+    write_json(workspace.run("mine").config, 1)
     Workspace(workspace.root)
-    assert read_json(workspace.run("mine") / "config.json") == 1, "a second one changes nothing"
+    assert read_json(workspace.run("mine").config) == 1, "a second one changes nothing"
+
+
+def test_who_only_reads_creates_nothing(workspace: Workspace, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="typo is no workspace"):
+        Workspace(tmp_path / "typo", create=False)
+    assert not (tmp_path / "typo").exists()
+    opened = Workspace(workspace.root, create=False)
+    assert opened.run("absent", create=False).path == workspace.runs / "absent"
+    assert names(workspace.runs) == []
 
 
 def test_a_relative_workspace_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +250,7 @@ def test_a_relative_workspace_is_made_absolute(tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("name", ["a", "first-run_2.0+seed", "größe", "2024"])
 def test_plain_names_of_runs(workspace: Workspace, name: str) -> None:
-    assert workspace.run(name) == workspace.runs / name
+    assert workspace.run(name).path == workspace.runs / name
     assert names(workspace.runs) == [name]
 
 

@@ -1,0 +1,114 @@
+"""What a finished stage hands to later stages and to the report: a typed record, kept beside its output.
+
+`StageResult` is what every stage returns; a stage that hands over more returns one of its subclasses.
+"""
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.workspace import SUMMARY, read_json, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageResult:
+    """What every stage returns.
+
+    Attributes:
+        busy: seconds of computing, added up over all workers.
+        counts: figures for the report by their label; a value is a number or a table of numbers by label.
+        notes: sentences that the user should read.
+        identity: what the keys of later stages depend on. None, which the pipeline replaces by the stage's own key,
+            unless outputs of different keys can have the same meaning.
+    """
+
+    busy: float = 0.0
+    counts: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    identity: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexResult(StageResult):
+    """The result of `index`.
+
+    Attributes:
+        classes: the K class names; a tag k is the position of its class here.
+    """
+
+    classes: tuple[str, ...]
+
+    @property
+    def images(self) -> dict[str, int]:
+        """Number of images by split."""
+        images: dict[str, int] = self.counts["images"]
+        return images
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingResult(StageResult):
+    """The result of `train_classifier` and `train_segmenter`.
+
+    Attributes:
+        waiting: share of the training time spent waiting for decoded images, in [0, 1].
+        precision: the number format of the forward pass, such as `float32`.
+        val_ap: average precision in percent by class on the val images' tags, None for a class without such an image;
+            None where it was not measured.
+    """
+
+    waiting: float = 0.0
+    precision: str = "float32"
+    val_ap: dict[str, float | None] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MasksResult(StageResult):
+    """The result of `pseudo_masks`.
+
+    Attributes:
+        background_cue: what told background from foreground: `saliency`, `crf`, or how many images had which.
+    """
+
+    background_cue: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictResult(StageResult):
+    """The result of `predict`.
+
+    Attributes:
+        split: the split whose images were predicted.
+    """
+
+    split: str
+
+
+Result = TypeVar("Result", bound=StageResult)
+
+
+def write_result(folder: Path, result: StageResult, *, stage: str, key: str, seconds: float) -> None:
+    """Writes a stage's result into the folder of its output, with the stage's name, key and wall seconds."""
+    record = dataclasses.asdict(result) | {"identity": result.identity or key}
+    write_json(folder / SUMMARY, {"stage": stage, "key": key, "seconds": seconds, **record})
+
+
+def read_result(folder: Path, kind: type[Result]) -> Result:
+    """The result that a finished stage left in the folder of its output, as a record of type `kind`.
+
+    Raises:
+        UserError: the file is damaged, or was written by another stage.
+    """
+    path = folder / SUMMARY
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(read_json(path)))
+    except ValidationError as error:
+        raise UserError(
+            f"{path} is no {kind.__name__} ({error.error_count()} problem(s))",
+            "the summary of a stage as this version writes it",
+            "repeat the command with --from its stage",
+        ) from None
