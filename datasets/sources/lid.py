@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from mcis.datasets.classes import read_classes
 from mcis.datasets.errors import UserError
@@ -9,13 +10,23 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import (
     Files,
     Maps,
+    SplitMasks,
     class_indices,
+    complete_masks,
     inside,
     listing_table,
     read_lines,
     source_folder,
-    whole,
 )
+
+
+class _Split(NamedTuple):
+    """The images of one list: paths below the root, class indices of each, ground-truth masks."""
+
+    name: str
+    images: list[str]
+    tags: list[list[int]]
+    masks: SplitMasks
 
 
 def list_lid(
@@ -34,12 +45,13 @@ def list_lid(
 
     Args:
         root: folder of the images.
-        train_list, val_list, test_list: files with lines `<path> <class index> ...`. Paths are relative to root, or all
-            of a list to the folder in it that is named as the split; all may lack the suffix .JPEG. An image without
-            indices has no tags: in val and test they are not known, in training it takes no part.
-        classes: file with one class name a line.
-        masks: folder with `<path in the list without suffix>.png`; None = nothing is scored. A split that lacks some of
-            its masks is taken as one without masks, and noted.
+        train_list, val_list, test_list: files, inside root or absolute, with lines `<path> <class index> ...`. Paths
+            are relative to root, or all of a list to the folder in it that is named as the split; all may lack the
+            suffix .JPEG. An image without indices has no tags: in val and test its tags are not known, in training it
+            takes no part.
+        classes: file with one class name per line, inside root or absolute.
+        masks: folder, inside root or absolute, with `<path in the list without suffix>.png`; None = nothing is scored.
+            A split that lacks some of its masks is taken as one without masks, and noted.
         first_index: that of the first class in the lists, 0 or 1.
 
     Returns:
@@ -49,56 +61,51 @@ def list_lid(
         UserError: a folder or file is missing, empty or unreadable, a class index is unknown, a listed image is absent,
             listed twice or leads out of the root.
     """
-    root = source_folder(root, "the folder of the challenge's images", "name it")
-    names = read_classes(classes)
-    truth = Maps(masks, "ground-truth mask")
+    root = source_folder(root, "the folder of the challenge's images", "name it by `root`")
+    names = read_classes(root / classes)
+    truth = Maps(root / masks if masks else None, "ground-truth mask")
     files = Files(root)
-    notes = [] if masks else ["no folder of ground-truth masks: nothing is scored"]
-    paths: list[str] = []
-    splits: list[str] = []
-    tags: list[list[int]] = []
-    mask_uris: list[str | None] = []
-    for split, path in (("train", train_list), ("val", val_list), ("test", test_list)):
-        if path is None:
-            continue
-        entries = _entries(path, len(names), first_index)
-        prefix, suffix = _place(root, split, next(iter(entries)))
-        found = [f"{prefix}{entry}{suffix}" for entry in entries]
-        absent = [image for image in found if image not in files]
-        if absent:
-            raise UserError(
-                f"{path} names {len(absent)} image(s) that are not in {root}: {shown(absent)}",
-                "a file for each line (links that lead elsewhere do not count)",
-                "add the images or take them off the list",
-            )
-        of_split, news = whole([truth.of(entry if suffix else os.path.splitext(entry)[0]) for entry in entries], split)
-        notes += news if masks else []
-        paths += found
-        splits += [split] * len(found)
-        tags += entries.values()
-        mask_uris += of_split
-    first: dict[str, str] = {}
-    for image, split in zip(paths, splits, strict=True):
-        if image in first:
-            where = f"the lists of {first[image]} and {split}"
-            raise UserError(f"{image} is in {where}", "each image in one split", "take it off one of them")
-        first[image] = split
+    splits = [
+        _read_split(split, root / path, files, truth, len(names), first_index)
+        for split, path in (("train", train_list), ("val", val_list), ("test", test_list))
+        if path is not None
+    ]
+    _check_once(splits)
+    images = [image for split in splits for image in split.images]
     rows = listing_table(
-        image_id=[f"lid/{image}" for image in paths],
-        uri=[f"{root}/{image}" for image in paths],
+        image_id=[f"lid/{image}" for image in images],
+        uri=[f"{root}/{image}" for image in images],
         domain="target",
-        split=splits,
-        tags=tags,
-        mask_uri=mask_uris,
+        split=[split.name for split in splits for _ in split.images],
+        tags=[tags for split in splits for tags in split.tags],
+        mask_uri=[uri for split in splits for uri in split.masks.uris],
     )
-    return Listing(rows, names, tuple(notes))
+    notes = [note for split in splits for note in split.masks.notes]
+    return Listing(rows, names, tuple(notes if masks else ["no folder of ground-truth masks: nothing is scored"]))
 
 
-def _place(root: Path, split: str, first: str) -> tuple[str, str]:
-    """What the entries of a list lack before and behind to be paths below root, by its first."""
+def _read_split(split: str, path: Path, files: Files, truth: Maps, classes: int, first_index: int) -> _Split:
+    """Reads one list; every image on it exists."""
+    entries = _entries(path, classes, first_index)
+    prefix, suffix = _affixes(files.root, split, next(iter(entries)))
+    images = [f"{prefix}{entry}{suffix}" for entry in entries]
+    absent = [image for image in images if image not in files]
+    if absent:
+        raise UserError(
+            f"{path} names {len(absent)} image(s) that are not in {files.root}: {shown(absent)}",
+            "a file for each line (links that lead elsewhere do not count)",
+            "add the images or take them off the list",
+        )
+    stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
+    masks = complete_masks([truth.of(stem) for stem in stems], split)
+    return _Split(split, images, list(entries.values()), masks)
+
+
+def _affixes(root: Path, split: str, entry: str) -> tuple[str, str]:
+    """The prefix and suffix that make paths below the root of a list's entries, by its first entry."""
     for prefix in ("", f"{split}/"):
         for suffix in ("", ".JPEG"):
-            if os.path.isfile(root / f"{prefix}{first}{suffix}"):
+            if os.path.isfile(root / f"{prefix}{entry}{suffix}"):
                 return prefix, suffix
     return "", ""
 
@@ -106,17 +113,29 @@ def _place(root: Path, split: str, first: str) -> tuple[str, str]:
 def _entries(path: Path, classes: int, first_index: int) -> dict[str, list[int]]:
     """Image -> class indices from 0, in the order of the list."""
     expected = f"lines '<path> <class index> ...' with indices {first_index}..{classes - 1 + first_index}"
-    remedy = "mend the list, name the right class file, or say whether indices count from 0 or 1"
+    remedy = (
+        "correct the list, name the right class file by `classes`, or say by `first_index` whether indices count from "
+        "0 or 1"
+    )
     entries: dict[str, list[int]] = {}
     for number, line in read_lines(path, expected, "name a list of the challenge"):
+        where = f"{path}, line {number}"
         text, *indices = line.split()
         entry = inside(text)
         if entry is None:
-            raise UserError(
-                f"{path}, line {number}: {text} lies outside of the images", expected, "take it off the list"
-            )
+            raise UserError(f"{where}: {text} lies outside of the images", expected, "take it off the list")
         if entry in entries:
-            raise UserError(f"{path}, line {number}: {text} a second time", "one line an image", "merge the lines")
-        where = f"{path}, line {number}"
+            raise UserError(f"{where}: {text} a second time", "one line per image", "merge the lines")
         entries[entry] = class_indices(where, text, indices, classes, remedy, first_index)
     return entries
+
+
+def _check_once(splits: list[_Split]) -> None:
+    """Every image is in one split alone."""
+    first: dict[str, str] = {}
+    for split in splits:
+        for image in split.images:
+            if image in first:
+                where = f"the lists of {first[image]} and {split.name}"
+                raise UserError(f"{image} is in {where}", "each image in one split", "take it off one of them")
+            first[image] = split.name

@@ -4,7 +4,7 @@ import collections
 import difflib
 import os
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -176,21 +176,39 @@ class Maps:
             yield f"no {self.what} for {absent} of {len(found)} {images}"
 
 
-def whole(masks: Sequence[str | None], split: str) -> tuple[list[str | None], list[str]]:
-    """The ground-truth masks of a split, or none of them where one is missing, and a note of it.
+class SplitMasks(NamedTuple):
+    """The ground-truth masks of images, None for images without, and notes about those that are missing."""
 
-    A score is of every image of its split; training images and those of the test split may be without masks unnoted.
+    uris: list[str | None]
+    notes: list[str]
+
+
+def complete_masks(uris: Sequence[str | None], split: str) -> SplitMasks:
+    """The ground-truth masks of a split, or none of them where one is missing, because a score is of a whole split.
+
+    The split val is noted where it lacks a mask. Others may be without masks, and are noted where they lack some.
     """
-    absent = masks.count(None)
+    absent = uris.count(None)
     if not absent:
-        return list(masks), []
-    notes = [f"no ground-truth mask for {absent} of {len(masks)} images of split {split}: it is not scored"]
-    return [None] * len(masks), notes if split == "val" or absent < len(masks) else []
+        return SplitMasks(list(uris), [])
+    note = f"no ground-truth mask for {absent} of {len(uris)} images of split {split}: it is not scored"
+    return SplitMasks([None] * len(uris), [note] if split == "val" or absent < len(uris) else [])
 
 
 def left_out(what: str, left: collections.Counter[str]) -> list[str]:
     """A note for each reason for which something was left out."""
     return [f"{what}: left out {count} {reason}" for reason, count in sorted(left.items()) if count]
+
+
+def without_images(what: str, names: Sequence[str], present: Collection[int]) -> list[str]:
+    """A note of the classes that none of a source's images has.
+
+    Args:
+        names: K class names.
+        present: class indices of the images.
+    """
+    absent = [name for k, name in enumerate(names) if k not in present]
+    return [f"{what}: none of class {shown(absent, len(absent))}"] if absent else []
 
 
 def nearest(names: Iterable[str], known: Sequence[str]) -> str:

@@ -1,207 +1,349 @@
-"""ImageNet CLS-LOC or Caltech-256 -> listing of single-label images, domain `source`: one tag each, by its folder."""
+"""Folders of single-label images -> listing, domain `source`: one tag each, by the image's class folder.
+
+Three layouts of class folders are recognized: those of ImageNet CLS-LOC, of Caltech-256, and `<class>/<image>`.
+"""
 
 import collections
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import Maps, inside, left_out, listing_table, nearest, read_lines, scan, source_folder
+from mcis.datasets.sources.lists import (
+    Maps,
+    inside,
+    left_out,
+    listing_table,
+    nearest,
+    read_lines,
+    scan,
+    source_folder,
+    without_images,
+)
 from mcis.datasets.sources.synsets import CALTECH, IMAGENET
+
+_JPEG = (".jpeg", ".jpg")
+_CLASS_FILE = "a JSON object {folder: class name}, or lines '<folder> <class name>'"
 
 
 class Layout(NamedTuple):
-    """How a data set lays out its class folders.
+    """How a data set names its class folders.
 
     Attributes:
-        places: where they may lie below the root, tried in this order.
-        pattern: of their names.
-        classes: folder -> VOC class.
+        about: the data set and its files, for messages.
+        locations: folders below the root that may hold the class folders, tried in this order.
+        pattern: of the class folders' names; None = they are the class names themselves.
+        classes: folder -> VOC class; None as above.
+        suffixes: of images, in any case; files with other suffixes are left out and counted.
     """
 
-    places: tuple[str, ...]
-    pattern: str
-    classes: Mapping[str, str]
+    about: str
+    locations: tuple[str, ...]
+    pattern: str | None
+    classes: Mapping[str, str] | None
+    suffixes: tuple[str, ...]
 
 
 LAYOUTS = {
-    "imagenet": Layout(("Data/CLS-LOC/train", "CLS-LOC/train", "train", "."), r"n\d{8}", IMAGENET),
-    "caltech": Layout(("256_ObjectCategories", "."), r"\d{3}\..+", CALTECH),
+    "imagenet": Layout(
+        "ImageNet CLS-LOC, <wnid>/*.JPEG",
+        ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "."),
+        r"n\d{8}",
+        IMAGENET,
+        _JPEG,
+    ),
+    "caltech": Layout("Caltech-256, <nnn.name>/*.jpg", ("256_ObjectCategories", "."), r"\d{3}\..+", CALTECH, _JPEG),
+    "folders": Layout(
+        "class folders, <class>/<image>",
+        (".",),
+        None,
+        None,
+        (*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"),
+    ),
 }
-SUFFIXES = (".jpeg", ".jpg")
-"""Of images, in any case: both data sets hold JPEGs alone; Caltech-256 has stray scripts beside them."""
+
+
+class _Image(NamedTuple):
+    folder: str
+    name: str
+
+    @property
+    def stem(self) -> str:
+        return f"{self.folder}/{self.name.rpartition('.')[0]}"
+
+
+class _ClassFolders(NamedTuple):
+    """The names in the class folders.
+
+    Attributes:
+        base: the folder that holds the class folders.
+        class_of: folder -> class index, of every folder that stands for a class, whether it exists or not.
+        images: those of every class folder that exists, in the folders' order.
+        others: folders that stand for no class.
+        notes: the layout, and what was left out.
+    """
+
+    base: Path
+    class_of: dict[str, int]
+    images: dict[str, list[_Image]]
+    others: list[str]
+    notes: list[str]
+
+    @property
+    def what(self) -> str:
+        return f"single-label images in {self.base}"
 
 
 def list_single_label(
     root: Path,
-    classes: tuple[str, ...],
+    names: tuple[str, ...],
     *,
     layout: str | None = None,
-    class_file: Path | None = None,
-    list_file: Path | None = None,
+    classes: Path | None = None,
+    subset: Path | None = None,
     saliency: Path | None = None,
 ) -> Listing:
     """Reads the names in the class folders; no image is opened.
 
     Args:
         root: ImageNet's folder with `<wnid>/*.JPEG`, or one above it (train, CLS-LOC, Data/CLS-LOC); Caltech-256's
-            with `<nnn.name>/*.jpg`, or the one above it.
-        classes: K class names; folders that stand for none of them are left out and noted.
-        layout: a name of LAYOUTS; None = by the names of the folders.
-        class_file: folder -> class name, in place of the table of `synsets`: a JSON object, or lines `<folder> <name>`.
-        list_file: takes only these images, in this order: lines `<folder>/<file>`, relative to the class folders.
+            with `<nnn.name>/*.jpg`, or the one above it; or a folder with `<class>/<image>`.
+        names: K class names; folders that stand for none of them are left out and noted.
+        layout: a name of LAYOUTS; None = recognized by the names of the folders, and noted.
+        classes: file of folder -> class name, in place of the table of `synsets` or of the folders' own names: a JSON
+            object, or lines `<folder> <name>`.
+        subset: file that names the images to take, in its order: lines `<folder>/<file>`, relative to the folder that
+            holds the class folders.
         saliency: folder of saliency maps `<folder>/<stem>.png`; an image may be without.
 
     Returns:
         Rows `single/<folder>/<stem>` of split train.
 
     Raises:
-        UserError: a folder or file is missing or unreadable, the layout is none or unclear, a class is unknown, a
-            listed image is absent, has no class or leads out of the root, an image is there twice, none is left.
+        UserError: a folder or file is missing or unreadable, no layout or several are recognized, a class is unknown,
+            a listed image is absent, has no class or leads out of the root, two images have the same stem, or none is
+            left.
     """
-    base, chosen = _place(source_folder(root, "the folder of ImageNet CLS-LOC or Caltech-256", "name it"), layout)
-    table = _read_class_file(class_file, classes) if class_file else chosen.classes
-    known = {folder: classes.index(name) for folder, name in table.items() if name in classes}
-    top = scan(base, base)
-    left = top.left.copy()
-    names: dict[str, list[str]] = {}
-    for folder in top.folders:
-        if folder in known:
-            found = scan(base / folder, base)
-            left += found.left
-            names[folder] = [name for name in found.files if name.lower().endswith(SUFFIXES)]
-            left["file(s) or folder(s) that are no JPEG"] += len(found.files) + len(found.folders) - len(names[folder])
-    what = f"single-label images in {base}"
-    notes = left_out(what, left)
-    if list_file:
-        images = _listed(list_file, base, known, names)
-        notes.append(f"{what}: {len(images)} of {sum(map(len, names.values()))} are on the list {list_file}")
+    root = source_folder(root, "a folder of single-label images", "name it by `root`")
+    table = _read_class_file(classes, names) if classes else None
+    folders = _read_folders(root, names, table, layout)
+    notes = folders.notes
+    if subset:
+        images = _listed(subset, folders)
+        total = sum(map(len, folders.images.values()))
+        notes.append(f"{folders.what}: {len(images)} of {total} are on the list {subset}")
     else:
-        images = [(folder, name) for folder in names for name in names[folder]]
-        others = [folder for folder in top.folders if folder not in known]
-        if others:
-            notes.append(f"{what}: left out {len(others)} folder(s) that stand for no class: {shown(others)}")
-    if class_file and (absent := [folder for folder in known if folder not in names]):
-        notes.append(f"{class_file} names {len(absent)} folder(s) that are not in {base}: {shown(absent)}")
+        images = [image for of_folder in folders.images.values() for image in of_folder]
+        if folders.others:
+            notes.append(
+                f"{folders.what}: left out {len(folders.others)} folder(s) that stand for no class: "
+                f"{shown(folders.others)}"
+            )
+    if classes and (absent := [folder for folder in folders.class_of if folder not in folders.images]):
+        notes.append(f"{classes} names {len(absent)} folder(s) that are not in {folders.base}: {shown(absent)}")
     if not images:
         raise UserError(
-            "\n".join([f"no single-label image of any of the {len(classes)} classes in {base}", *notes]),
-            "JPEGs in at least one folder that stands for a class",
-            "name another folder, or say by a class file which folder is which class",
+            "\n".join([f"no single-label image of any of the {len(names)} classes in {folders.base}", *notes]),
+            "images in at least one folder that stands for a class",
+            "name another folder by `root`, or say by `classes` which folder is which class",
         )
-    tags = [known[folder] for folder, _ in images]
-    without = [name for k, name in enumerate(classes) if k not in set(tags)]
-    if without:
-        notes.append(f"{what}: none of class {shown(without, len(without))}")
-    stems = [f"{folder}/{name.rpartition('.')[0]}" for folder, name in images]
-    twice = [stem for stem, count in collections.Counter(stems).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"{len(twice)} images in {base} are there twice, by different suffixes: {shown(twice)}",
-            "one JPEG a name",
-            "remove or rename one of each",
-        )
+    _check_stems(images, folders.base)
+    notes += without_images(folders.what, names, {folders.class_of[image.folder] for image in images})
     maps = Maps(saliency, "saliency map")
-    salient = [maps.of(stem) for stem in stems]
+    saliency_uris = [maps.of(image.stem) for image in images]
     rows = listing_table(
-        image_id=[f"single/{stem}" for stem in stems],
-        uri=[f"{base}/{folder}/{name}" for folder, name in images],
+        image_id=[f"single/{image.stem}" for image in images],
+        uri=[f"{folders.base}/{image.folder}/{image.name}" for image in images],
         domain="source",
         split="train",
-        tags=[[tag] for tag in tags],
-        saliency_uri=salient,
+        tags=[[folders.class_of[image.folder]] for image in images],
+        saliency_uri=saliency_uris,
     )
-    return Listing(rows, classes, (*notes, *maps.notes(salient, "single-label images")))
+    return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
 
 
-def _place(root: Path, layout: str | None) -> tuple[Path, Layout]:
-    """The folder that holds the class folders, and their layout."""
+def _read_folders(
+    root: Path, names: tuple[str, ...], table: Mapping[str, str] | None, layout: str | None
+) -> _ClassFolders:
+    """Recognizes the layout and reads the class folders.
+
+    Args:
+        table: folder -> class name; None = the layout's.
+    """
+    name, base = _recognize(root, names, table, layout)
+    class_of = _class_of(name, names, table)
+    about, *_, suffixes = LAYOUTS[name]
+    top = scan(base, base)
+    left = top.left.copy()
+    images: dict[str, list[_Image]] = {}
+    for folder in top.folders:
+        if folder in class_of:
+            content = scan(base / folder, base)
+            left += content.left
+            images[folder] = [_Image(folder, file) for file in content.files if file.lower().endswith(suffixes)]
+            others = len(content.files) + len(content.folders) - len(images[folder])
+            left[f"file(s) or folder(s) that are no {_kinds(suffixes)}"] += others
+    read = _ClassFolders(base, class_of, images, [folder for folder in top.folders if folder not in class_of], [])
+    read.notes.extend([f"{read.what}: laid out as {about}", *left_out(read.what, left)])
+    return read
+
+
+def _kinds(suffixes: tuple[str, ...]) -> str:
+    return "JPEG" if suffixes == _JPEG else f"image ({', '.join(suffixes)})"
+
+
+def _class_of(layout: str, names: tuple[str, ...], table: Mapping[str, str] | None) -> dict[str, int]:
+    """Folder -> class index: by the class file, by the layout's own table, or for a folder that is named as a class."""
+    table = table or LAYOUTS[layout].classes or dict(zip(names, names, strict=True))
+    return {folder: names.index(name) for folder, name in table.items() if name in names}
+
+
+def _recognize(
+    root: Path, names: tuple[str, ...], table: Mapping[str, str] | None, layout: str | None
+) -> tuple[str, Path]:
+    """The name of the layout below a root, and the folder that holds the class folders.
+
+    A layout is recognized by a folder that stands for a class. Where there is none, the pattern of the names is enough,
+    so that the error about them can say which folders there are.
+    """
     if layout is not None and layout not in LAYOUTS:
         raise UserError(
-            f"unknown layout {layout!r}", f"one of {', '.join(LAYOUTS)}", "choose one, or none to detect it"
+            f"unknown layout {layout!r}", f"one of {', '.join(LAYOUTS)}", "choose one, or none to recognize it"
         )
-    found: list[tuple[str, Path]] = []
-    for name in [layout] if layout else LAYOUTS:
-        for place in LAYOUTS[name].places:
-            base = (root / place).resolve()
-            if base.is_dir() and any(re.fullmatch(LAYOUTS[name].pattern, f) for f in scan(base, base).folders):
-                found.append((name, base))
-                break
-    if not found:
+    layouts = [layout] if layout else list(LAYOUTS)
+    candidates = {name: _base(root, name, _class_of(name, names, table), table is not None) for name in layouts}
+    if not any(candidates.values()):
+        candidates = {name: _base(root, name, None, False) for name in layouts}
+    bases = {name: base for name, base in candidates.items() if base}
+    # A class file says which folders of one base are meant; the last of the layouts takes the most kinds of images.
+    if len(bases) == 1 or (table and len(set(bases.values())) == 1):
+        return list(bases.items())[-1]
+    if bases:
         raise UserError(
-            f"no class folders in {root}",
-            "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train, or like "
-            "056.dog (Caltech-256), here or in 256_ObjectCategories",
-            "name the folder that holds them",
+            f"the folders of several layouts: {' and '.join(f'{name} in {base}' for name, base in bases.items())}",
+            "those of one",
+            "choose one by `layout`, or name by `root` a folder that holds those of one alone",
         )
-    if len(found) > 1:
-        places = " and ".join(f"{name} in {base}" for name, base in found)
-        raise UserError(f"the folders of two data sets: {places}", "those of one", "choose a layout or a folder below")
-    name, base = found[0]
-    return base, LAYOUTS[name]
+    raise UserError(
+        f"no class folders in {root}",
+        "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
+        f"(Caltech-256), here or in 256_ObjectCategories; or named as the classes ({shown(names)}), with images",
+        "name by `root` the folder that holds them, or say by `classes` which folder is which class",
+    )
 
 
-def _read_class_file(path: Path, classes: tuple[str, ...]) -> dict[str, str]:
-    expected = "a JSON object {folder: class name}, or lines '<folder> <class name>'"
-    lines = read_lines(path, expected, "mend it, or leave it off to use the table that comes with the program")
-    pairs: list[tuple[int, str, object]] = []
-    if lines[0][1].startswith("{"):
-        text = "\n".join(line for _, line in lines)
-        try:
-            found = json.loads(text, object_pairs_hook=list)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} is no JSON: {error}", expected, "mend it") from None
-        pairs = [(0, folder, name) for folder, name in found]
-    else:
-        for number, line in lines:
-            folder, name = (*line.split(None, 1), "")[:2]
-            pairs.append((number, folder, name))
+def _base(root: Path, layout: str, class_of: Mapping[str, int] | None, by_file: bool) -> Path | None:
+    """The folder that holds the class folders of a layout, None where there is none below the root.
+
+    Args:
+        class_of: only these folders count; None = every folder whose name has the layout's pattern.
+        by_file: a class file names the folders, so that those with another layout's pattern are not of `folders`.
+    """
+    _, locations, pattern, *_ = LAYOUTS[layout]
+    for base in ((root / location).resolve() for location in locations):
+        folders = scan(base, base).folders if base.is_dir() else []
+        if class_of is not None:
+            folders = [folder for folder in folders if folder in class_of]
+        if pattern:
+            recognized = any(re.fullmatch(pattern, folder) for folder in folders)
+        elif class_of is None:
+            recognized = False
+        else:
+            patterns = "|".join(other.pattern for other in LAYOUTS.values() if other.pattern) if by_file else ""
+            recognized = any(
+                not re.fullmatch(patterns, folder) and _holds_images(base / folder, layout) for folder in folders
+            )
+        if recognized:
+            return base
+    return None
+
+
+def _holds_images(folder: Path, layout: str) -> bool:
+    """Whether images lie directly in a folder: `train` is a class of VOC, but in ImageNet it holds folders alone."""
+    return any(file.lower().endswith(LAYOUTS[layout].suffixes) for file in scan(folder, folder).files)
+
+
+def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """Folder -> class name.
+
+    Raises:
+        UserError: the file cannot be read, names a folder twice, a folder without a class, or an unknown class.
+    """
     table: dict[str, str] = {}
-    for number, folder, value in pairs:
-        where = f"{path}, line {number}" if number else f"{path}"
-        if not isinstance(value, str) or not value.strip():
-            raise UserError(f"{where}: no class name for {folder}", expected, "name its class, or leave it off")
+    for where, folder, name in _class_file_entries(path):
+        if not isinstance(name, str) or not name.strip():
+            raise UserError(f"{where}: no class name for {folder}", _CLASS_FILE, "name its class, or leave it off")
         if folder in table:
             raise UserError(f"{where}: {folder} a second time", "each folder once", "delete one")
-        table[folder] = value.strip()
-    unknown = sorted({name for name in table.values() if name not in classes})
+        table[folder] = name.strip()
+    unknown = sorted(set(table.values()) - set(names))
     if unknown:
-        remedy = f"{nearest(unknown, classes)}mend {path.name}, or leave those folders off"
-        raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(classes)}", remedy)
+        remedy = f"{nearest(unknown, names)}correct {path.name}, or leave those folders off"
+        raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(names)}", remedy)
     return table
 
 
-def _listed(path: Path, base: Path, known: Mapping[str, int], names: Mapping[str, list[str]]) -> list[tuple[str, str]]:
-    """The images of a list, as folder and file name."""
+def _class_file_entries(path: Path) -> Iterator[tuple[str, str, object]]:
+    """The entries of a class file: where each is, for messages, the folder, and what stands for its class."""
+    lines = read_lines(path, _CLASS_FILE, "name another by `classes`, or leave it off to go by the folders' names")
+    if lines[0][1].startswith("{"):
+        text = "\n".join(line for _, line in lines)
+        try:
+            entries = json.loads(text, object_pairs_hook=list)
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path} is no JSON: {error}", _CLASS_FILE, "correct it") from None
+        yield from ((str(path), folder, name) for folder, name in entries)
+    else:
+        for number, line in lines:
+            folder, name = (*line.split(None, 1), "")[:2]
+            yield f"{path}, line {number}", folder, name
+
+
+def _listed(path: Path, folders: _ClassFolders) -> list[_Image]:
+    """The images of a list, in its order."""
+    base = folders.base
     expected = f"lines '<folder>/<file>', relative to {base}"
-    images: dict[tuple[str, str], None] = {}
-    absent, foreign = [], []
-    present = {folder: set(files) for folder, files in names.items()}
-    for number, line in read_lines(path, expected, "name a list of images, or none to take all"):
+    existing = {image for of_folder in folders.images.values() for image in of_folder}
+    images: dict[_Image, None] = {}
+    absent, without_class = [], []
+    for number, line in read_lines(path, expected, "name a list of images by `subset`, or none to take all"):
         entry = inside(line)
         if entry is None:
             raise UserError(f"{path}, line {number}: {line} lies outside of {base}", expected, "take it off the list")
         folder, _, name = entry.partition("/")
-        if folder not in known:
-            foreign.append(line)
-        elif name not in present.get(folder, ()):
+        image = _Image(folder, name)
+        if folder not in folders.class_of:
+            without_class.append(line)
+        elif image not in existing:
             absent.append(line)
-        elif (folder, name) in images:
+        elif image in images:
             raise UserError(f"{path}, line {number}: {line} a second time", "each image once", "delete one line")
-        images[folder, name] = None
+        images[image] = None
     if absent:
         raise UserError(
             f"{path} names {len(absent)} image(s) that are not in {base}: {shown(absent)}",
-            "a JPEG that lies there for each line (links that lead elsewhere do not count)",
+            "an image that lies there for each line (links that lead elsewhere do not count)",
             "add the images or take them off the list",
         )
-    if foreign:
+    if without_class:
         raise UserError(
-            f"{path} names {len(foreign)} image(s) of folders that stand for no class: {shown(foreign)}",
+            f"{path} names {len(without_class)} image(s) of folders that stand for no class: {shown(without_class)}",
             "images of folders with a class",
-            "take them off the list, or say by a class file which class they are",
+            "take them off the list, or say by `classes` which folder is which class",
         )
     return list(images)
+
+
+def _check_stems(images: list[_Image], base: Path) -> None:
+    """An image's stem is its name in the index and the name of its saliency map."""
+    counts = collections.Counter(image.stem for image in images)
+    twice = [stem for stem, count in counts.items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{len(twice)} images in {base} are there twice, by different suffixes: {shown(twice)}",
+            "one image per name",
+            "remove or rename one of each",
+        )

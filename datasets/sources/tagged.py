@@ -21,6 +21,7 @@ import os
 import posixpath
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ from mcis.datasets.classes import MAX_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import is_remote, read_bytes
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import listing_table, nearest, whole
+from mcis.datasets.sources.lists import SplitMasks, complete_masks, listing_table, nearest
 
 OPTIONAL = {"mask": "mask", "saliency": "saliency", "split": "split", "id": "id"}
 """The columns that may be absent, and their names where the caller names none."""
@@ -46,26 +47,48 @@ MAX_TABLE = 2**34
 """Largest table, bytes."""
 
 
+class _Table(NamedTuple):
+    """A table of a user.
+
+    Attributes:
+        path: absolute path or URI, for messages and relative paths.
+        content: its rows.
+        columns: what a column holds -> its name, as far as the table has it.
+    """
+
+    path: str
+    content: pa.Table
+    columns: dict[str, str]
+
+
+class _Tagged(NamedTuple):
+    """The tags of every row as ascending class indices, the K class names, and notes."""
+
+    tags: list[list[int]]
+    names: tuple[str, ...]
+    notes: list[str]
+
+
 def list_tagged(
-    path: str | Path,
+    table: str | Path,
     *,
     classes: Path | None = None,
-    image_column: str = "image",
-    tags_column: str = "tags",
-    mask_column: str = OPTIONAL["mask"],
-    saliency_column: str = OPTIONAL["saliency"],
-    split_column: str = OPTIONAL["split"],
-    id_column: str = OPTIONAL["id"],
+    image: str = "image",
+    tags: str = "tags",
+    mask: str = OPTIONAL["mask"],
+    saliency: str = OPTIONAL["saliency"],
+    split: str = OPTIONAL["split"],
+    id: str = OPTIONAL["id"],
     ignore_others: bool = False,
 ) -> Listing:
     """Reads a table of images and tags; no image is opened.
 
     Args:
-        path: of the table, .csv, .jsonl or .parquet, or its URI.
-        classes: file with one class name a line; None = every tag of the table is a class, in the order of the
+        table: path of a .csv, .jsonl or .parquet table, or its URI.
+        classes: file with one class name per line; None = every tag of the table is a class, in the order of the
             alphabet.
-        image_column, tags_column: have to be there.
-        mask_column, saliency_column, split_column, id_column: may be absent under these names, not under others.
+        image, tags: names of columns that have to exist.
+        mask, saliency, split, id: names of columns that may be absent under these names, not under others.
         ignore_others: tags that are no class are left out, and counted in a note.
 
     Raises:
@@ -73,65 +96,27 @@ def list_tagged(
             twice, a local mask or saliency map is absent, a tag is unknown, there are none or too many, a split is
             unknown or train is empty.
     """
-    path = str(path) if is_remote(str(path)) else str(Path(path).expanduser().resolve())
-    optional = {"mask": mask_column, "saliency": saliency_column, "split": split_column, "id": id_column}
-    columns = {"image": image_column, "tags": tags_column, **optional}
-    table = _read(path, list(columns.values()))
-    _check_columns(path, table, columns)
-    columns = {what: column for what, column in columns.items() if column in table.column_names}
-
-    images = _filled(path, table, image_column)
-    ids = _filled(path, table, id_column) if "id" in columns else images
-    twice = [name for name, count in collections.Counter(ids).items() if count > 1]
-    if twice:
-        raise UserError(
-            f"{path}: {len(twice)} value(s) of column {columns.get('id', image_column)!r} are there more than once: "
-            f"{shown(twice)}",
-            "each image once, under a name of its own",
-            f"delete or merge the rows, or give each a name in a column {id_column!r}",
-        )
-    splits = _filled(path, table, split_column) if "split" in columns else ["train"] * len(table)
-    _check_splits(path, split_column, splits)
-    tags = _tags(path, table, tags_column)
-    names = read_classes(classes) if classes else _names(path, tags_column, tags)
-    index = {name: k for k, name in enumerate(names)}
-    foreign = sorted({tag for row in tags for tag in row} - set(index))
-    if foreign and not ignore_others:
-        raise UserError(
-            f"{path}: {len(foreign)} tag(s) are no class: {shown(foreign)}",
-            f"the {len(names)} classes of {classes}",
-            f"{nearest(foreign, names)}mend the table or the class file, or leave such tags out by "
-            "--set data.tags.ignore_others=true",
-        )
-    notes = _notes(path, table, set(columns.values()), splits, names)
-    if foreign:
-        count = sum(tag not in index for row in tags for tag in row)
-        tags = [[tag for tag in row if tag in index] for row in tags]
-        left = sum(not row for row in tags)
-        notes.append(
-            f"{path}: {count} tags of {len(foreign)} names that are no class were left out: {shown(foreign)}; "
-            f"{left} of {len(table)} images have no tag"
-        )
-    masks = _existing(path, table, columns.get("mask"))
-    salient = _existing(path, table, columns.get("saliency"))
-    if "saliency" in columns and (absent := salient.count(None)):
-        notes.append(f"{path}: no saliency map for {absent} of {len(table)} images")
-    for split in sorted(set(splits)) if "mask" in columns else ():
-        places = [place for place, name in enumerate(splits) if name == split]
-        of_split, news = whole([masks[place] for place in places], split)
-        notes += [f"{path}: {note}" for note in news]
-        for place, mask in zip(places, of_split, strict=True):
-            masks[place] = mask
-    rows = listing_table(
+    path = str(table) if is_remote(str(table)) else str(Path(table).expanduser().resolve())
+    rows = _read(path, {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id})
+    images = _filled(rows, "image")
+    ids = _ids(rows, images, id)
+    splits = _splits(rows)
+    tagged = _tagged(rows, classes, ignore_others)
+    masks = _masks(rows, splits)
+    saliency_uris = _existing(rows, "saliency")
+    notes = [*_notes(rows, splits, tagged.names), *tagged.notes]
+    if "saliency" in rows.columns and (absent := saliency_uris.count(None)):
+        notes.append(f"{path}: no saliency map for {absent} of {len(images)} images")
+    listed = listing_table(
         image_id=ids,
-        uri=[_place(path, image) for image in images],
+        uri=[_uri(path, text) for text in images],
         domain="target",
         split=splits,
-        tags=[sorted({index[tag] for tag in row}) for row in tags],
-        mask_uri=masks,
-        saliency_uri=salient,
+        tags=tagged.tags,
+        mask_uri=masks.uris,
+        saliency_uri=saliency_uris,
     )
-    return Listing(rows, names, tuple(notes))
+    return Listing(listed, tagged.names, (*notes, *masks.notes))
 
 
 def _read_csv(data: bytes, text: Sequence[str]) -> pa.Table:
@@ -160,109 +145,164 @@ READERS: dict[str, Callable[[bytes, Sequence[str]], pa.Table]] = {
 """By the table's suffix: content, names of the columns that hold text -> table."""
 
 
-def _read(path: str, text: Sequence[str]) -> pa.Table:
+def _read(path: str, columns: dict[str, str]) -> _Table:
+    """Reads the table and checks that it has the columns that it has to have."""
     suffix = posixpath.splitext(urlsplit(path).path if is_remote(path) else path)[1].lower()
     expected = f"a table of images and tags, {', '.join(READERS)}"
     _check_scheme(path, path)
     if suffix not in READERS:
         raise UserError(f"{path} has the suffix {suffix or 'none'}", expected, "convert or rename the table")
     try:
-        table = READERS[suffix](read_bytes(path, MAX_TABLE), text)
-        table.validate(full=True)  # not every reader looks whether texts are UTF-8
+        content = READERS[suffix](read_bytes(path, MAX_TABLE), list(columns.values()))
+        content.validate(full=True)  # not every reader looks whether texts are UTF-8
     except FileNotFoundError:
         raise UserError(f"no table {path}", expected, "name a table that exists") from None
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read: {error}", expected, "mend the table") from None
-    if not len(table):
+        raise UserError(f"{path} cannot be read: {error}", expected, "correct the table") from None
+    if not len(content):
         raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
-    return table
+    return _Table(path, content, _present(path, content, columns))
 
 
-def _check_columns(path: str, table: pa.Table, columns: dict[str, str]) -> None:
-    there = ", ".join(map(repr, table.column_names))
+def _present(path: str, content: pa.Table, columns: dict[str, str]) -> dict[str, str]:
+    """The columns that the table has.
+
+    Raises:
+        UserError: it has one of them twice, or lacks one that has to exist.
+    """
     for what, column in columns.items():
-        count = table.column_names.count(column)
+        count = content.column_names.count(column)
         if count > 1:
             raise UserError(f"{path} has {count} columns {column!r}", "each column once", "rename or delete one")
         if not count and column != OPTIONAL.get(what):
-            remedy = f"add it, or say which column holds it: --set data.tags.{what}=COLUMN"
-            raise UserError(f"{path} has no column {column!r}; it has {there}", f"a column for {what}", remedy)
+            raise UserError(
+                f"{path} has no column {column!r}; it has {', '.join(map(repr, content.column_names))}",
+                f"a column for {what}",
+                f"add it, or say which column holds it: `{what}=COLUMN`",
+            )
+    return {what: column for what, column in columns.items() if column in content.column_names}
 
 
-def _texts(path: str, table: pa.Table, column: str) -> list[str | None]:
+def _texts(rows: _Table, what: str) -> list[str | None]:
     """A column of strings without spaces around them; null for those that are empty."""
-    values = table[column]
+    column = rows.columns[what]
+    values = rows.content[column]
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if not _is_text(values.type) and not pa.types.is_integer(values.type) and not pa.types.is_null(values.type):
-        raise UserError(f"{path}: column {column!r} holds {values.type}", "text", "write it as strings")
+        raise UserError(f"{rows.path}: column {column!r} holds {values.type}", "text", "write it as strings")
     texts = [None if value is None else str(value).strip() or None for value in values.to_pylist()]
     broken = next((text for text in texts if text and "\0" in text), None)
     if broken:
-        raise UserError(f"{path}: {broken!r} in column {column!r}", "text without NUL bytes", "mend the table")
+        raise UserError(f"{rows.path}: {broken!r} in column {column!r}", "text without NUL bytes", "correct the table")
     return texts
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+def _is_text(column_type: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(column_type) or pa.types.is_large_string(column_type) or pa.types.is_string_view(column_type)
+    )
 
 
-def _filled(path: str, table: pa.Table, column: str) -> list[str]:
+def _filled(rows: _Table, what: str) -> list[str]:
     """The texts of a column that may not be empty anywhere."""
-    texts = _texts(path, table, column)
-    rows = [str(row) for row, text in enumerate(texts, 1) if text is None]
-    if rows:
+    texts = _texts(rows, what)
+    empty = [str(number) for number, text in enumerate(texts, 1) if text is None]
+    if empty:
         raise UserError(
-            f"{path}: {len(rows)} empty cell(s) in column {column!r}: row {shown(rows)}",
+            f"{rows.path}: {len(empty)} empty cell(s) in column {rows.columns[what]!r}: row {shown(empty)}",
             "a value in each row (they are counted from 1, without a header)",
             "fill or delete the rows",
         )
     return [text for text in texts if text is not None]
 
 
-def _check_splits(path: str, column: str, splits: list[str]) -> None:
+def _ids(rows: _Table, images: list[str], id_column: str) -> list[str]:
+    """A unique name for each row: of the column for it, or the image's path as written."""
+    what = "id" if "id" in rows.columns else "image"
+    ids = _filled(rows, "id") if what == "id" else images
+    twice = [name for name, count in collections.Counter(ids).items() if count > 1]
+    if twice:
+        raise UserError(
+            f"{rows.path}: {len(twice)} value(s) of column {rows.columns[what]!r} are there more than once: "
+            f"{shown(twice)}",
+            "each image once, under a name of its own",
+            f"delete or merge the rows, or give each a name in a column {id_column!r}",
+        )
+    return ids
+
+
+def _splits(rows: _Table) -> list[str]:
+    """The split of each row; every image is in train where no column says otherwise."""
+    if "split" not in rows.columns:
+        return ["train"] * len(rows.content)
+    splits, column = _filled(rows, "split"), rows.columns["split"]
     unknown = sorted(set(splits) - set(SPLITS))
     if unknown:
         expected = f"one of {', '.join(SPLITS)}"
-        raise UserError(f"{path}: unknown split {shown(unknown)} in column {column!r}", expected, "rename it")
+        raise UserError(f"{rows.path}: unknown split {shown(unknown)} in column {column!r}", expected, "rename it")
     if "train" not in splits:
-        raise UserError(f"{path} has no image of split train", "at least one", f"mend its column {column!r}")
+        raise UserError(f"{rows.path} has no image of split train", "at least one", f"correct its column {column!r}")
+    return splits
 
 
-def _tags(path: str, table: pa.Table, column: str) -> list[list[str]]:
-    kind = table[column].type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        if not _is_text(kind.value_type) and not pa.types.is_null(kind.value_type):
-            raise UserError(
-                f"{path}: column {column!r} holds lists of {kind.value_type}",
-                "lists of strings, or strings with ';', ',' or '|' between the tags",
-                "write the names of the classes",
-            )
-        rows = [row or [] for row in table[column].to_pylist()]
+def _tagged(rows: _Table, classes: Path | None, ignore_others: bool) -> _Tagged:
+    """The classes, from their file or of all tags, and the class indices of each row."""
+    tags = _tags(rows)
+    names = read_classes(classes) if classes else _names(rows, tags)
+    index = {name: k for k, name in enumerate(names)}
+    others = sorted({tag for row in tags for tag in row} - set(index))
+    if others and not ignore_others:
+        raise UserError(
+            f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
+            f"the {len(names)} classes of {classes}",
+            f"{nearest(others, names)}correct the table or the class file, or leave such tags out by "
+            "`ignore_others=true`",
+        )
+    indices = [sorted({index[tag] for tag in row if tag in index}) for row in tags]
+    if not others:
+        return _Tagged(indices, names, [])
+    count = sum(tag not in index for row in tags for tag in row)
+    note = (
+        f"{rows.path}: {count} tags of {len(others)} names that are no class were left out: {shown(others)}; "
+        f"{indices.count([])} of {len(indices)} images have no tag"
+    )
+    return _Tagged(indices, names, [note])
+
+
+def _tags(rows: _Table) -> list[list[str]]:
+    """The tags of each row as they are written, without spaces around them; empty ones are dropped."""
+    column = rows.columns["tags"]
+    column_type = rows.content[column].type
+    is_list = pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
+    cell = column_type.value_type if is_list else column_type
+    if not (_is_text(cell) or pa.types.is_null(cell) or (pa.types.is_dictionary(cell) and not is_list)):
+        raise UserError(
+            f"{rows.path}: column {column!r} holds {f'lists of {cell}' if is_list else cell}",
+            "lists of strings, or strings with ';', ',' or '|' between the tags",
+            "write the names of the classes",
+        )
+    if is_list:
+        cells = [tags or [] for tags in rows.content[column].to_pylist()]
     else:
-        if not _is_text(kind) and not pa.types.is_dictionary(kind) and not pa.types.is_null(kind):
-            raise UserError(
-                f"{path}: column {column!r} holds {kind}",
-                "lists of strings, or strings with ';', ',' or '|' between the tags",
-                "write the names of the classes",
-            )
-        texts = _texts(path, table, column)
-        rows = [(text or "").replace(",", ";").replace("|", ";").split(";") for text in texts]
-    return [[tag.strip() for tag in row if tag and tag.strip()] for row in rows]
+        cells = [(text or "").replace(",", ";").replace("|", ";").split(";") for text in _texts(rows, "tags")]
+    return [[tag.strip() for tag in tags if tag and tag.strip()] for tags in cells]
 
 
-def _names(path: str, column: str, tags: list[list[str]]) -> tuple[str, ...]:
+def _names(rows: _Table, tags: list[list[str]]) -> tuple[str, ...]:
+    """The class names where no file gives them: every tag of the table."""
+    path = rows.path
     names = tuple(sorted({tag for row in tags for tag in row}))
     if not names:
-        raise UserError(f"{path}: no tag in column {column!r}", "at least one tagged image", "add tags")
+        raise UserError(f"{path}: no tag in column {rows.columns['tags']!r}", "at least one tagged image", "add tags")
     if "background" in names:
         raise UserError(f"{path}: the tag background", "tags of things; background is no class", "delete that tag")
     if len(names) > MAX_CLASSES:
         raise UserError(
             f"{path}: {len(names)} different tags: {shown(names)}",
             f"at most {MAX_CLASSES}, because labels are bytes",
-            "merge tags, or name the classes that you want in a file, one a line: --set data.classes=FILE "
-            "--set data.tags.ignore_others=true",
+            "merge tags, or name the classes that you want in a file, one per line: `classes=FILE` "
+            "`ignore_others=true`",
         )
     return names
 
@@ -275,12 +315,12 @@ def _check_scheme(table: str, text: str) -> None:
     try:
         scheme = urlsplit(text).scheme
     except ValueError as error:
-        raise UserError(f"{table}: {text} is no URI: {error}", expected, "mend it") from None
+        raise UserError(f"{table}: {text} is no URI: {error}", expected, "correct it") from None
     if scheme not in SCHEMES:
-        raise UserError(f"{table}: unknown scheme of {text}", expected, "mend it")
+        raise UserError(f"{table}: unknown scheme of {text}", expected, "correct it")
 
 
-def _place(table: str, text: str) -> str:
+def _uri(table: str, text: str) -> str:
     """A cell of the table -> absolute path or URI."""
     if is_remote(text):
         _check_scheme(table, text)
@@ -294,26 +334,38 @@ def _place(table: str, text: str) -> str:
     return parts._replace(path=key).geturl()
 
 
-def _existing(path: str, table: pa.Table, column: str | None) -> list[str | None]:
-    """The masks or saliency maps of a column; those of this machine are there, as later stages take for granted."""
-    if column is None:
-        return [None] * len(table)
-    uris = [text and _place(path, text) for text in _texts(path, table, column)]
+def _existing(rows: _Table, what: str) -> list[str | None]:
+    """The masks or saliency maps of a column. Those of this machine exist, which later stages take for granted."""
+    if what not in rows.columns:
+        return [None] * len(rows.content)
+    uris = [text and _uri(rows.path, text) for text in _texts(rows, what)]
     absent = [uri for uri in uris if uri and not is_remote(uri) and not os.path.isfile(uri)]
     if absent:
         raise UserError(
-            f"{path}: {len(absent)} file(s) of column {column!r} are missing: {shown(absent)}",
+            f"{rows.path}: {len(absent)} file(s) of column {rows.columns[what]!r} are missing: {shown(absent)}",
             "an existing file, or an empty cell for none",
             "add the files or empty the cells",
         )
     return uris
 
 
-def _notes(path: str, table: pa.Table, read: set[str], splits: Sequence[str], names: tuple[str, ...]) -> list[str]:
-    notes = []
+def _masks(rows: _Table, splits: list[str]) -> SplitMasks:
+    """The ground-truth masks of each row; a split has all of its masks or none."""
+    uris, notes = _existing(rows, "mask"), []
+    for split in sorted(set(splits)) if "mask" in rows.columns else ():
+        positions = [position for position, name in enumerate(splits) if name == split]
+        of_split = complete_masks([uris[position] for position in positions], split)
+        notes += [f"{rows.path}: {note}" for note in of_split.notes]
+        for position, uri in zip(positions, of_split.uris, strict=True):
+            uris[position] = uri
+    return SplitMasks(uris, notes)
+
+
+def _notes(rows: _Table, splits: Sequence[str], names: tuple[str, ...]) -> list[str]:
+    path, notes = rows.path, []
     if "val" not in splits:
         notes.append(f"{path} has no image of split val: the training images are predicted")
-    unread = [column for column in table.column_names if column not in read]
+    unread = [column for column in rows.content.column_names if column not in rows.columns.values()]
     if unread:
         notes.append(f"{path}: columns that are not read: {shown(unread)}")
     several = [name for name in names if " " in name and set(name.split()) <= set(names)]

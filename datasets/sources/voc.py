@@ -71,7 +71,7 @@ def list_voc(
         raise UserError(f"tags_from {tags_from!r}", f"one of {', '.join(TAGS)}", "name one of them")
     root = root.expanduser().resolve()
     names = read_classes(classes) if classes else VOC_CLASSES
-    remedy = "point --voc at the folder VOC2012"
+    remedy = "point `root` at the folder VOC2012"
     images = _folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
     lists = _folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
     devkit, bounds = _Devkit(root, lists, names), _sbd_folder(sbd) if sbd else None
@@ -87,9 +87,9 @@ def list_voc(
             ids = _train_aug(lists, val_list, bounds)
             notes.append(f"{path.name} is made of SBD's ids and train.txt without val.txt: {len(ids)} images")
         else:
-            ids = _ids(path, f"add it or set data.{split}_list")
+            ids = _ids(path, f"add it, or name another list by `{split}_list`")
         if not ids:
-            raise UserError(f"{path} lists no image", "at least one image id", f"set data.{split}_list to another list")
+            raise UserError(f"{path} lists no image", "at least one image id", f"name another list by `{split}_list`")
         absent = [i for i in ids if f"{i}.jpg" not in present]
         if absent:
             raise UserError(
@@ -106,7 +106,7 @@ def list_voc(
             if lacking and not any("nothing is scored" in note for note in notes):
                 notes.append(
                     f"no ground-truth mask for {lacking} of {len(ids)} images of {path.name}: split {split} is not "
-                    f"scored (a folder {MASKS}, or SBD by data.sbd, would change that)"
+                    f"scored (a folder {MASKS}, or SBD by `sbd`, would change that)"
                 )
                 mask_uris = [None] * len(ids)
         for image_id in ids:
@@ -122,7 +122,7 @@ def list_voc(
                 f"no saliency map in {root / saliency} for {len(without)} of {len(ids)} training images: "
                 f"{shown(without)}",
                 "<id>.png for each of them",
-                "add the maps, or point data.saliency at an absent folder and set pseudo_masks.background=crf",
+                "add the maps, or point `saliency` at a folder that does not exist, which means that there are none",
             )
         for image_id, image_tags, mask_uri in zip(ids, tags, mask_uris, strict=True):
             rows.append(
@@ -191,13 +191,13 @@ def _tags(path: Path, classes: tuple[str, ...], remedy: str | None = None) -> di
         UserError: no such file, no UTF-8, an unknown index, or an id a second time.
     """
     line = f"lines '<id> <class index> ...' with indices 0..{len(classes) - 1}"
-    mend = "mend the list, or name the right class file with data.classes"
+    correct = "correct the list, or name the right class file by `classes`"
     tags: dict[str, list[int]] = {}
     for number, (image_id, *indices) in _lines(path, remedy or f"write {line} into {path.name}"):
         where = f"{path}, line {number}"
         if image_id in tags:
             raise UserError(f"{where}: {image_id} a second time", "one line an image", "merge the lines")
-        tags[image_id] = class_indices(where, image_id, indices, len(classes), mend)
+        tags[image_id] = class_indices(where, image_id, indices, len(classes), correct)
     return tags
 
 
@@ -214,7 +214,7 @@ def _sbd_folder(sbd: Path) -> Path:
     raise UserError(
         f"no folder benchmark_RELEASE/dataset/cls in {sbd}",
         "the unpacked benchmark.tgz of SBD",
-        f"unpack {SBD_HOME}/benchmark.tgz and point data.sbd at its folder benchmark_RELEASE",
+        f"unpack {SBD_HOME}/benchmark.tgz and point `sbd` at its folder benchmark_RELEASE",
     )
 
 
@@ -224,12 +224,12 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
         raise UserError(
             f"no list {lists / 'train_aug.txt'}",
             "the list of VOC 2012 and SBD images, which is no part of the devkit",
-            f"set data.sbd to the unpacked {SBD_HOME}/benchmark.tgz, which the list is made from, or set "
-            "data.train_list to another list, such as train",
+            f"point `sbd` at the unpacked {SBD_HOME}/benchmark.tgz, which the list is made from, or name another list, "
+            "such as train, by `train_list`",
         )
     ids = [i for path in (sbd / "train.txt", sbd / "val.txt") for i in _ids(path, "unpack benchmark.tgz again")]
     ids += _ids(lists / "train.txt", "restore the devkit's own list")
-    held_out = {i for name in {"val", val_list} for i in _ids(lists / f"{name}.txt", "set data.val_list")}
+    held_out = {i for name in {"val", val_list} for i in _ids(lists / f"{name}.txt", "name another list by `val_list`")}
     return sorted(set(ids) - held_out)
 
 
@@ -330,7 +330,7 @@ def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
         raise UserError(
             f"{path}: an object of class {shown([repr(name) for name in unknown])}",
             f"one of the {len(classes)} classes",
-            "mend the file, or name the right class file with data.classes",
+            "correct the file, or name the right class file by `classes`",
         )
     return sorted(classes.index(name) for name in names)
 
@@ -347,5 +347,5 @@ def _check_classes(table: pa.Table, names: tuple[str, ...], train_list: str) -> 
         raise UserError(
             f"no training image of class {shown(empty)} in {train_list}.txt",
             "at least one tagged image for each class",
-            "add images, or take the class out of the class file (data.classes)",
+            "add images, or take the class out of the class file (`classes`)",
         )

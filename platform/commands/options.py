@@ -12,7 +12,7 @@ Setting = Annotated[
 ]
 Name = Annotated[str, typer.Option(help="Name of the run; the same name goes on where it stopped.")]
 Voc = Annotated[Path | None, typer.Option(help="Folder VOC2012 of a PASCAL VOC 2012 devkit.")]
-Single = Annotated[Path | None, typer.Option(help="Folder of single-label images: ImageNet CLS-LOC or Caltech-256.")]
+Single = Annotated[Path | None, typer.Option(help="Folder of ImageNet CLS-LOC, Caltech-256 or `<class>/<image>`.")]
 Web = Annotated[Path | None, typer.Option(help="Folder of crawled images, `<class>/<file>`.")]
 Lid = Annotated[Path | None, typer.Option(help="Folder of the LID challenge, or of any data set with list files.")]
 Tags = Annotated[str | None, typer.Option(help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet.")]

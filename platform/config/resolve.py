@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.sources import SOURCES
 from mcis.platform.config.sections import Config
 
 Values = dict[str, Any]
@@ -117,13 +118,13 @@ def small() -> Values:
 
 RECIPES = {"paper": paper, "released": released, "small": small}
 SETTINGS = ("voc", "voc+single", "voc+web", "lid", "tags")
-SOURCES = ("voc", "lid", "tags", "single", "web")
 
 
 def setting_values(setting: str) -> Values:
     """What a setting changes: single-label images beside others are another domain, with affinities of its own."""
     sources = sources_of(setting)
-    return {"classifier.kinds": 3} if "single" in sources and len(sources) > 1 else {}
+    several_domains = len(sources) > 1 and any(SOURCES[source].domain == "source" for source in sources)
+    return {"classifier.kinds": 3} if several_domains else {}
 
 
 def sources_of(setting: str) -> tuple[str, ...]:
@@ -132,21 +133,22 @@ def sources_of(setting: str) -> tuple[str, ...]:
     Raises:
         UserError: an unknown source, one twice, or two that each have classes of their own.
     """
-    parts = tuple(setting.split("+"))
-    unknown = [part for part in parts if part not in SOURCES]
+    names = tuple(setting.split("+"))
+    unknown = [name for name in names if name not in SOURCES]
     if unknown:
         near = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
         hint = f"did you mean {near[0]}?" if near else "choose one of them"
         raise UserError(
             f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
         )
-    if len(set(parts)) < len(parts) or len({"voc", "lid", "tags"} & set(parts)) > 1:
+    with_classes = [name for name, source in SOURCES.items() if source.names_classes]
+    if len(set(names)) < len(names) or len(set(names).intersection(with_classes)) > 1:
         raise UserError(
             f"setting {setting!r}",
-            "each source once, and one of voc, lid, tags at most, since each has classes of its own",
+            f"each source once, and one of {', '.join(with_classes)} at most, since each has classes of its own",
             "run them one by one, or write one table for the source tags",
         )
-    return tuple(sorted(parts, key=SOURCES.index))
+    return tuple(source for source in SOURCES if source in names)
 
 
 class Resolved(NamedTuple):

@@ -42,12 +42,14 @@ class Section(BaseModel):
 
 
 class SingleConfig(Section):
-    """Single-label images (source `single`): ImageNet CLS-LOC or Caltech-256."""
+    """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256 or plain class folders."""
 
     root: LocalPath | None = None
-    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it."""
+    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
+    layout: Literal["imagenet", "caltech", "folders"] | None = None
+    """Which of these the folder holds; None = recognized by the names of the class folders."""
     classes: LocalPath | None = None
-    """File of <wnid or folder> -> class name; None = the table that comes with the project."""
+    """File of <wnid or folder> -> class name; None = the table that comes with the project, or the folders' names."""
     subset: LocalPath | None = None
     """File with one relative path a line: the images that are used; None = all."""
     saliency: LocalPath | None = None

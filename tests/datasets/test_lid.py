@@ -80,9 +80,14 @@ def test_masks_are_whole_or_none_and_noted(challenge: Path) -> None:
 
 
 BAD = [
-    ("train", "extra/x.JPEG 3\n", r"train\.txt, line 1: class index 3 of image extra/x", "count from 0 or 1"),
-    ("train", "\nextra/x.JPEG 1 cat -1\n", r"train\.txt, line 2: class index cat, -1 of image", "right class file"),
-    ("train", "extra/x.JPEG 01\n", r"class index 01 of image", "mend the list"),
+    ("train", "extra/x.JPEG 3\n", r"train\.txt, line 1: class index 3 of image extra/x", "`first_index`"),
+    (
+        "train",
+        "\nextra/x.JPEG 1 cat -1\n",
+        r"train\.txt, line 2: class index cat, -1 of image",
+        "by `classes`",
+    ),
+    ("train", "extra/x.JPEG 01\n", r"class index 01 of image", "correct the list"),
     ("train", "extra/x.JPEG 0\nextra//x.JPEG 1", r"line 2: extra//x\.JPEG a second time", "merge"),
     ("train", "extra/y.JPEG 0\n", r"train\.txt names 1 image\(s\) that are not in .*: extra/y\.JPEG", "take them off"),
     ("train", "extra/x.JPEG 0\nextra/x 0\n", r"names 1 image\(s\) that are not in .*: extra/x\n", "add the images"),

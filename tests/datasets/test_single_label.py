@@ -93,6 +93,72 @@ def test_caltech_comes_to_its_rows(tmp_path: Path) -> None:
     assert len(listed(tmp_path, layout="caltech").table) == 2
 
 
+# --- plain class folders
+
+
+def test_folders_named_as_the_classes_come_to_their_rows(tmp_path: Path) -> None:
+    fill(tmp_path, "dog/b.png", "dog/a.JPG", "cat/x.webp", "cat/notes.txt", "zebra/z.jpg", "classes.txt")
+    found = listed(tmp_path)
+    rows = found.table.to_pylist()
+    assert [(r["image_id"], r["tags"]) for r in rows] == [
+        ("single/cat/x", [7]),
+        ("single/dog/a", [11]),
+        ("single/dog/b", [11]),
+    ]
+    assert rows[1]["uri"] == str(tmp_path / "dog/a.JPG")
+    assert {(r["domain"], r["split"]) for r in rows} == {("source", "train")}
+    assert f"single-label images in {tmp_path}: laid out as class folders, <class>/<image>" in found.notes
+    assert any("left out 1 folder(s) that stand for no class: zebra" in note for note in found.notes)
+    assert any("left out 1 file(s) or folder(s) that are no image (.jpeg, .jpg, .png" in n for n in found.notes)
+    assert listed(tmp_path, layout="folders").table.equals(found.table)
+
+
+def test_a_class_file_gives_folders_of_any_name_a_class(tmp_path: Path) -> None:
+    fill(tmp_path / "photos", "chats/1.png", "chiens/2.png", "dog/3.png")
+    (tmp_path / "names").write_text("chats cat\nchiens dog\n")
+    found = listed(tmp_path / "photos", classes=tmp_path / "names")
+    assert found.table["image_id"].to_pylist() == ["single/chats/1", "single/chiens/2"]
+    assert found.table["tags"].to_pylist() == [[7], [11]]
+    assert any("left out 1 folder(s) that stand for no class: dog" in note for note in found.notes)
+
+
+def test_a_class_file_may_name_folders_of_several_layouts(tmp_path: Path) -> None:
+    fill(tmp_path / "photos", f"{DOG}/1.JPEG", "056.dog/2.jpg", "cat/3.png")
+    (tmp_path / "names").write_text(f"{DOG} dog\n056.dog dog\ncat cat\n")
+    found = listed(tmp_path / "photos", classes=tmp_path / "names")
+    assert found.table["image_id"].to_pylist() == ["single/056.dog/2", "single/cat/3", f"single/{DOG}/1"]
+
+
+def test_each_layout_is_recognized_and_noted(imagenet: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "caltech", "056.dog/a.jpg")
+    assert any("laid out as ImageNet CLS-LOC, <wnid>/*.JPEG" in note for note in listed(imagenet).notes)
+    assert any("laid out as Caltech-256, <nnn.name>/*.jpg" in n for n in listed(tmp_path / "caltech").notes)
+
+
+def test_a_tree_of_several_layouts_is_ambiguous_until_one_is_chosen(tmp_path: Path) -> None:
+    fill(tmp_path, f"{DOG}/1.JPEG", "cat/3.png")
+    with pytest.raises(UserError, match=r"of several layouts: imagenet in .* and folders in") as caught:
+        listed(tmp_path)
+    assert "`layout`" in caught.value.remedy
+    assert listed(tmp_path, layout="folders").table["image_id"].to_pylist() == ["single/cat/3"]
+    assert listed(tmp_path, layout="imagenet").table["image_id"].to_pylist() == [f"single/{DOG}/1"]
+
+
+def test_classes_that_are_named_as_another_layouts_folders_are_plain(tmp_path: Path) -> None:
+    fill(tmp_path, f"{DOG}/1.JPEG", f"{CAT}/2.png")
+    found = list_single_label(tmp_path, (CAT, DOG))
+    assert found.table["image_id"].to_pylist() == [f"single/{DOG}/1", f"single/{CAT}/2"]
+    assert found.table["tags"].to_pylist() == [[1], [0]]
+
+
+def test_the_class_train_is_a_folder_of_images_and_imagenets_train_is_not(imagenet: Path, tmp_path: Path) -> None:
+    """VOC has a class `train`, and ImageNet keeps its class folders in a folder of that name."""
+    found = listed(imagenet / "Data/CLS-LOC")
+    assert len(found.table) == 3
+    fill(tmp_path / "plain", "train/locomotive.jpg")
+    assert listed(tmp_path / "plain").table["tags"].to_pylist() == [[18]]
+
+
 def test_classes_of_the_table_that_are_not_asked_for_are_left_out(imagenet: Path) -> None:
     found = list_single_label(imagenet, ("cow", "cat"))
     assert found.table["tags"].to_pylist() == [[1]]
@@ -102,7 +168,7 @@ def test_classes_of_the_table_that_are_not_asked_for_are_left_out(imagenet: Path
 @pytest.mark.parametrize("text", [json.dumps({TENCH: "cat", "n00000001": "dog"}), f"{TENCH} cat\r\n\nn00000001\tdog\n"])
 def test_a_class_file_takes_the_tables_place(imagenet: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "wnids").write_text(text)
-    found = listed(imagenet, class_file=tmp_path / "wnids")
+    found = listed(imagenet, classes=tmp_path / "wnids")
     assert found.table["image_id"].to_pylist() == [f"single/{TENCH}/a", f"single/{TENCH}/b"]
     assert found.table["tags"].to_pylist() == [[7], [7]]
     assert any("names 1 folder(s) that are not in" in note and "n00000001" in note for note in found.notes)
@@ -110,7 +176,7 @@ def test_a_class_file_takes_the_tables_place(imagenet: Path, tmp_path: Path, tex
 
 def test_a_list_chooses_images_in_its_order(imagenet: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"{CAT}/{CAT}_1.JPEG\n\n./{DOG}//{DOG}_2.JPEG\n")
-    found = listed(imagenet, list_file=tmp_path / "list.txt")
+    found = listed(imagenet, subset=tmp_path / "list.txt")
     assert found.table["image_id"].to_pylist() == [f"single/{CAT}/{CAT}_1", f"single/{DOG}/{DOG}_2"]
     assert any("2 of 3 are on the list" in note for note in found.notes)
 
@@ -152,7 +218,7 @@ def test_what_leads_out_of_the_folder_or_is_no_file_is_left_out_and_counted(imag
 BAD_LISTS = [
     (f"{DOG}/absent.JPEG", rf"names 1 image\(s\) that are not in .*: {DOG}/absent\.JPEG\n", "take them off"),
     ("n02084071/x.JPEG", r"names 1 image\(s\) that are not in .*: n02084071/x\.JPEG\n", "add the images"),
-    (f"{TENCH}/a.JPEG", rf"names 1 image\(s\) of folders that stand for no class: {TENCH}/a\.JPEG\n", "class file"),
+    (f"{TENCH}/a.JPEG", rf"names 1 image\(s\) of folders that stand for no class: {TENCH}/a\.JPEG\n", "`classes`"),
     (f"../train/{DOG}/{DOG}_2.JPEG", r"line 1: \.\./train/.* lies outside of", "take it off"),
     (f"{DOG}/../../x.JPEG", r"line 1: .* lies outside of", "take it off"),
     ("/etc/hostname", r"line 1: /etc/hostname lies outside of", "take it off"),
@@ -168,7 +234,7 @@ def test_a_wrong_list_is_named_with_a_remedy(
 ) -> None:
     (tmp_path / "list.txt").write_text(text)
     with pytest.raises(UserError, match=found) as caught:
-        listed(imagenet, list_file=tmp_path / "list.txt")
+        listed(imagenet, subset=tmp_path / "list.txt")
     assert remedy in caught.value.remedy
 
 
@@ -178,7 +244,7 @@ BAD_CLASSES = [
     (f"\n{DOG}", f"line 2: no class name for {DOG}", "name its class"),
     (f"{DOG} dog\n{DOG} cat", f"line 2: {DOG} a second time", "delete"),
     (f'{{"{DOG}": "dog", "{DOG}": "cat"}}', f"{DOG} a second time", "delete"),
-    ('{"a": ', "is no JSON", "mend"),
+    ('{"a": ', "is no JSON", "correct"),
     ("", "is empty", "leave it off"),
 ]
 
@@ -189,7 +255,7 @@ def test_a_wrong_class_file_is_named_with_a_remedy(
 ) -> None:
     (tmp_path / "classes").write_text(text)
     with pytest.raises(UserError, match=found) as caught:
-        listed(imagenet, class_file=tmp_path / "classes")
+        listed(imagenet, classes=tmp_path / "classes")
     assert remedy in caught.value.remedy
 
 
@@ -198,8 +264,8 @@ def test_wrong_folders_are_named_with_a_remedy(imagenet: Path, tmp_path: Path) -
         ({"layout": "voc"}, "unknown layout 'voc'"),
         ({"layout": "caltech"}, "no class folders in"),
         ({"saliency": tmp_path / "none"}, "no folder .*/none"),
-        ({"list_file": tmp_path / "none"}, "no file .*/none"),
-        ({"class_file": tmp_path / "none"}, "no file .*/none"),
+        ({"subset": tmp_path / "none"}, "no file .*/none"),
+        ({"classes": tmp_path / "none"}, "no file .*/none"),
     ):
         with pytest.raises(UserError, match=found):
             listed(imagenet, **options)
@@ -207,14 +273,14 @@ def test_wrong_folders_are_named_with_a_remedy(imagenet: Path, tmp_path: Path) -
         listed(tmp_path / "none")
     with pytest.raises(UserError, match="no class folders in"):
         listed(tmp_path)
-    with pytest.raises(UserError, match=f"of the 1 classes in .*\n.*left out 3 .*: {TENCH}"):
+    with pytest.raises(UserError, match=rf"of the 1 classes in .*\n.*ImageNet.*\n.*left out 3 .*: {TENCH}"):
         list_single_label(imagenet, ("teapot",))
     fill(imagenet, "056.dog/a.jpg")
-    with pytest.raises(UserError, match=r"two data sets: imagenet in .* and caltech in"):
+    with pytest.raises(UserError, match=r"several layouts: imagenet in .* and caltech in"):
         listed(imagenet)
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(UserError, match="binary cannot be read"):
-        listed(imagenet, layout="imagenet", list_file=tmp_path / "binary")
+        listed(imagenet, layout="imagenet", subset=tmp_path / "binary")
 
 
 def test_two_images_of_one_name_are_named(imagenet: Path) -> None:

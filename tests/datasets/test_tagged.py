@@ -128,12 +128,12 @@ def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -
     write_parquet(folder / "t.parquet", rows)
     found = list_tagged(
         folder / "t.parquet",
-        image_column="file",
-        tags_column="labels",
-        split_column="fold",
-        saliency_column="heat",
-        mask_column="truth",
-        id_column="key",
+        image="file",
+        tags="labels",
+        split="fold",
+        saliency="heat",
+        mask="truth",
+        id="key",
     )
     first, second = found.table.to_pylist()
     assert (first["image_id"], first["split"]) == ("7", "train")
@@ -158,8 +158,8 @@ def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
 
 
 BAD_ROWS = [
-    ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "--set data.tags.image=COLUMN"),
-    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "--set data.tags.tags="),
+    ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "`image=COLUMN`"),
+    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "`tags=COLUMN`"),
     (
         [{"image": "a", "tags": "cat"}, {"image": " ", "tags": "cat"}],
         r"1 empty cell\(s\) in .*'image': row 2\n",
@@ -178,7 +178,7 @@ BAD_ROWS = [
     ([{"image": i, "tags": "cat", "id": "x"} for i in "ab"], r"1 value\(s\) of column 'id' .*: x\n", "merge the rows"),
     ([{"image": "a", "tags": "cat", "id": None}], r"1 empty cell\(s\) in column 'id': row 1", "fill"),
     ([{"image": "a", "tags": "cat", "split": "dev"}], r"unknown split dev in column 'split'", "rename"),
-    ([{"image": "a", "tags": "cat", "split": "val"}], "has no image of split train", "mend its column 'split'"),
+    ([{"image": "a", "tags": "cat", "split": "val"}], "has no image of split train", "correct its column 'split'"),
     (
         [{"image": "a", "tags": "cat", "mask": "no.png"}],
         r"1 file\(s\) of column 'mask' are missing: .*/no\.png",
@@ -188,8 +188,8 @@ BAD_ROWS = [
     ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
     ([{"image": "a", "tags": "background;cat"}], "the tag background", "delete"),
     ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "255 different tags: 0, 1, 10", "merge tags"),
-    ([{"image": "s3://[bad/a", "tags": "cat"}], r"s3://\[bad/a is no URI: Invalid IPv6", "mend it"),
-    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme of https://x.org/a\n", "mend it"),
+    ([{"image": "s3://[bad/a", "tags": "cat"}], r"s3://\[bad/a is no URI: Invalid IPv6", "correct it"),
+    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme of https://x.org/a\n", "correct it"),
 ]
 
 
@@ -243,8 +243,8 @@ def test_absent_tables_and_columns_that_were_asked_for_are_named(folder: Path) -
         list_tagged("nowhere://x/t.csv")
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}])
     with pytest.raises(UserError, match=r"has no column 'fold'; it has 'image', 'tags'") as caught:
-        list_tagged(folder / "t.csv", split_column="fold")
-    assert "--set data.tags.split=COLUMN" in caught.value.remedy
+        list_tagged(folder / "t.csv", split="fold")
+    assert "`split=COLUMN`" in caught.value.remedy
 
 
 def test_a_parquet_table_of_pandas_categories_is_read(folder: Path) -> None:

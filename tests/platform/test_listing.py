@@ -1,0 +1,140 @@
+"""Configured sources -> listing: each lister gets its section, and messages name configuration keys and flags."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
+from mcis.datasets.sources import SOURCES
+from mcis.datasets.synthetic.devkit import draw
+from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.arguments import errors_name_keys, name_keys
+from mcis.platform.runs.listing import ARGUMENTS, listing
+
+
+def listed(setting: str, options: dict[str, Any]) -> Listing:
+    return listing(resolve(setting, "small", {key: str(value) for key, value in options.items()}).config)
+
+
+def fill(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+@pytest.fixture
+def devkit(tmp_path: Path) -> dict[str, Path]:
+    root = tmp_path / "VOC2012"
+    draw(root, train=6, val=3, size=48, classes=3)
+    return {"data.voc": root, "data.classes": root / "classes.txt"}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_argument_of_a_lister_has_a_key_of_its_own(source: str) -> None:
+    arguments = list(inspect.signature(SOURCES[source].lister).parameters)
+    given_by_the_first_source = [] if SOURCES[source].names_classes else ["names"]
+    assert sorted(arguments) == sorted([*ARGUMENTS[source], *given_by_the_first_source])
+    assert arguments[0] == SOURCES[source].location
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_source_without_its_images_names_its_flag(source: str) -> None:
+    with pytest.raises(UserError, match=f"setting {source} without the images of {source}") as caught:
+        listed(source, {})
+    assert f"--{source} " in caught.value.remedy
+    assert caught.value.expected == SOURCES[source].about
+
+
+def test_sources_are_listed_with_the_classes_of_the_first(devkit: dict[str, Path], tmp_path: Path) -> None:
+    single = fill(tmp_path / "single", "fish/1.png", "cactus/2.jpg", "dog/3.jpg")
+    web = fill(tmp_path / "web", "kite/4")
+    found = listed("voc+single+web", devkit | {"data.single.root": single, "data.web.root": web})
+    assert found.classes == ("cactus", "fish", "kite")
+    assert found.table["domain"].to_pylist() == ["target"] * 9 + ["source"] * 2 + ["web"]
+    assert found.table["image_id"].to_pylist()[9:] == ["single/cactus/2", "single/fish/1", "web/kite/4"]
+    assert {SOURCES[source].domain for source in ("voc", "single", "web")} == {"target", "source", "web"}
+    alone = listed("single", {"data.single.root": single, "data.classes": devkit["data.classes"]})
+    assert len(alone.table) == 2
+
+
+def test_lists_of_the_challenge_lie_inside_its_folder_or_elsewhere(tmp_path: Path) -> None:
+    root = fill(tmp_path / "lid", "a.JPEG", "b.JPEG")
+    (root / "train.txt").write_text("a.JPEG 0\n")
+    (root / "classes.txt").write_text("cat\n")
+    (tmp_path / "val.txt").write_text("b.JPEG\n")
+    fill(tmp_path / "masks", "b.png")
+    options = {"data.lid.val_list": tmp_path / "val.txt", "data.lid.masks": tmp_path / "masks"}
+    found = listed("lid", {"data.lid.root": root, **options})
+    assert found.table["mask_uri"].to_pylist() == [None, str(tmp_path / "masks/b.png")]
+
+
+def test_errors_of_the_voc_lists_name_keys_and_flags(devkit: dict[str, Path]) -> None:
+    root = devkit["data.voc"]
+    lists = root / "ImageSets/Segmentation"
+
+    def remedy(**options: Any) -> str:
+        with pytest.raises(UserError) as caught:
+            listed("voc", devkit | {f"data.{key}": value for key, value in options.items()})
+        return caught.value.remedy
+
+    assert "--voc" in remedy(voc=root / "JPEGImages")
+    assert "data.train_list" in remedy(train_list="absent")
+    assert "data.val_list" in remedy(val_list="absent")
+    assert "data.test_list" in remedy(test_list="absent")
+    assert "data.sbd" in remedy(sbd=root)
+    (root / "two.txt").write_text("cactus\nfish\n")
+    assert "data.classes" in remedy(classes=root / "two.txt")
+    next((root / "SaliencyMaps").iterdir()).unlink()
+    assert "data.saliency" in remedy()
+    (lists / "train_aug.txt").unlink()
+    assert "data.sbd" in remedy()
+    assert "data.train_list" in remedy()
+
+
+def test_notes_of_the_voc_lists_name_keys(devkit: dict[str, Path]) -> None:
+    root = devkit["data.voc"]
+    (root / "SegmentationClassAug").rename(root / "SegmentationClass")
+    next((root / "SegmentationClass").glob("train_*")).unlink()
+    (note,) = listed("voc", devkit).notes
+    assert "no ground-truth mask for 1 of 6 images of train_aug.txt" in note
+    assert "data.sbd" in note
+
+
+def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path], tmp_path: Path) -> None:
+    table = tmp_path / "photos.csv"
+    table.write_text("file,tags\na.jpg,cat\n")
+    with pytest.raises(UserError, match="has no column 'image'") as caught:
+        listed("tags", {"data.tags.table": table})
+    assert "--set data.tags.image=COLUMN" in caught.value.remedy
+    table.write_text("image,tags\na.jpg,cat\n")
+    with pytest.raises(UserError, match="are no class: cat") as caught:
+        listed("tags", {"data.tags.table": table, "data.classes": devkit["data.classes"]})
+    assert "--set data.tags.ignore_others=true" in caught.value.remedy
+    table.write_text(f"image,tags\na.jpg,{';'.join(map(str, range(300)))}\n")
+    with pytest.raises(UserError, match="300 different tags") as caught:
+        listed("tags", {"data.tags.table": table})
+    assert "--set data.classes=FILE --set data.tags.ignore_others=true" in caught.value.remedy
+    single = fill(tmp_path / "single", "n02099601/1.JPEG", "cat/2.png")
+    with pytest.raises(UserError, match="of several layouts") as caught:
+        listed("single", {"data.single.root": single})
+    assert "data.single.layout" in caught.value.remedy
+    assert "--single" in caught.value.remedy
+    with pytest.raises(UserError, match=r"no folder .*/absent") as caught:
+        listed("single", {"data.single.root": tmp_path / "absent"})
+    assert "--single" in caught.value.remedy
+    with pytest.raises(UserError, match="is named as a class") as caught:
+        listed("web", {"data.web.root": tmp_path})
+    assert "--web" in caught.value.remedy
+
+
+def test_arguments_in_backquotes_become_keys() -> None:
+    keys = {"classes": "data.classes", "root": "--voc"}
+    assert name_keys("point `root` at it, by `classes=FILE`", keys) == "point --voc at it, by --set data.classes=FILE"
+    assert name_keys("see `mcis doctor`, `other` and `", keys) == "see `mcis doctor`, `other` and `"
+    with pytest.raises(UserError) as caught, errors_name_keys(keys):
+        raise UserError("found `classes`", "expected `root`", "remedy `classes`")
+    assert caught.value.args == ("found data.classes", "expected --voc", "remedy data.classes")
