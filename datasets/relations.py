@@ -2,44 +2,54 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.draws import Order, permuted
-from mcis.datasets.pairs import related_images
+from mcis.datasets.pairs import RelatedFrom, related_images
 from mcis.datasets.tags import Members, Tags
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Relations:
-    """What the T maps are made of. Maps are counted image by image and tag by tag; images are positions in the rows."""
+    """What T maps of N images are made of.
+
+    Maps are numbered image by image and tag by tag; images are positions in the table of the N images.
+    """
 
     start: NDArray[np.int64]
     """(N + 1,) where each image's maps begin."""
     image: NDArray[np.int64]
-    """(T,) whose map it is."""
+    """(T,) the image whose map it is."""
     tag: NDArray[np.int64]
-    """(T,) its class."""
+    """(T,) the class of the map."""
     related: NDArray[np.int64]
     """(T, R) related images."""
     others: NDArray[np.int64]
-    """(O,) images with which contrastive activations are computed, map by map."""
+    """(O,) images with which contrastive activations are computed, map by map (`contrastive_images`)."""
     others_start: NDArray[np.int64]
-    """(T + 1,) where each map's others begin."""
+    """(T + 1,) where the `others` of each map begin."""
     bank: NDArray[np.int64]
-    """(B,) images that evidence contrasts related ones with, ascending; none where there is no evidence."""
+    """(B,) images that evidence contrasts related ones with, ascending; empty where there is no evidence."""
 
     def needs(self, classes: int) -> list[NDArray[np.int64]]:
-        """The images whose features the maps of each class are made of, K arrays that ascend."""
-        of_others = np.repeat(self.tag, np.diff(self.others_start))
-        out = []
+        """For each of K classes the images whose features its maps are made of: K ascending arrays."""
+        tag_of_others = np.repeat(self.tag, np.diff(self.others_start))
+        needs = []
         for k in range(classes):
-            mine = self.tag == k
-            parts = self.image[mine], self.related[mine].reshape(-1), self.others[of_others == k]
-            out.append(np.unique(np.concatenate((*parts, self.bank) if mine.any() else parts)))
-        return out
+            of_class = self.tag == k
+            parts = [self.image[of_class], self.related[of_class].reshape(-1), self.others[tag_of_others == k]]
+            needs.append(np.unique(np.concatenate([*parts, self.bank] if of_class.any() else parts)))
+        return needs
+
+
+class ContrastiveImages(NamedTuple):
+    """Images with which T maps are contrasted: positions, (O,), map by map, and where each map's begin, (T + 1,)."""
+
+    images: NDArray[np.int64]
+    start: NDArray[np.int64]
 
 
 def draw(
@@ -47,69 +57,70 @@ def draw(
     source: NDArray[np.bool_],
     *,
     seed: int,
-    count: int,
-    may_repeat: bool = False,
-    domain: Literal["target", "source", "both"] = "both",
+    related: int,
+    related_may_repeat: bool = False,
+    related_from: RelatedFrom = "both",
     contrastive: bool = False,
     bank: int = 0,
 ) -> Relations:
-    """Draws the related images of all maps.
+    """Draws the images that the maps of all tags are made of.
 
     Args:
         tags: of N images, each with at least one.
-        source: (N,), image is of the domain source.
-        count, may_repeat, domain: R and the rest, see `pairs.related_images`.
+        source: (N,), which images are of the domain source.
+        related, related_may_repeat, related_from: as of `pairs.related_images`.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
-        bank: images that stand for all.
+        bank: number of images, drawn at random, that represent all images in the computation of evidence.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    related = related_images(
+    drawn = related_images(
         Members.of(tags, source),
         image,
         tag,
-        count,
+        related,
         seed=seed,
-        may_repeat=may_repeat,
-        domain=domain,
+        related_may_repeat=related_may_repeat,
+        related_from=related_from,
         source=source[image],
     )
-    others, others_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
+    others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
     if contrastive:
-        others, others_start = contrastive_images(tags, related)
+        others = contrastive_images(tags, drawn)
     return Relations(
         start=start,
         image=image,
         tag=tag,
-        related=related,
-        others=others,
-        others_start=others_start,
+        related=drawn,
+        others=others.images,
+        others_start=others.start,
         bank=np.sort(permuted(Order.BANK, seed, 0, len(tags), np.arange(min(bank, len(tags))))),
     )
 
 
-def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For each map the related images of its image's other tags that lack its class: a pair shares one, not the other.
+def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveImages:
+    """The related images of the other tags of each map's image, as far as they lack the map's class.
+
+    A map's image and such an image share one class but not the map's.
 
     Args:
         tags: of N images; their T tags are the maps.
         related: (T, R) positions.
-
-    Returns:
-        (O,) positions, map by map, and (T + 1,) where each map's begin.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     count = np.diff(start)
-    fellows = np.repeat(count, count)  # (T,) tags of the map's image
-    map_, first = np.repeat(np.arange(len(tag)), fellows), np.cumsum(fellows) - fellows
-    fellow = np.repeat(np.repeat(start[:-1], count) - first, fellows) + np.arange(len(map_))
-    found = related[fellow]
-    have = np.sort(np.repeat(np.arange(len(tags)), count) * tags.classes + tag)
-    asked = found * tags.classes + tag[map_][:, None]
-    # Images of the map's own row have its class, so they drop out as well.
-    lacks = have[np.minimum(np.searchsorted(have, asked), len(have) - 1)] != asked
-    kept = np.bincount(np.repeat(map_, lacks.sum(axis=1)), minlength=len(tag))
-    return found[lacks], np.concatenate([[0], np.cumsum(kept)])
+    # Each map is combined with all maps of its image, `count` of them: (C,) combinations, map by map.
+    repeats = np.repeat(count, count)
+    of_map, first = np.repeat(np.arange(len(tag)), repeats), np.cumsum(repeats) - repeats
+    with_map = np.repeat(np.repeat(start[:-1], count) - first, repeats) + np.arange(len(of_map))
+    candidates = related[with_map]
+    # An image and a class as one number: ascending, so that a binary search tells whether the image has the class.
+    tagged = np.sort(np.repeat(np.arange(len(tags)), count) * tags.classes + tag)
+    wanted = candidates * tags.classes + tag[of_map][:, None]
+    # Of a map combined with itself nothing is left, as its related images have its class.
+    lacks = tagged[np.minimum(np.searchsorted(tagged, wanted), len(tagged) - 1)] != wanted
+    kept = np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag))
+    return ContrastiveImages(candidates[lacks], np.concatenate([[0], np.cumsum(kept)]))
 
 
 def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:
@@ -117,12 +128,12 @@ def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list
 
     Memory as a function of images: a round keeps 2 C H W bytes (float16) of each image that any of its classes needs,
     1 MiB with VGG-16 at 256x256; in one round that is 10.3 GiB for VOC's 10,582 images and 341 GiB for LID's 349,319.
-    Images that classes of a round have in common are kept and embedded once, those that rounds have in common once a
-    round. So a round begins with the largest class that is left and goes on, while one fits, with the class that shares
-    most images with it, among equals with the largest.
+    An image that several classes of a round need is kept and embedded once; an image that several rounds need is
+    embedded once in each of them. So a round begins with the largest class that is left. While one fits, it goes on
+    with the class that shares most images with it; among those that share equally many, with the largest.
 
     Args:
-        needs: of each class the positions of the images, (n_k,), none twice; a class without any is in no round.
+        needs: for each class the positions of the images, (n_k,), none twice; a class without any is in no round.
         images: the bound.
 
     Raises:
@@ -137,8 +148,8 @@ def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list
         rounds.append([])
         while left:
             shared = {k: int(inside[needs[k]].sum()) for k in left}
-            room = images - int(inside.sum())
-            fit = [k for k in left if left[k] - shared[k] <= room]
+            free = images - int(inside.sum())
+            fit = [k for k in left if left[k] - shared[k] <= free]
             if not fit:
                 break
             k = max(fit, key=lambda k: (shared[k], left[k], -k))

@@ -1,18 +1,18 @@
-"""Tags of N images in compressed rows, and the images of each class: what pairs are drawn from, 9 bytes a tag."""
+"""Tags of N images in compressed rows, and the images of each class: what pairs are drawn from, 9 bytes per tag."""
 
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-_IMAGES_A_CHUNK = 2**20
+_IMAGES_PER_CHUNK = 2**20
 
 Numbers = NDArray[np.unsignedinteger[Any]]
-"""Positions: of 32 bits while that is enough."""
+"""Unsigned positions, of 32 bits where that is enough, else of 64."""
 
 
 def number_type(most: int) -> np.dtype[np.unsignedinteger[Any]]:
@@ -25,25 +25,25 @@ class Tags:
     """T tags of N images among K classes: those of image i are values[start[i]:start[i + 1]], none twice.
 
     Raises:
-        ValueError: the parts do not fit each other.
+        ValueError: `start` does not end at the number of tags, or a tag is not below `classes`.
     """
 
     values: NDArray[np.uint16]
-    """(T,) class indices from 0."""
+    """(T,) class indices from 0, image by image."""
     start: Numbers
-    """(N + 1,)"""
+    """(N + 1,) where each image's tags begin, and where the last one's end."""
     classes: int
     """K"""
 
     def __post_init__(self) -> None:
         if self.start[0] != 0 or self.start[-1] != len(self.values):
-            raise ValueError(f"{len(self.values)} tags, but the images' run from {self.start[0]} to {self.start[-1]}")
+            raise ValueError(f"{len(self.values)} values, but start runs from {self.start[0]} to {self.start[-1]}")
         if len(self.values) and (most := int(self.values.max())) >= self.classes:
             raise ValueError(f"a tag is class {most}, of {self.classes} classes from 0")
 
     @classmethod
     def of_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
-        """From the column `tags` of an index, list<uint16>."""
+        """Reads the column `tags` of an index, list<uint16>."""
         total = sum(len(chunk.flatten()) for chunk in column.chunks)
         values = np.empty(total, np.uint16)
         start = np.zeros(len(column) + 1, number_type(total))
@@ -58,7 +58,7 @@ class Tags:
 
     @classmethod
     def of_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":
-        """From (N, K) bool."""
+        """Reads a matrix (N, K) of bool: image n has class k."""
         images, values = np.nonzero(matrix)
         start = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(number_type(len(images)))
         return cls(values=values.astype(np.uint16), start=start, classes=matrix.shape[1])
@@ -69,7 +69,7 @@ class Tags:
 
     @functools.cached_property
     def tagged(self) -> int:
-        """Images with at least one tag."""
+        """Number of images with at least one tag."""
         return int(np.count_nonzero(self.start[1:] > self.start[:-1]))
 
     @property
@@ -78,7 +78,7 @@ class Tags:
         return self.values.nbytes + self.start.nbytes
 
     def matrix(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The tags of some images, (B,) -> (B, K)."""
+        """The tags of the images at `positions`, (B,), as a matrix (B, K) of bool."""
         first = self.start[positions].astype(np.int64)
         counts = self.start[positions + 1].astype(np.int64) - first
         rows = np.repeat(np.arange(len(positions)), counts)
@@ -86,6 +86,13 @@ class Tags:
         out = np.zeros((len(positions), self.classes), bool)
         out[rows, self.values[first[rows] + within]] = True
         return out
+
+
+class Ranges(NamedTuple):
+    """Where in `Members.images` some images begin and end, (B,)."""
+
+    begin: NDArray[np.int64]
+    end: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -96,42 +103,46 @@ class Members:
     """
 
     images: Numbers
-    """(T,)"""
+    """(T,) positions in the index, class by class, in each class those of the domain target first."""
     start: NDArray[np.int64]
-    """(K + 1,)"""
+    """(K + 1,) where each class begins in `images`, and where the last one ends."""
     split: NDArray[np.int64]
-    """(K,)"""
+    """(K,) where the images of the domain source begin in each class."""
 
     @classmethod
     def of(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "Members":
-        """Sorts the images by class, a part at a time: beside its result it needs some 100 MB.
+        """Sorts the images by class, one chunk of images at a time: beside its result it needs some 100 MB.
 
         Args:
-            source: (N,), image is of the domain source; None = none is.
+            source: (N,), which images are of the domain source; None if there are none.
         """
         counts = np.zeros(2 * tags.classes, np.int64)
         for _, groups in _chunks(tags, source):
             counts += np.bincount(groups, minlength=len(counts))
         ends = np.cumsum(counts)
-        free = ends - counts
+        next_free = ends - counts
         images = np.empty(len(tags.values), number_type(len(tags)))
-        for here, groups in _chunks(tags, source):
+        for chunk, groups in _chunks(tags, source):
             order = np.argsort(groups, kind="stable")
             counts = np.bincount(groups, minlength=len(counts))
-            shift = free - (np.cumsum(counts) - counts)
-            images[shift[groups[order]] + np.arange(len(order))] = here[order]
-            free += counts
+            shift = next_free - (np.cumsum(counts) - counts)
+            images[shift[groups[order]] + np.arange(len(order))] = chunk[order]
+            next_free += counts
         return cls(images=images, start=np.concatenate([[0], ends[1::2]]), split=ends[::2])
 
-    def part(
-        self, classes: NDArray[np.int64], of_source: NDArray[np.bool_] | bool | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where in `images` the members of each class begin and end, (B,): all, or those of one domain."""
+    def ranges(self, classes: NDArray[np.int64], source: NDArray[np.bool_] | bool | None = None) -> Ranges:
+        """Where in `images` the members of each of some classes begin and end, (B,).
+
+        Args:
+            classes: (B,).
+            source: whether only members of the domain source are meant, or only those of the domain target, for all
+                classes or (B,); None for all members.
+        """
         start, end = self.start[classes], self.start[classes + 1]
-        if of_source is None:
-            return start, end
+        if source is None:
+            return Ranges(start, end)
         split = self.split[classes]
-        return np.where(of_source, split, start), np.where(of_source, end, split)
+        return Ranges(np.where(source, split, start), np.where(source, end, split))
 
     @property
     def nbytes(self) -> int:
@@ -140,10 +151,10 @@ class Members:
 
 
 def _chunks(tags: Tags, source: NDArray[np.bool_] | None) -> Iterator[tuple[Numbers, NDArray[Any]]]:
-    """Of each tag its image and its group (two a class: target, source), some images' tags at a time."""
-    group_type = np.min_scalar_type(2 * tags.classes)  # up to 16 bits they are sorted by radix
-    for first in range(0, len(tags), _IMAGES_A_CHUNK):
-        start = tags.start[first : first + _IMAGES_A_CHUNK + 1]
+    """The image of each tag and its group, class by class target before source, for one chunk of images at a time."""
+    group_type = np.min_scalar_type(2 * tags.classes)  # numbers of up to 16 bits are sorted by radix
+    for first in range(0, len(tags), _IMAGES_PER_CHUNK):
+        start = tags.start[first : first + _IMAGES_PER_CHUNK + 1]
         images = np.repeat(np.arange(first, first + len(start) - 1, dtype=number_type(len(tags))), np.diff(start))
         groups = tags.values[start[0] : start[-1]].astype(group_type) * group_type.type(2)
         if source is not None:

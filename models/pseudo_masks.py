@@ -32,7 +32,7 @@ def from_saliency(
     saliency: NDArray[np.uint8],
     *,
     stretch: bool = True,
-    level: int | None = None,
+    saliency_level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
     confident: float = 0.95,
@@ -45,7 +45,8 @@ def from_saliency(
         maps: (T, H, W) in [0, 1], one a tag. tags: (T,) class indices.
         saliency: (H, W), 0..255, class-agnostic.
         stretch: each map is min-max normalized first; without, maps compete as they are.
-        level: saliency, of 255, from which background never wins and under which it always does; None = they compete.
+        saliency_level: saliency, of 255, from which background never wins and under which it always does; None if
+            background competes with the maps by its score.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.
         confident, doubt: background is ignored where saliency >= `doubt` (of 255) or a map exceeds `confident`.
@@ -58,8 +59,8 @@ def from_saliency(
     background = 1 - saliency.astype(np.float32) / 255
     scores = np.concatenate([background[None], maps])
     scores[scores < floor] = 0
-    if level is not None:
-        scores[0] = np.where(saliency >= level, -1, 2)
+    if saliency_level is not None:
+        scores[0] = np.where(saliency >= saliency_level, -1, 2)
     winners = scores.argmax(axis=0)
     labels = _labels(winners, tags)
     mask = labels.copy()

@@ -228,7 +228,7 @@ class ClassifierConfig(Section):
     """Pairs an epoch; None = as many as images with a tag."""
     class_balance: Share = 0.0
     """Share of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
-    strangers: Share = 0.0
+    random_pair_rate: Share = 0.0
     """Share of the pairs whose n is any other image, whatever its classes (section 3.2: every pair shares one). Two
     that share nothing teach the affinity where not to look: without them background attends to objects as well."""
     batch: Positive = 5

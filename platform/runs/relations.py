@@ -14,9 +14,9 @@ def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArra
         tags,
         source,
         seed=seed,
-        count=config.related,
-        may_repeat=config.related_may_repeat,
-        domain=config.related_from,
+        related=config.related,
+        related_may_repeat=config.related_may_repeat,
+        related_from=config.related_from,
         contrastive=config.contrastive,
         bank=config.bank if config.evidence else 0,
     )

@@ -77,7 +77,7 @@ class MakeMasks:
                 found.classes,
                 read_saliency(row["saliency_uri"], (height, width)),
                 stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
-                level=c.saliency_level,
+                saliency_level=c.saliency_level,
                 floor=c.floor,
                 conflict=c.conflict,
                 confident=c.confident,

@@ -107,12 +107,12 @@ class ClassifierLearner:
         return PairSampler(
             self.tags,
             seed=self.seed,
-            itself=c.partner_may_be_itself,
+            partner_may_be_itself=c.partner_may_be_itself,
             source=self.source,
-            mix=c.pair_mix,
+            pair_mix=c.pair_mix,
             epoch_pairs=c.epoch_pairs,
-            balance=c.class_balance,
-            strangers=c.strangers,
+            class_balance=c.class_balance,
+            random_pair_rate=c.random_pair_rate,
         )
 
     def image_uris(self, batch: Batch) -> list[str]:

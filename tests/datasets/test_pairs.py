@@ -62,18 +62,18 @@ def matrices(draw: st.DrawFn) -> Matrix:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     tags = draw(matrices())
-    options: dict[str, Any] = {"seed": draw(st.integers(0, 9)), "itself": draw(st.booleans())}
+    options: dict[str, Any] = {"seed": draw(st.integers(0, 9)), "partner_may_be_itself": draw(st.booleans())}
     if draw(st.booleans()):
         options["source"] = source = draw(arrays(bool, len(tags)))
         targets, sources = (bool((tags.any(axis=1) & (source == domain)).any()) for domain in (False, True))
         possible = [targets, sources, targets and sources]
         if draw(st.booleans()):
-            options["mix"] = [draw(st.sampled_from([0, 1, 2.5])) * p for p in possible]
-            if not any(options["mix"]):
-                options["mix"] = [float(p) for p in possible]
-    options["epoch_pairs"] = draw(st.sampled_from([7, 30] if "mix" in options else [None, None, 1, 5, 30]))
-    options["balance"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
-    options["strangers"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
+            options["pair_mix"] = [draw(st.sampled_from([0, 1, 2.5])) * p for p in possible]
+            if not any(options["pair_mix"]):
+                options["pair_mix"] = [float(p) for p in possible]
+    options["epoch_pairs"] = draw(st.sampled_from([7, 30] if "pair_mix" in options else [None, None, 1, 5, 30]))
+    options["class_balance"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
+    options["random_pair_rate"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
     return Case(tags, options)
 
 
@@ -90,26 +90,26 @@ def stepping_over(members: list[int], m: int) -> list[int]:
 
 def slow_row(case: Case, row: int) -> tuple[int, int, int, int, int]:
     """(m, n, epoch, kind, kind wanted or -1) of a row, from lists that are made anew for it."""
-    tags, seed, itself = case.tags, case.options["seed"], case.options["itself"]
+    tags, seed, itself = case.tags, case.options["seed"], case.options["partner_may_be_itself"]
     source = case.options.get("source")
     is_source = [bool(source is not None and source[i]) for i in range(len(tags))]
     targets = [i for i in range(len(tags)) if tags[i].any() and not is_source[i]]
     sources = [i for i in range(len(tags)) if tags[i].any() and is_source[i]]
     pairs = case.options["epoch_pairs"] or len(targets + sources)
     epoch, position = divmod(row, pairs)
-    mix, kind = case.options.get("mix"), -1
+    mix, kind = case.options.get("pair_mix"), -1
     if mix is None:
-        mine, number, purpose = targets + sources, row, Order.IMAGES
+        images, number, order = targets + sources, row, Order.IMAGES
     else:
         ends = [int(sum(mix[: k + 1]) / sum(mix) * pairs + 0.5) for k in range(3)]
         kinds = [next(k for k in range(3) if slot < ends[k]) for slot in range(pairs)]
         slot = int(permuted(Order.SLOTS, seed, epoch, pairs, np.array([position]))[0])
         kind = kinds[slot]
-        mine, purpose = (sources, Order.SOURCES) if kind == SOURCE_SOURCE else (targets, Order.TARGETS)
+        images, order = (sources, Order.SOURCES) if kind == SOURCE_SOURCE else (targets, Order.TARGETS)
         slots = [s for s in range(pairs) if (kinds[s] == SOURCE_SOURCE) == (kind == SOURCE_SOURCE)]
         number = epoch * len(slots) + slots.index(slot)
-    turn, place = divmod(number, len(mine))
-    m = mine[int(permuted(purpose, seed, turn, len(mine), np.array([place]))[0])]
+    turn, within = divmod(number, len(images))
+    m = images[int(permuted(order, seed, turn, len(images), np.array([within]))[0])]
     of_class, of_partner = uniforms(Draw.PARTNER, seed, turn, np.array([m]), count=2)[0]
     tag = pick([k for k in range(tags.shape[1]) if tags[m, k]], of_class)
 
@@ -118,26 +118,26 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int, int]:
 
     positions = np.array([position])
     balanced, of_class, of_image, of_other = uniforms(Draw.CLASS_BALANCE, seed, epoch, positions, count=4)[0]
-    if balanced < case.options["balance"]:
+    if balanced < case.options["class_balance"]:
         domains = [False, True] if mix is None else [is_source[m]]
         tag = pick([k for k in range(tags.shape[1]) if members(k, domains)], of_class)
         m, of_partner = pick(members(tag, domains), of_image), of_other
     wanted = [[False, True]] if mix is None else [[kind != TARGET_TARGET], [kind == TARGET_TARGET]]
     n = m
     for domains in wanted:
-        found = members(tag, domains)
-        if choice := found if itself else stepping_over(found, m):
+        of_tag = members(tag, domains)
+        if choice := of_tag if itself else stepping_over(of_tag, m):
             n = pick(choice, of_partner)
             break
-    strange, of_stranger = uniforms(Draw.RANDOM_PAIR, seed, epoch, positions, count=2)[0]
-    if strange < case.options["strangers"]:
-        found = targets + sources if mix is None else sources if kind != TARGET_TARGET else targets
-        choice = stepping_over(found, m)
-        n = pick(choice, of_stranger) if choice else m
+    at_random, of_any = uniforms(Draw.RANDOM_PAIR, seed, epoch, positions, count=2)[0]
+    if at_random < case.options["random_pair_rate"]:
+        tagged = targets + sources if mix is None else sources if kind != TARGET_TARGET else targets
+        choice = stepping_over(tagged, m)
+        n = pick(choice, of_any) if choice else m
     if is_source[m] and not is_source[n]:
         m, n = n, m
-    found_kind = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
-    return m, n, epoch, found_kind[is_source[m], is_source[n]], kind
+    kinds_of_domains = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
+    return m, n, epoch, kinds_of_domains[is_source[m], is_source[n]], kind
 
 
 @settings(deadline=None, max_examples=150)
@@ -150,28 +150,28 @@ def test_rows_are_the_references(case: Case) -> None:
     assert [c.dtype for c in rows] == [np.int64, np.int64, np.int64, np.uint8]
     for m, n in zip(rows.m, rows.n, strict=True):
         common = case.tags[m] & case.tags[n]
-        assert common.any() or case.options["strangers"]
-        if m == n and not case.options["itself"] and not case.options["strangers"]:
+        assert common.any() or case.options["random_pair_rate"]
+        if m == n and not case.options["partner_may_be_itself"] and not case.options["random_pair_rate"]:
             assert (case.tags[:, common].sum(axis=0) == 1).any(), "itself, though its class has another image"
     length = len(sampler)
     epoch = [slow_row(case, row) for row in range(length, 2 * length)]
     wanted, drawn = sampler.kind_counts(1)
     assert drawn.tolist() == [sum(r[3] == k for r in epoch) for k in range(3)]
-    place = 3 if case.options.get("mix") is None else 4
-    assert wanted.tolist() == [sum(r[place] == k for r in epoch) for k in range(3)]
+    column = 3 if case.options.get("pair_mix") is None else 4
+    assert wanted.tolist() == [sum(r[column] == k for r in epoch) for k in range(3)]
 
 
 @quick
 @given(matrices(), st.integers(0, 9), st.booleans())
 def test_partners_are_those_of_the_rows(tags: Matrix, seed: int, itself: bool) -> None:
-    sampler = PairSampler(Tags.of_matrix(tags), seed=seed, itself=itself)
+    sampler = PairSampler(Tags.of_matrix(tags), seed=seed, partner_may_be_itself=itself)
     rows = sampler.rows(0, 3 * len(sampler))
     np.testing.assert_array_equal(sampler.partners(rows.epoch, rows.m), rows.n)
 
 
 @quick
 @given(matrices(), st.integers(0, 9))
-def test_each_tagged_image_is_m_once_an_epoch(tags: Matrix, seed: int) -> None:
+def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
     sampler = PairSampler(Tags.of_matrix(tags), seed=seed)
     tagged = [i for i in range(len(tags)) if tags[i].any()]
     assert len(sampler) == len(tagged)
@@ -222,7 +222,7 @@ def chi_square(counts: NDArray[np.int64], chances: NDArray[np.float64]) -> float
 def test_chances_are_exact(itself: bool) -> None:
     """P(n | m): the mean over m's classes of 1 / (number of candidates in the class), counted over 6,000 epochs."""
     epochs = 6000
-    sampler = PairSampler(Tags.of_matrix(TAGS), seed=2, itself=itself)
+    sampler = PairSampler(Tags.of_matrix(TAGS), seed=2, partner_may_be_itself=itself)
     for m in range(len(TAGS)):
         own = np.flatnonzero(TAGS[m])
         if not len(own):
@@ -243,15 +243,15 @@ def test_an_only_member_is_its_own_partner() -> None:
     rows = PairSampler(tags, seed=0).rows(0, 300)
     assert set(rows.n[rows.m == 0].tolist()) == {0}
     assert set(rows.n[rows.m == 1].tolist()) == {2}
-    itself = PairSampler(tags, seed=0, itself=True).rows(0, 300)
+    itself = PairSampler(tags, seed=0, partner_may_be_itself=True).rows(0, 300)
     assert set(itself.n[itself.m == 1].tolist()) == {1, 2}
 
 
 def test_epoch_rows_are_permutations_in_turn() -> None:
-    place, epoch = epoch_rows(3, 7, 0, 21)
+    image, epoch = epoch_rows(3, 7, 0, 21)
     assert epoch.tolist() == [0] * 7 + [1] * 7 + [2] * 7
-    assert [sorted(place[start : start + 7]) for start in (0, 7, 14)] == [list(range(7))] * 3
-    assert place[:7].tolist() != place[7:14].tolist()
+    assert [sorted(image[start : start + 7]) for start in (0, 7, 14)] == [list(range(7))] * 3
+    assert image[:7].tolist() != image[7:14].tolist()
 
 
 def test_epochs_of_another_length_share_the_turns() -> None:
@@ -278,7 +278,7 @@ def domains() -> tuple[Matrix, Matrix]:
 
 def test_the_mix_is_exact_and_the_domains_are_the_kinds() -> None:
     tags, source = domains()
-    sampler = PairSampler(Tags.of_matrix(tags), seed=0, source=source, mix=(5, 2, 3), epoch_pairs=203)
+    sampler = PairSampler(Tags.of_matrix(tags), seed=0, source=source, pair_mix=(5, 2, 3), epoch_pairs=203)
     for epoch in range(3):
         rows = sampler.rows(203 * epoch, 203 * (epoch + 1))
         wanted, drawn = sampler.kind_counts(epoch)
@@ -296,7 +296,7 @@ def test_the_mix_is_exact_and_the_domains_are_the_kinds() -> None:
 
 def test_in_a_mix_the_images_of_a_domain_take_turns() -> None:
     tags, source = domains()
-    sampler = PairSampler(Tags.of_matrix(tags), seed=1, source=source, mix=(1, 1, 1), epoch_pairs=60)
+    sampler = PairSampler(Tags.of_matrix(tags), seed=1, source=source, pair_mix=(1, 1, 1), epoch_pairs=60)
     rows = sampler.rows(0, 600)
     # An epoch draws 40 m out of 50 of the target, and 20 out of 40 of the source: whole turns after 5 and 2 epochs.
     for domain, epochs, times in ((False, 5, 4), (True, 2, 1)):
@@ -309,7 +309,7 @@ def test_partners_of_a_kind_have_the_same_chance() -> None:
     """Of the source image 0 in a SOURCE_SOURCE pair, and of the target image 4 in either other kind."""
     tags = np.ones((9, 1), bool)
     source = np.arange(9) < 4
-    rows = PairSampler(Tags.of_matrix(tags), seed=0, source=source, mix=(1, 1, 1)).rows(0, 90_000)
+    rows = PairSampler(Tags.of_matrix(tags), seed=0, source=source, pair_mix=(1, 1, 1)).rows(0, 90_000)
     for kind, m, chances in (
         (SOURCE_SOURCE, 0, [0, 1, 1, 1, 0, 0, 0, 0, 0]),
         (TARGET_TARGET, 4, [0, 0, 0, 0, 0, 1, 1, 1, 1]),
@@ -342,11 +342,11 @@ def test_where_a_class_lacks_a_domain_the_pair_says_what_it_is() -> None:
     of_class = np.array([0, 0, 1, 1, 2, 2, 3])
     source = np.array([0, 0, 1, 1, 0, 1, 0], bool)
     tags = Tags.of_matrix(of_class[:, None] == np.arange(4))
-    target = PairSampler(tags, seed=0, source=source, mix=(1, 0, 0))
+    target = PairSampler(tags, seed=0, source=source, pair_mix=(1, 0, 0))
     assert set(pairs_of(target.rows(0, 700))) == {(0, 1, 0), (1, 0, 0), (4, 5, TARGET_SOURCE), (6, 6, 0)}
-    sources = PairSampler(tags, seed=0, source=source, mix=(0, 1, 0))
+    sources = PairSampler(tags, seed=0, source=source, pair_mix=(0, 1, 0))
     assert set(pairs_of(sources.rows(0, 700))) == {(2, 3, 1), (3, 2, 1), (4, 5, TARGET_SOURCE)}
-    cross = PairSampler(tags, seed=0, source=source, mix=(0, 0, 1), epoch_pairs=400)
+    cross = PairSampler(tags, seed=0, source=source, pair_mix=(0, 0, 1), epoch_pairs=400)
     assert set(pairs_of(cross.rows(0, 400))) == {(0, 1, 0), (1, 0, 0), (4, 5, TARGET_SOURCE), (6, 6, 0)}
     # Four images of the target take turns; one of them has somebody in the source.
     assert [c.tolist() for c in cross.kind_counts(0)] == [[0, 0, 400], [300, 0, 100]]
@@ -359,7 +359,8 @@ def pairs_of(rows: PairRows) -> list[tuple[int, int, int]]:
 def test_a_pair_with_itself_is_of_its_own_domain() -> None:
     tags = Tags.of_matrix(np.ones((2, 1), bool))
     source = np.array([True, False])
-    rows = PairSampler(tags, seed=0, source=source, mix=(1, 1, 1), itself=True, epoch_pairs=6).rows(0, 300)
+    options: dict[str, Any] = {"pair_mix": (1, 1, 1), "partner_may_be_itself": True, "epoch_pairs": 6}
+    rows = PairSampler(tags, seed=0, source=source, **options).rows(0, 300)
     assert set(pairs_of(rows)) == {(1, 1, TARGET_TARGET), (0, 0, SOURCE_SOURCE), (1, 0, TARGET_SOURCE)}
 
 
@@ -367,11 +368,11 @@ def test_a_pair_with_itself_is_of_its_own_domain() -> None:
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
-def test_a_classes_chance_to_be_the_common_one(balance: float) -> None:
+def test_the_chance_of_a_class_to_be_the_common_one(balance: float) -> None:
     """Classes of 2, 10 and 48 images of one tag: by their sizes, the same for each, or between as the share says."""
     of_class = np.repeat([0, 1, 2], [2, 10, 48])
     tags = Tags.of_matrix(of_class[:, None] == np.arange(4))  # class 3 has no image
-    rows = PairSampler(tags, seed=0, balance=balance).rows(0, 60_000)
+    rows = PairSampler(tags, seed=0, class_balance=balance).rows(0, 60_000)
     np.testing.assert_array_equal(of_class[rows.m], of_class[rows.n])
     chance = balance / 3 + (1 - balance) * np.array([2, 10, 48]) / 60
     # Turns are no draws and vary less: the statistic is at most that of 2 degrees of freedom.
@@ -381,12 +382,12 @@ def test_a_classes_chance_to_be_the_common_one(balance: float) -> None:
     assert (rows.m != rows.n).all()
 
 
-def test_a_balanced_class_is_the_pairs_own() -> None:
+def test_a_class_drawn_first_is_the_one_that_the_pair_shares() -> None:
     """Image 0 has a rare class and a common one. Drawn for the rare one, its partner is the rare class's other."""
     tags = np.zeros((102, 2), bool)
     tags[[0, 101], 0] = True
     tags[:101, 1] = True
-    rows = PairSampler(Tags.of_matrix(tags), seed=0, balance=1).rows(0, 20_000)
+    rows = PairSampler(Tags.of_matrix(tags), seed=0, class_balance=1).rows(0, 20_000)
     chance = np.zeros((102, 102))
     chance[0, 101] = chance[101, 0] = 1 / 4
     chance[:101, :101] = (1 - np.eye(101)) / 2 / 101 / 100
@@ -400,7 +401,7 @@ def test_balance_and_mix_together() -> None:
     of_class = np.repeat([0, 1, 1], [30, 3, 7])
     source = np.repeat([False, False, True], [30, 3, 7])
     tags = Tags.of_matrix(of_class[:, None] == np.arange(2))
-    sampler = PairSampler(tags, seed=0, source=source, mix=(2, 1, 0), balance=1)
+    sampler = PairSampler(tags, seed=0, source=source, pair_mix=(2, 1, 0), class_balance=1)
     rows = sampler.rows(0, 30_000)
     assert sampler.kind_counts(0).wanted.tolist() == np.bincount(rows.kind[:40], minlength=3).tolist() == [27, 13, 0]
     assert (of_class[rows.m[rows.kind == SOURCE_SOURCE]] == 1).all()
@@ -419,8 +420,8 @@ def stored_bytes(thing: Any) -> int:
 
 
 @pytest.mark.parametrize("domain", [False, True])
-def test_bytes_a_tag(domain: bool) -> None:
-    """A million tags of 200 classes, 1.5 an image."""
+def test_bytes_per_tag(domain: bool) -> None:
+    """A million tags of 200 classes, 1.5 per image."""
     rng = np.random.default_rng(0)
     counts = rng.choice([1, 2, 3], 667_000, p=[0.6, 0.3, 0.1])
     start = np.concatenate([[0], np.cumsum(counts)])
@@ -428,12 +429,12 @@ def test_bytes_a_tag(domain: bool) -> None:
     values = (np.repeat(rng.integers(0, 60, len(counts)), counts) + 60 * within).astype(np.uint16)
     tags = Tags(values=values, start=start.astype(np.uint32), classes=200)
     assert len(values) > 990_000
-    options: dict[str, Any] = {"source": rng.random(len(counts)) < 0.5, "mix": (1, 1, 1)} if domain else {}
+    options: dict[str, Any] = {"source": rng.random(len(counts)) < 0.5, "pair_mix": (1, 1, 1)} if domain else {}
     sampler = PairSampler(tags, seed=0, **options)
     sampler.rows(0, 100)
-    found = stored_bytes(sampler)
-    assert found < 12 * len(values)
-    assert sampler.nbytes <= found < sampler.nbytes + 10_000
+    stored = stored_bytes(sampler)
+    assert stored < 12 * len(values)
+    assert sampler.nbytes <= stored < sampler.nbytes + 10_000
 
 
 # --- what cannot be
@@ -444,18 +445,18 @@ def test_bytes_a_tag(domain: bool) -> None:
     [
         ({"source": np.ones(3, bool)}, r"source has shape \(3,\)"),
         ({"epoch_pairs": 0}, "an epoch of 0 pairs"),
-        ({"balance": 1.5}, "balance 1.5 is outside"),
-        ({"strangers": -0.1}, "strangers -0.1 is outside"),
-        ({"balance": float("nan")}, "balance nan is outside"),
-        ({"mix": (1, 1)}, "expected weights of the three kinds"),
-        ({"mix": (1, -1, 1)}, "expected weights of the three kinds"),
-        ({"mix": (0, 0, 0)}, "expected weights of the three kinds"),
-        ({"mix": (1, float("inf"), 0)}, "expected weights of the three kinds"),
-        ({"mix": (98, 1, 1), "source": np.arange(7) > 4}, "an epoch of 6 pairs has no room for each kind"),
-        ({"mix": (1, 0, 1)}, "6 images of the target and 0 of the source"),
-        ({"mix": (0, 1, 0)}, "6 images of the target and 0 of the source"),
-        ({"mix": (1, 1, 0), "source": np.ones(7, bool)}, "0 images of the target and 6 of the source"),
-        ({"mix": (0, 1, 1), "source": np.ones(7, bool)}, "0 images of the target and 6 of the source"),
+        ({"class_balance": 1.5}, "class_balance 1.5 is outside"),
+        ({"random_pair_rate": -0.1}, "random_pair_rate -0.1 is outside"),
+        ({"class_balance": float("nan")}, "class_balance nan is outside"),
+        ({"pair_mix": (1, 1)}, "expected weights of the three kinds"),
+        ({"pair_mix": (1, -1, 1)}, "expected weights of the three kinds"),
+        ({"pair_mix": (0, 0, 0)}, "expected weights of the three kinds"),
+        ({"pair_mix": (1, float("inf"), 0)}, "expected weights of the three kinds"),
+        ({"pair_mix": (98, 1, 1), "source": np.arange(7) > 4}, "an epoch of 6 pairs is too short for each kind"),
+        ({"pair_mix": (1, 0, 1)}, "6 images of the target and 0 of the source"),
+        ({"pair_mix": (0, 1, 0)}, "6 images of the target and 0 of the source"),
+        ({"pair_mix": (1, 1, 0), "source": np.ones(7, bool)}, "0 images of the target and 6 of the source"),
+        ({"pair_mix": (0, 1, 1), "source": np.ones(7, bool)}, "0 images of the target and 6 of the source"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
@@ -484,9 +485,9 @@ def related(tags: Matrix, image: int, tag: int, count: int, **options: Any) -> l
 @given(st.integers(1, 12), st.integers(0, 99), st.booleans(), st.integers(0, 99))
 def test_fewer_related_images_are_a_prefix(members: int, image: int, may_repeat: bool, seed: int) -> None:
     tags = np.ones((members, 1), bool)
-    eight = related(tags, image % members, 0, 8, seed=seed, may_repeat=may_repeat)
+    eight = related(tags, image % members, 0, 8, seed=seed, related_may_repeat=may_repeat)
     for count in range(9):
-        assert related(tags, image % members, 0, count, seed=seed, may_repeat=may_repeat) == eight[:count]
+        assert related(tags, image % members, 0, count, seed=seed, related_may_repeat=may_repeat) == eight[:count]
 
 
 @quick
@@ -508,9 +509,10 @@ def test_related_images_share_the_class_and_repeat_only_where_they_must(tags: Ma
 @given(matrices(), st.integers(0, 9), st.booleans())
 def test_related_images_of_many_are_those_of_each(tags: Matrix, seed: int, may_repeat: bool) -> None:
     images, classes = np.nonzero(tags)
-    together = related_images(Members.of(Tags.of_matrix(tags)), images, classes, 5, seed=seed, may_repeat=may_repeat)
+    members = Members.of(Tags.of_matrix(tags))
+    together = related_images(members, images, classes, 5, seed=seed, related_may_repeat=may_repeat)
     for image, tag, row in zip(images.tolist(), classes.tolist(), together.tolist(), strict=True):
-        assert related(tags, image, tag, 5, seed=seed, may_repeat=may_repeat) == row
+        assert related(tags, image, tag, 5, seed=seed, related_may_repeat=may_repeat) == row
 
 
 @pytest.mark.parametrize("image", [0, 2, 4])
@@ -536,12 +538,12 @@ def test_related_images_are_drawn_for_each_name_anew() -> None:
 
 
 def test_related_images_with_repetition_hold_the_image_itself() -> None:
-    members = Members.of(Tags.of_matrix(np.ones((4, 1), bool)))
-    two = np.array([2])
-    drawn = np.concatenate([related_images(members, two, two * 0, 5, seed=s, may_repeat=True) for s in range(1000)])
+    members, two = Members.of(Tags.of_matrix(np.ones((4, 1), bool))), np.array([2])
+    rows = [related_images(members, two, two * 0, 5, seed=seed, related_may_repeat=True) for seed in range(1000)]
+    drawn = np.concatenate(rows)
     assert chi_square(np.bincount(drawn.reshape(-1), minlength=4), np.full(4, 1 / 4)) < 25
     assert any(len(set(row)) < 4 for row in drawn.tolist())
-    assert related(np.ones((1, 1), bool), 0, 0, 3, seed=0, may_repeat=True) == [0, 0, 0]
+    assert related(np.ones((1, 1), bool), 0, 0, 3, seed=0, related_may_repeat=True) == [0, 0, 0]
 
 
 # --- related images of one domain
@@ -563,7 +565,7 @@ def test_related_images_are_of_the_domain_while_the_class_has_any_there(
     tags: Matrix, seed: int, count: int, domain: Any, may_repeat: bool, data: st.DataObject
 ) -> None:
     source = data.draw(arrays(bool, len(tags)))
-    options: dict[str, Any] = {"seed": seed, "domain": domain, "may_repeat": may_repeat}
+    options: dict[str, Any] = {"seed": seed, "related_from": domain, "related_may_repeat": may_repeat}
     images, classes = np.nonzero(tags)
     members = Members.of(Tags.of_matrix(tags), source)
     together = related_images(members, images, classes, count, source=source[images], **options).tolist()
@@ -584,7 +586,7 @@ def test_related_images_are_of_the_domain_while_the_class_has_any_there(
 @pytest.mark.parametrize(("image", "domain"), [(0, "source"), (3, "source"), (0, "target"), (3, "target"), (3, "both")])
 def test_related_images_of_a_domain_have_the_same_chance(image: int, domain: Any) -> None:
     tags, source = np.ones((7, 1), bool), np.arange(7) >= 3
-    drawn = [related_of(tags, source, image, 0, 2, seed=seed, domain=domain) for seed in range(4000)]
+    drawn = [related_of(tags, source, image, 0, 2, seed=seed, related_from=domain) for seed in range(4000)]
     chances = np.array([domain == "both" or s == (domain == "source") for s in source], float)
     chances[image] = 0
     for column in np.array(drawn).T:
@@ -596,4 +598,4 @@ def test_without_domains_all_images_are_of_the_target() -> None:
     members, images = Members.of(Tags.of_matrix(TAGS)), np.array([0, 1])
     both = related_images(members, images, images * 0, 3, seed=0)
     for domain in ("target", "source"):  # nothing is of the source, so that it falls back
-        np.testing.assert_array_equal(related_images(members, images, images * 0, 3, seed=0, domain=domain), both)
+        np.testing.assert_array_equal(related_images(members, images, images * 0, 3, seed=0, related_from=domain), both)

@@ -54,7 +54,7 @@ def test_contrastive_images_are_related_by_another_tag_and_lack_the_maps_own(
 ) -> None:
     matrix[:, 0] |= ~matrix.any(axis=1)
     nowhere = np.zeros(len(matrix), bool)
-    drawn = draw(Tags.of_matrix(matrix), nowhere, seed=seed, count=related, contrastive=True, bank=2)
+    drawn = draw(Tags.of_matrix(matrix), nowhere, seed=seed, related=related, contrastive=True, bank=2)
     bank = drawn.bank.tolist()
     assert sorted(set(bank)) == bank
     assert len(bank) == min(2, len(matrix))

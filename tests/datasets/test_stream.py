@@ -243,7 +243,7 @@ def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, r
 
 
 def test_an_image_that_is_twice_in_an_epoch_is_cropped_twice(drawn: pa.Table) -> None:
-    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1, balance=1.0)
+    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1, class_balance=1.0)
     squares = Squares(drawn["uri"].to_pylist(), SIZE)
     decode = PairDecoder(squares, sampler, batch=24, share=Share(0, 1, 0, 1), crop_scales=(1.0, 1.5))
     batch = decode({"id": np.array([0])})

@@ -43,11 +43,11 @@ def test_tags_of_an_index_and_of_a_matrix_are_the_lists(lists: list[list[int]], 
 @quick
 @given(tag_lists, st.data())
 def test_the_matrix_of_some_images(lists: list[list[int]], data: st.DataObject) -> None:
-    places = st.lists(st.integers(0, len(lists) - 1), max_size=8) if lists else st.just([])
-    positions = np.array(data.draw(places), np.int64)
-    found = Tags.of_index(column(lists), CLASSES).matrix(positions)
-    assert found.dtype == bool
-    np.testing.assert_array_equal(found, matrix_of(lists)[positions])
+    lists_of_positions = st.lists(st.integers(0, len(lists) - 1), max_size=8) if lists else st.just([])
+    positions = np.array(data.draw(lists_of_positions), np.int64)
+    matrix = Tags.of_index(column(lists), CLASSES).matrix(positions)
+    assert matrix.dtype == bool
+    np.testing.assert_array_equal(matrix, matrix_of(lists)[positions])
 
 
 @quick
@@ -63,27 +63,26 @@ def test_members_are_the_images_of_each_class(lists: list[list[int]], data: st.D
                 [i for i, row in enumerate(lists) if k in row and bool(source is not None and source[i]) == domain]
                 for domain in (False, True)
             ]
-            for of_source, expected in (
+            for domain, expected in (
                 (False, by_domain[0]),
                 (True, by_domain[1]),
                 (None, by_domain[0] + by_domain[1]),
             ):
-                low, high = members.part(np.array([k]), of_source)
+                low, high = members.ranges(np.array([k]), domain)
                 assert members.images[low[0] : high[0]].tolist() == expected
         rows = np.arange(CLASSES)
         wanted = rows % 2 == 1
-        for bound, one, other in zip(
-            members.part(rows, wanted), members.part(rows, True), members.part(rows, False), strict=True
-        ):
-            np.testing.assert_array_equal(bound, np.where(wanted, one, other))
+        of_either, of_source, of_target = (members.ranges(rows, domain) for domain in (wanted, True, False))
+        for bound, source_bound, target_bound in zip(of_either, of_source, of_target, strict=True):
+            np.testing.assert_array_equal(bound, np.where(wanted, source_bound, target_bound))
 
 
-def test_members_are_the_same_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_are_the_same_sorted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
     tags = Tags.of_matrix(rng.random((1000, 300)) < 0.01)
     source = rng.random(1000) < 0.3
     whole = Members.of(tags, source)
-    monkeypatch.setattr(mcis.datasets.tags, "_IMAGES_A_CHUNK", 7)
+    monkeypatch.setattr(mcis.datasets.tags, "_IMAGES_PER_CHUNK", 7)
     parts = Members.of(tags, source)
     for name in ("images", "start", "split"):
         np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
@@ -93,7 +92,7 @@ def test_the_largest_class_index() -> None:
     """65,536 classes fill 16 bits, and two domains of each do not."""
     tags = Tags.of_index(pa.chunked_array([pa.array([[65535], [0, 65535], [0]], pa.list_(pa.uint16()))]), 65536)
     members = Members.of(tags, np.array([True, False, False]))
-    low, high = (bound[0] for bound in members.part(np.array([65535])))
+    low, high = (bound[0] for bound in members.ranges(np.array([65535])))
     assert members.images[low:high].tolist() == [1, 0]
 
 
@@ -113,5 +112,5 @@ def test_what_does_not_fit_is_refused() -> None:
     values, start = np.array([0, 3], np.uint16), np.array([0, 2], np.uint32)
     with pytest.raises(ValueError, match="class 3, of 3 classes"):
         Tags(values=values, start=start, classes=3)
-    with pytest.raises(ValueError, match="2 tags, but the images' run from 0 to 1"):
+    with pytest.raises(ValueError, match="2 values, but start runs from 0 to 1"):
         Tags(values=values, start=start - np.array([0, 1], np.uint32), classes=4)
