@@ -22,9 +22,9 @@ import torch
 
 from mcis.models.losses import pair_losses
 from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.classifier_learner import in_float32
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.stages.train_classifier import in_float32
 
 TARGETS = {"paper": 1.0, "released": 1.25}
 CLASSES = 20

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import machine
 import numpy as np
@@ -22,37 +23,37 @@ import torch
 from mcis.datasets.images import Squares
 from mcis.datasets.index import verify
 from mcis.datasets.maps import Shards
-from mcis.datasets.stream import Share
+from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
 from mcis.platform.commands.demo import demo_settings
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.optimizers import build_optimizer, learning_rate
-from mcis.platform.engine.training import Learner
+from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.optimizers import build_optimizer
+from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import write_table
-from mcis.platform.stages import evaluate, localize, pseudo_masks, train_classifier, train_segmenter
+from mcis.platform.stages import evaluate, localize, pseudo_masks
 
 TARGET = 1.3
 
 
-def train(learner: Learner, folder: Path) -> None:
+def train(learner: Learner[Any], folder: Path) -> None:
     """The training loop of one process, decoding as it goes."""
     folder.mkdir()
-    torch.manual_seed(learner.seed)
+    schedule = learner.schedule
+    torch.manual_seed(schedule.seed)
     model = learner.model()
-    optimizer = build_optimizer(model, learner.optimizer)
-    decode = learner.decoder(Share(0, 1, 0, learner.steps))
-    for step in range(learner.steps):
-        batch = decode({"id": np.array([step])})
-        factor = learning_rate(
-            learner.optimizer, step, steps=learner.schedule_steps, epoch=int(step / learner.epoch_steps)
-        )
+    optimizer = build_optimizer(model, schedule.optimizer)
+    decode = learner.decoder(WorkerShard(0, 1, 0, schedule.steps))
+    for step in range(schedule.steps):
+        batch = decode(np.array([step]))
         for group in optimizer.param_groups:
-            group["lr"] = learner.optimizer.learning_rate * factor * group["factor"]
+            group["lr"] = schedule.learning_rate(step) * group["factor"]
         terms = learner.losses(model, batch, step, torch.device("cpu"))
         loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
@@ -80,7 +81,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     uris = train_rows["uri"].to_pylist()
     lap("index")
     train(
-        train_classifier.ClassifierLearner(
+        ClassifierLearner(
             config=config.classifier,
             seed=config.seed,
             tags=tags,
@@ -107,14 +108,14 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     make = pseudo_masks.MakeMasks(config.pseudo_masks, config.maps.scale, Shards(folder / "maps"))
     write_table(folder / "masks" / "part-000000.parquet", make(train_rows))
     lap("pseudo_masks")
-    learner = train_segmenter.SegmenterLearner(
+    learner = SegmenterLearner(
         config=config.segmenter,
         seed=config.seed,
         classes=classes,
         image_ids=train_rows["image_id"].to_pylist(),
         uris=uris,
         masks=Shards(folder / "masks"),
-        start=load_classifier(config, folder / "classifier", classes).backbone.state_dict(),
+        backbone=load_classifier(config, folder / "classifier", classes).backbone.state_dict(),
         pretrained=None,
     )
     train(learner, folder / "segmenter")

@@ -19,23 +19,24 @@ import pyarrow as pa
 import torch
 from stream import tags_of
 
+from mcis.datasets.batches import PairBatch
 from mcis.datasets.images import MakeSquares, Squares
-from mcis.datasets.stream import Batch, Share, batches
+from mcis.datasets.stream import WorkerShard, batches
 from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.runs.workspace import write_table
-from mcis.platform.stages.train_classifier import ClassifierLearner
 
 TARGET = 0.95
 
 
-def train(learner: ClassifierLearner, stream: Iterator[Batch], steps: int) -> float:
+def train(learner: ClassifierLearner, stream: Iterator[PairBatch], steps: int) -> float:
     """Images a second of `steps` updates."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model: Any = learner.model()
     model.to(device, memory_format=torch.channels_last)
-    optimizer = build_optimizer(model, learner.optimizer)
+    optimizer = build_optimizer(model, learner.schedule.optimizer)
     began, images = 0.0, 0
     for step in range(steps):
         if step == steps // 4:  # by then both sides have their buffers
@@ -45,7 +46,7 @@ def train(learner: ClassifierLearner, stream: Iterator[Batch], steps: int) -> fl
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        images += 2 * len(batch["m"])
+        images += 2 * len(batch)
     if device.type == "cuda":
         torch.cuda.synchronize()
     return images / (time.perf_counter() - began)
@@ -75,12 +76,12 @@ def main() -> None:
             pictures=Squares(paths, config.input_size, cache=cache),
             pretrained=None,
         )
-        share = Share(0, 1, 0, arguments.steps)
-        decode = learner.decoder(share)
-        resident = [decode({"id": np.array([step])}) for step in range(arguments.steps)]
+        shard = WorkerShard(0, 1, 0, arguments.steps)
+        decode = learner.decoder(shard)
+        resident = [decode(np.array([step])) for step in range(arguments.steps)]
         found: dict[str, list[float]] = {"stream": [], "resident": []}
         for _ in range(arguments.rounds):
-            streamed = batches(decode, batch=learner.batch, share=share, place="threads", threads=1)
+            streamed = batches(decode, batch=config.batch, shard=shard, decode_in="threads", threads=1)
             found["stream"].append(train(learner, streamed, arguments.steps))
             found["resident"].append(train(learner, iter(resident), arguments.steps))
     middle = {side: statistics.median(rates) for side, rates in found.items()}

@@ -20,10 +20,11 @@ import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from mcis.datasets.batches import PairDecoder
 from mcis.datasets.decode import decode_square
 from mcis.datasets.images import MakeSquares, Squares
 from mcis.datasets.pairs import PairSampler
-from mcis.datasets.stream import PairDecoder, Share, batches
+from mcis.datasets.stream import WorkerShard, batches
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
@@ -93,17 +94,17 @@ def delivered(images: Squares, sampler: PairSampler, pairs: int, threads: int) -
     import ray.train
     import ray.train.torch
 
-    share = Share(0, 1, 0, pairs // BATCH)
+    shard = WorkerShard(0, 1, 0, pairs // BATCH)
     with tempfile.TemporaryDirectory() as folder:
 
         def work(settings: dict[str, Any]) -> None:
-            decode = PairDecoder(images, sampler, batch=BATCH, share=share)
-            stream = batches(decode, batch=BATCH, share=share, place="threads", threads=threads)
+            decode = PairDecoder(images, sampler, batch=BATCH, shard=shard)
+            stream = batches(decode, batch=BATCH, shard=shard, decode_in="threads", threads=threads)
             for _ in range(SKIPPED):
                 next(stream)
             began, count = time.perf_counter(), 0
             for batch in stream:
-                count += len(batch["images_m"]) + len(batch["images_n"])
+                count += 2 * len(batch)
             rate = count / (time.perf_counter() - began)
             (Path(folder) / "rate.json").write_text(json.dumps(rate))
 

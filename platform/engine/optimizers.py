@@ -1,4 +1,4 @@
-"""The update rule of a training: learning rate by step, and a group of parameters for each factor of it."""
+"""The update rule of a training: the learning rate of each step, and a group of parameters for each factor of it."""
 
 import math
 
@@ -9,8 +9,8 @@ from mcis.models.backbones import Backbone
 from mcis.platform.config.sections import Optimizer
 
 
-def learning_rate(optimizer: Optimizer, step: int, *, steps: int, epoch: int) -> float:
-    """Factor of the learning rate at update `step` of `steps`, in `epoch`."""
+def learning_rate_factor(optimizer: Optimizer, step: int, *, steps: int, epoch: int) -> float:
+    """The schedule's factor of the learning rate, at update `step` of `steps`, in `epoch`."""
     done = step / max(steps, 1)
     if optimizer.warm_up and done < optimizer.warm_up:
         return min(1.0, (step + 1) / max(1.0, optimizer.warm_up * steps))
@@ -23,13 +23,12 @@ def learning_rate(optimizer: Optimizer, step: int, *, steps: int, epoch: int) ->
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """The optimizer with a group for each learning rate factor: new or pretrained layer, weight or bias (RECIPE)."""
-    pretrained: set[str] = set()
-    for name, module in model.named_modules():
-        if isinstance(module, Backbone):
-            for key, _ in module.named_parameters():
-                if not key.startswith(module.new_layers or ("\0",)):
-                    pretrained.add(f"{name}.{key}")
+    """The optimizer, with a group of parameters for each factor of the learning rate.
+
+    The factor is that of new or pretrained layers, times that of biases (RELEASED_RECIPE, "Classifier"). The key
+    `factor` of a group holds it.
+    """
+    pretrained = _pretrained_parameters(model)
     groups: dict[float, list[nn.Parameter]] = {}
     for key, parameter in model.named_parameters():
         factor = 1.0 if key in pretrained else settings.new_layer_rate
@@ -45,3 +44,14 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
         nesterov=settings.nesterov,
         weight_decay=settings.weight_decay,
     )
+
+
+def _pretrained_parameters(model: nn.Module) -> set[str]:
+    """Names of the parameters for which there are pretrained weights."""
+    return {
+        f"{name}.{key}"
+        for name, module in model.named_modules()
+        if isinstance(module, Backbone)
+        for key, _ in module.named_parameters()
+        if not key.startswith(module.new_layers or ("\0",))
+    }

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mcis.datasets.images import Squares
-from mcis.datasets.stream import Batch, Share, by_threads
+from mcis.datasets.stream import WorkerShard, by_threads
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 
@@ -24,7 +24,7 @@ class Validation:
     Attributes:
         images, tags: of the N images, which have a tag each.
         scores: the network and uint8 images (B, S, S, 3) on its device -> class scores (B, K).
-        every: epochs from one to the next; the last step always has one.
+        every: epochs from one validation to the next; the last step always has one.
     """
 
     images: Squares
@@ -34,20 +34,16 @@ class Validation:
 
 
 class Scorer:
-    """Validates the network, whose weights are the same on all workers: each of them scores every world-th image."""
+    """Validates the network, whose weights are the same on all workers: each scores every world_size-th image."""
 
-    def __init__(self, validation: Validation, share: Share, threads: int):
+    def __init__(self, validation: Validation, shard: WorkerShard, threads: int):
         self.validation, self.threads = validation, threads
-        self.mine = np.arange(share.rank, len(validation.tags), share.world)
+        self.images_of_worker = shard.positions(len(validation.tags))
 
-    def due(self, done: int, *, steps: int, epoch_steps: float) -> bool:
+    def due(self, done: int, *, steps: int, steps_per_epoch: float) -> bool:
         """Whether `done` updates end the training, or epochs after which it is validated."""
-        length = self.validation.every * epoch_steps
+        length = self.validation.every * steps_per_epoch
         return done == steps or int(done / length) > int((done - 1) / length)
-
-    def _images(self, steps: Batch) -> Batch:
-        first = int(steps["id"][0]) * _CHUNK
-        return {"images": self.validation.images(self.mine[first : first + _CHUNK])}
 
     def __call__(self, model: nn.Module, autocast: Callable[[], Any], device: torch.device) -> NDArray[np.float64]:
         """Average precision of each class in percent, (K,), NaN for a class that no image has; the same on all workers.
@@ -56,15 +52,22 @@ class Scorer:
         """
         tags = self.validation.tags
         scores = torch.zeros(len(tags), tags.classes, device=device)
-        chunks = Share(0, 1, 0, -(-len(self.mine) // _CHUNK))
+        chunks = -(-len(self.images_of_worker) // _CHUNK)
         model.eval()
         with torch.inference_mode():
-            for number, batch in enumerate(by_threads(self._images, share=chunks, threads=self.threads)):
-                here = torch.from_numpy(self.mine[number * _CHUNK : (number + 1) * _CHUNK]).to(device)
-                images = torch.from_numpy(batch["images"]).to(device, non_blocking=True)
+            for number, pixels in enumerate(by_threads(self._pixels, steps=chunks, threads=self.threads)):
+                positions = torch.from_numpy(self._chunk(number)).to(device)
+                images = torch.from_numpy(pixels).to(device, non_blocking=True)
                 with autocast():
-                    scores[here] = self.validation.scores(model, images).float()
+                    scores[positions] = self.validation.scores(model, images).float()
         model.train()
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(scores)  # an image's row is zero on all workers but its own
+            torch.distributed.all_reduce(scores)  # an image's row is zero on all workers but the one that scores it
         return average_precision(scores.cpu().numpy().astype(np.float64), tags.matrix(np.arange(len(tags))))
+
+    def _chunk(self, number: int) -> NDArray[np.int64]:
+        """Positions of the images of a chunk."""
+        return self.images_of_worker[number * _CHUNK : (number + 1) * _CHUNK]
+
+    def _pixels(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+        return self.validation.images(self._chunk(int(numbers[0])))

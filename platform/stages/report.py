@@ -17,7 +17,7 @@ from mcis.datasets.maps import Shards
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.config.resolve import leaves
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.training import STEPS
+from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.panels import Panel

@@ -1,4 +1,4 @@
-"""Update rules: schedules by hand, rates a layer."""
+"""Update rules: schedules by hand, rates per layer."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch import nn
 
 from mcis.models.backbones import Backbone
 from mcis.platform.config.sections import Optimizer
-from mcis.platform.engine.optimizers import build_optimizer, learning_rate
+from mcis.platform.engine.optimizers import build_optimizer, learning_rate_factor
 
 
 def factors(optimizer: Optimizer, steps: int, epoch_steps: int = 1) -> list[float]:
-    return [learning_rate(optimizer, step, steps=steps, epoch=step // epoch_steps) for step in range(steps)]
+    return [learning_rate_factor(optimizer, step, steps=steps, epoch=step // epoch_steps) for step in range(steps)]
 
 
 def test_the_step_schedule_falls_at_the_start_of_its_epochs() -> None:
@@ -72,7 +72,7 @@ FACTORS = {
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_each_parameter_has_the_recipes_rate(name: Any) -> None:
-    """Backbone weights 1, their biases 2, new weights 10, new biases 20 (RECIPE)."""
+    """Backbone weights 1, their biases 2, new weights 10, new biases 20 (RELEASED_RECIPE, "Classifier")."""
     network = _Network()
     optimizer = build_optimizer(network, Optimizer(name=name, new_layer_rate=10, bias_rate=2, weight_decay=0.125))
     names = {id(parameter): key for key, parameter in network.named_parameters()}

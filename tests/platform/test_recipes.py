@@ -1,21 +1,19 @@
 """Recipes `paper` and `released`, built: each row of the classifier's table as network and training have it."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from mcis.datasets.batches import PairBatch
 from mcis.datasets.images import Squares
-from mcis.datasets.stream import Batch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.losses import PairScores
 from mcis.platform.config.resolve import resolve
-from mcis.platform.engine.optimizers import build_optimizer, learning_rate
-from mcis.platform.stages.train_classifier import ClassifierLearner
+from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.engine.optimizers import build_optimizer
 
 K = 20
 
@@ -81,7 +79,7 @@ def test_single_label_data_brings_three_w_p() -> None:
 def test_learning_rates_of_the_released_code(networks: dict[str, CoAttentionClassifier]) -> None:
     """Pretrained weights 1, their biases 2, new weights 10, new biases 20; Nesterov; the text has one rate for all."""
     model = networks["released"]
-    settings = learner("released").optimizer
+    settings = learner("released").schedule.optimizer
     factors = {id(p): g["factor"] for g in build_optimizer(model, settings).param_groups for p in g["params"]}
     found = {name: factors[id(p)] for name, p in model.named_parameters()}
     for name, factor in found.items():
@@ -89,7 +87,7 @@ def test_learning_rates_of_the_released_code(networks: dict[str, CoAttentionClas
         assert factor == (1 if pretrained else 10) * (2 if name.endswith("bias") else 1), name
     assert {1.0, 2.0, 10.0, 20.0} == set(found.values())
     assert settings.nesterov
-    paper = build_optimizer(networks["paper"], learner("paper").optimizer)
+    paper = build_optimizer(networks["paper"], learner("paper").schedule.optimizer)
     assert [(g["factor"], g["weight_decay"], g["momentum"], g["nesterov"]) for g in paper.param_groups] == [
         (1.0, 2e-4, 0.9, False)
     ]
@@ -101,12 +99,10 @@ def test_learning_rates_of_the_released_code(networks: dict[str, CoAttentionClas
 )
 def test_schedule_and_kept_weights(recipe: str, steps: int, rates: list[float]) -> None:
     """15 epochs; as released, the weights after epoch 10 (from 0) are kept, so that training ends there."""
-    one = learner(recipe)
-    assert (one.epoch_steps, one.steps, one.schedule_steps, one.batch) == (2, steps, 30, 5)
-    got = [
-        learning_rate(one.optimizer, step, steps=one.schedule_steps, epoch=int(step / one.epoch_steps))
-        for step in range(0, one.steps, 2)
-    ]
+    schedule = learner(recipe).schedule
+    assert (schedule.steps_per_epoch, schedule.steps, schedule.schedule_steps, schedule.batch) == (2, steps, 30, 5)
+    rate = schedule.optimizer.learning_rate
+    got = [schedule.learning_rate(step) / rate for step in range(0, schedule.steps, 2)]
     assert got == pytest.approx(rates)
 
 
@@ -124,11 +120,19 @@ class Recorder:
 
 def losses(
     recipe: str, step: int, unshared: tuple[bool, bool] = (True, True)
-) -> tuple[Recorder, dict[str, float], Batch]:
+) -> tuple[Recorder, dict[str, float], PairBatch]:
     rng = np.random.default_rng(0)
-    batch: Any = {name: rng.integers(0, 256, (5, 256, 256, 3), np.uint8) for name in ("images_m", "images_n")}
-    batch |= {"m": np.arange(5), "n": np.arange(1, 6), "row": np.arange(5), "kind": np.zeros(5, np.uint8)}
-    batch |= {name: np.full(5, side) for name, side in zip(("unshared_m", "unshared_n"), unshared, strict=True)}
+    batch = PairBatch(
+        images_m=rng.integers(0, 256, (5, 256, 256, 3), np.uint8),
+        images_n=rng.integers(0, 256, (5, 256, 256, 3), np.uint8),
+        m=np.arange(5),
+        n=np.arange(1, 6),
+        epoch=np.zeros(5, np.int64),
+        kind=np.zeros(5, np.uint8),
+        row=np.arange(5),
+        unshared_m=np.full(5, unshared[0]),
+        unshared_n=np.full(5, unshared[1]),
+    )
     recorder = Recorder()
     terms = learner(recipe).losses(recorder, batch, step, torch.device("cpu"))
     return recorder, {name: float(value) for name, value in terms.items()}, batch
@@ -136,7 +140,7 @@ def losses(
 
 def test_color_jitter_is_on_both_images_of_a_pair_and_not_on_tau_m() -> None:
     seen, _, batch = losses("released", 0)
-    plain = {side: normalize(to_unit(torch.from_numpy(batch[f"images_{side}"]))) for side in "mn"}
+    plain = {side: normalize(to_unit(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
     assert not torch.allclose(seen.m, plain["m"], atol=0.05)
     assert not torch.allclose(seen.n, plain["n"], atol=0.05)
     assert seen.transforms == ("flip", "x0.75", "x2")

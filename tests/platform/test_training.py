@@ -19,27 +19,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mcis.datasets.batches import PairBatch, PairDecoder
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.sources.voc import list_voc
-from mcis.datasets.stream import Batch, PairDecoder, Share
+from mcis.datasets.stream import WorkerShard
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import ClassifierConfig, ComputeConfig, Optimizer, SegmenterConfig
+from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
+from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.runtime import user_error_in
-from mcis.platform.engine.training import STEPS, Learner, Network, _StepLog, fit
+from mcis.platform.engine.segmenter_learner import SegmenterLearner
+from mcis.platform.engine.step_log import STEPS, StepLog
+from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.train_classifier import ClassifierLearner, val_scores
-from mcis.platform.stages.train_segmenter import SegmenterLearner
 
 # --- files
 
@@ -95,18 +98,18 @@ def steps_of(path: Path) -> list[int]:
 
 def test_the_step_log_is_cut_back_to_the_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / STEPS
-    log = _StepLog(path, 0)
+    log = StepLog(path, 0)
     for step in (10, 20, 30):
         log.write({"step": step, "loss": step / 7})
         assert steps_of(path)[-1] == step, "a line is there as soon as it is written"
     before = path.read_text().splitlines()
     with path.open("a") as file:
         file.write('{"step": 40, "lo')  # a kill
-    again = _StepLog(path, 20)
+    again = StepLog(path, 20)
     assert path.read_text().splitlines() == before[:2]
     again.write({"step": 30, "loss": 0.0})
     assert steps_of(path) == [10, 20, 30]
-    _StepLog(path, 0)
+    StepLog(path, 0)
     assert path.read_text() == ""
 
 
@@ -157,7 +160,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         pictures=Squares(rows["uri"].to_pylist(), config.input_size),
         pretrained=None,
     )
-    assert learner.steps == 20
+    assert learner.schedule.steps == 20
     validation = Validation(
         images=Squares(val["uri"].to_pylist(), config.input_size),
         tags=Tags.of_index(val["tags"], 4),
@@ -166,20 +169,21 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
     return Surroundings(learner=learner, workspace=Workspace(root / "workspace"), validation=validation)
 
 
-def plain_loop(learner: Learner) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
     """Weights after a training without Ray, and the loss terms of each step."""
-    torch.manual_seed(learner.seed)
+    schedule = learner.schedule
+    torch.manual_seed(schedule.seed)
     network: Any = learner.model()
     network.to(memory_format=torch.channels_last)  # another order of sums is another last bit
-    optimizer = build_optimizer(network, learner.optimizer)
-    decode = learner.decoder(Share(0, 1, 0, learner.steps))
+    optimizer = build_optimizer(network, schedule.optimizer)
+    decode = learner.decoder(WorkerShard(0, 1, 0, schedule.steps))
     terms = []
-    for step in range(learner.steps):
+    for step in range(schedule.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 * group["factor"] * (0.1 if step * learner.batch // 24 >= 3 else 1)
-        batch = decode({"id": np.array([step])})
-        numbers = step * learner.batch + np.arange(learner.batch)
-        number_samples(network, generator_seeds(Draw.DROPOUT, learner.seed, numbers))
+            group["lr"] = 0.1 * group["factor"] * (0.1 if step * schedule.batch // 24 >= 3 else 1)
+        batch = decode(np.array([step]))
+        numbers = step * schedule.batch + np.arange(schedule.batch)
+        number_samples(network, generator_seeds(Draw.DROPOUT, schedule.seed, numbers))
         losses = learner.losses(network, batch, step, torch.device("cpu"))
         optimizer.zero_grad()
         (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
@@ -204,9 +208,11 @@ def test_the_plain_loop_does_train(here: Surroundings) -> None:
 
 
 def test_a_side_without_an_unshared_label_in_the_whole_batch_has_no_contrastive_term(here: Surroundings) -> None:
+    batch = here.learner.decoder(WorkerShard(0, 1, 0, 1))(np.array([0]))
+
     def weights(m: bool, n: bool, step: int = 7) -> tuple[float, float]:
-        batch = {"unshared_m": np.array([m, m]), "unshared_n": np.array([n, n])}
-        return here.learner._contrastive_weights(batch, step)
+        unshared = replace(batch, unshared_m=np.array([m, m]), unshared_n=np.array([n, n]))
+        return here.learner._contrastive_weights(unshared, step)
 
     assert weights(True, True) == (1, 1)
     assert weights(True, False) == (1, 0)
@@ -234,7 +240,7 @@ def test_workers_and_micro_batches_train_the_same_weights(
     tracker = here.tracker(f"batch-{batch}-{workers}-{micro}")
     compute = ComputeConfig(workers=workers, micro_batch=micro, threads=1)
     result = fit(learner, tmp_path, compute, tracker, label="classifier")
-    assert result.steps == learner.steps
+    assert result.steps == learner.schedule.steps
     assert result.precision == "float32"
     assert result.val_ap is None
     found = trained(tmp_path)
@@ -243,7 +249,7 @@ def test_workers_and_micro_batches_train_the_same_weights(
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-5)
     # What is logged is the whole batch's loss, not a worker's.
     records = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
-    assert [r["step"] for r in records] == sorted({10, learner.steps})
+    assert [r["step"] for r in records] == sorted({10, learner.schedule.steps})
     for record in records:
         expected = terms[record["step"] - 1]
         assert record["loss"] == pytest.approx(sum(expected.values()), rel=1e-4)
@@ -273,7 +279,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     ids = [str(number) for number in range(24)]
     table = pa.table({"image_id": ids, "mask": [encode_labels(mask) for mask in masks]})
     pq.write_table(table, tmp_path / "masks" / "part-00000000-00000024.parquet")
-    optimizer = here.learner.optimizer
+    optimizer = here.learner.config.optimizer
     learner = SegmenterLearner(
         config=SegmenterConfig(
             backbone="small",
@@ -291,7 +297,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
         image_ids=ids,
         uris=here.learner.pictures.uris,
         masks=Shards(tmp_path / "masks"),
-        start=None,
+        backbone=None,
         pretrained=None,
     )
     weights, terms = plain_loop(learner)
@@ -325,13 +331,14 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
     """At the end of epochs 2 and 4, on two workers and on one, against the scores of a plain loop's weights."""
     assert here.validation is not None
     validation = replace(here.validation, every=2)
-    learner = replace(here.learner, validation=validation)
-    weights, _ = plain_loop(here.learner)
+    learner = here.learner
+    weights, _ = plain_loop(learner)
     found = {}
     for workers in (1, 2):
         folder, tracker = tmp_path / str(workers), here.tracker(f"validated-{workers}")
         folder.mkdir()
-        result = fit(learner, folder, ComputeConfig(workers=workers, threads=1), tracker, label="classifier")
+        compute = ComputeConfig(workers=workers, threads=1)
+        result = fit(learner, folder, compute, tracker, label="classifier", validation=validation)
         records = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
         assert [r["step"] for r in records if "val_map" in r] == [10, 20]
         assert result.val_ap is not None
@@ -364,12 +371,12 @@ class Struck(ClassifierLearner):
     folder: Path
     blow: Callable[[], None]
 
-    def decoder(self, share: Share) -> PairDecoder:
+    def decoder(self, shard: WorkerShard) -> PairDecoder:
         with (self.folder / "starts").open("a") as file:
-            file.write(f"{share.start} ")
-        return super().decoder(share)
+            file.write(f"{shard.start} ")
+        return super().decoder(shard)
 
-    def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         if step == 13 and not (self.folder / "struck").exists():
             deadline = time.monotonic() + 60
             while not (self.folder / SNAPSHOT).exists() and time.monotonic() < deadline:
@@ -391,7 +398,7 @@ def check_that_it_went_on(folder: Path, learner: ClassifierLearner) -> None:
 
     Checkpoints lie behind steps 8 and 16. Its log's line of step 10, already written, was cut off and came again.
     """
-    assert (8 / learner.epoch_steps) % 1 > 0.1, "a checkpoint at an epoch's end proves less"
+    assert (8 / learner.schedule.steps_per_epoch) % 1 > 0.1, "a checkpoint at an epoch's end proves less"
     assert (folder / "starts").read_text() == "0 8 "
     weights, terms = plain_loop(learner)
     for key, value in trained(folder).items():
@@ -592,9 +599,9 @@ def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
 class Overflowing(ClassifierLearner):
     """The last update's gradients overflow, though its loss is finite."""
 
-    def losses(self, model: Network, batch: Batch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         terms = super().losses(model, batch, step, device)
-        if step == self.steps - 1:
+        if step == self.schedule.steps - 1:
             common = terms["common"]
             terms["common"] = common + (common - common.detach()).sqrt()  # adds 0, whose slope is infinite
         return terms

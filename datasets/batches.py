@@ -1,0 +1,196 @@
+"""The batches of both trainings, as named records, and the decoders that make them from step numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.crops import CROP_DRAWS, random_crop
+from mcis.datasets.decode import decode_labels
+from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.images import Squares, image_bytes, read_rgb
+from mcis.datasets.maps import Shards
+from mcis.datasets.pairs import PairRows, PairSampler, epoch_rows
+from mcis.datasets.stream import Batch, WorkerShard
+from mcis.datasets.tags import Tags
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairBatch(Batch):
+    """Decoded pairs of images (m, n).
+
+    Attributes:
+        images_m, images_n: (N, S, S, 3) uint8.
+        m, n: the images' positions in the index, (N,).
+        epoch, kind: of each pair (see `PairRows`), (N,).
+        row: the pair's number in the endless stream, (N,). What is drawn for a pair is drawn from it, since an image
+            may be in several pairs of an epoch.
+        unshared_m, unshared_n: whether any pair of the whole batch, those of other workers included, has a label on
+            that side that the other side lacks, (N,) bool.
+    """
+
+    images_m: NDArray[np.uint8]
+    images_n: NDArray[np.uint8]
+    m: NDArray[np.int64]
+    n: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+    kind: NDArray[np.uint8]
+    row: NDArray[np.int64]
+    unshared_m: NDArray[np.bool_]
+    unshared_n: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CropBatch(Batch):
+    """Random crops of images and of their pseudo masks.
+
+    Attributes:
+        images: (N, S, S, 3) uint8.
+        labels: (N, S, S) uint8, 255 = ignore.
+        index: the images' positions among the training images, (N,).
+        epoch: the epoch that each crop belongs to, (N,).
+    """
+
+    images: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+    index: NDArray[np.int64]
+    epoch: NDArray[np.int64]
+
+
+class PairDecoder:
+    """Decodes the pairs of a worker's steps.
+
+    Args:
+        images: of the index.
+        sampler: draws the pairs.
+        batch: pairs per step, over all workers.
+        crop_scales: where given, images are random crops (see `random_crop`), drawn from (seed, row, image); else they
+            are shown whole.
+    """
+
+    batch_type = PairBatch
+
+    def __init__(
+        self,
+        images: Squares,
+        sampler: PairSampler,
+        *,
+        batch: int,
+        shard: WorkerShard,
+        crop_scales: Sequence[float] | None = None,
+    ):
+        self.images, self.sampler, self.batch, self.shard = images, sampler, batch, shard
+        self.crop_scales = crop_scales
+
+    @property
+    def row_bytes(self) -> int:
+        """Two images."""
+        return 2 * image_bytes(self.images.size)
+
+    def __call__(self, steps: NDArray[np.int64]) -> PairBatch:
+        of_worker = self.shard.positions(self.batch)
+        firsts = (steps + self.shard.start) * self.batch
+        batches = [self.sampler.rows(first, first + self.batch) for first in firsts.tolist()]
+        m, n, epoch, kind = (np.concatenate([rows[column][of_worker] for rows in batches]) for column in range(4))
+        row = np.concatenate([first + of_worker for first in firsts])
+        unshared = np.repeat([_unshared(rows, self.sampler.tags) for rows in batches], len(of_worker), axis=0)
+        return PairBatch(
+            images_m=self._pixels(m, row, Draw.PAIR_CROP_M),
+            images_n=self._pixels(n, row, Draw.PAIR_CROP_N),
+            m=m,
+            n=n,
+            epoch=epoch,
+            kind=kind,
+            row=row,
+            unshared_m=unshared[:, 0],
+            unshared_n=unshared[:, 1],
+        )
+
+    def _pixels(self, positions: NDArray[np.int64], row: NDArray[np.int64], purpose: Draw) -> NDArray[np.uint8]:
+        if self.crop_scales is None:
+            return self.images(positions)
+        draws = uniforms(purpose, self.sampler.seed, row, positions, count=CROP_DRAWS)
+        return np.stack([self._crop(*pair) for pair in zip(positions.tolist(), draws, strict=True)])
+
+    def _crop(self, position: int, draws: NDArray[np.float64]) -> NDArray[np.uint8]:
+        rgb = read_rgb(self.images.uris[position])
+        no_labels = np.zeros(rgb.shape[:2], np.uint8)
+        crop = random_crop(
+            rgb, no_labels, size=self.images.size, scales=self.crop_scales or (), mirror=False, draws=draws
+        )
+        return crop.image
+
+
+def _unshared(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
+    """Whether some pair has a label on the side of m, and of n, that its other side lacks."""
+    tags_m, tags_n = tags.matrix(rows.m), tags.matrix(rows.n)
+    return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
+
+
+class CropDecoder:
+    """Decodes random crops of the training images and of their pseudo masks.
+
+    Args:
+        image_ids, uris: of the training images.
+        masks: table of their pseudo masks.
+        seed: of all draws.
+        batch: images per step, over all workers.
+        size: side of a crop, pixels.
+        scales, mirror: see `random_crop`.
+    """
+
+    batch_type = CropBatch
+
+    def __init__(
+        self,
+        image_ids: Sequence[str],
+        uris: Sequence[str],
+        masks: Shards,
+        *,
+        seed: int,
+        batch: int,
+        shard: WorkerShard,
+        size: int,
+        scales: Sequence[float],
+        mirror: bool,
+    ):
+        self.image_ids, self.uris, self.masks = image_ids, uris, masks
+        self.seed, self.batch, self.shard = seed, batch, shard
+        self.size, self.scales, self.mirror = size, scales, mirror
+
+    @property
+    def row_bytes(self) -> int:
+        """An image and its labels."""
+        return 4 * self.size**2
+
+    def __call__(self, steps: NDArray[np.int64]) -> CropBatch:
+        of_worker = self.shard.positions(self.batch)
+        firsts = ((steps + self.shard.start) * self.batch).tolist()
+        batches = [epoch_rows(self.seed, len(self.uris), first, first + self.batch) for first in firsts]
+        index = np.concatenate([rows.image[of_worker] for rows in batches])
+        epoch = np.concatenate([rows.epoch[of_worker] for rows in batches])
+        draws = uniforms(Draw.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
+        crops = [
+            random_crop(
+                read_rgb(self.uris[position]),
+                self._labels(position),
+                size=self.size,
+                scales=self.scales,
+                mirror=self.mirror,
+                draws=numbers,
+            )
+            for position, numbers in zip(index.tolist(), draws, strict=True)
+        ]
+        return CropBatch(
+            images=np.stack([crop.image for crop in crops]),
+            labels=np.stack([crop.labels for crop in crops]),
+            index=index,
+            epoch=epoch,
+        )
+
+    def _labels(self, position: int) -> NDArray[np.uint8]:
+        """The pseudo mask of an image, (H, W), 255 = ignore."""
+        rows = self.masks.rows(self.image_ids[position])
+        assert rows is not None, f"no pseudo mask of {self.image_ids[position]}"
+        return decode_labels(rows["mask"][0].as_py())

@@ -1,0 +1,69 @@
+"""Random crops of training images and their labels: scaled, mirrored, padded where the image is too small."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.decode import resize_labels
+
+CROP_DRAWS = 4
+"""Random numbers that a crop takes: scale, mirror, top, left."""
+_PADDING = (124, 116, 104)  # ImageNet's mean color
+_IGNORE = 255
+
+
+class Crop(NamedTuple):
+    """A crop of an image, (size, size, 3) uint8, and of its labels, (size, size) uint8."""
+
+    image: NDArray[np.uint8]
+    labels: NDArray[np.uint8]
+
+
+def random_crop(
+    rgb: NDArray[np.uint8],
+    labels: NDArray[np.uint8],
+    *,
+    size: int,
+    scales: Sequence[float],
+    mirror: bool,
+    draws: NDArray[np.float64],
+) -> Crop:
+    """A training crop of an image (H, W, 3) and its labels (H, W).
+
+    Args:
+        size: side of the crop, pixels. Padding has ImageNet's mean color and label 255, which teaches nothing.
+        scales: factors, one of which is drawn; bilinear for the image, nearest for the labels.
+        mirror: whether half of the crops are mirrored.
+        draws: four numbers in [0, 1): scale, mirror, top, left.
+
+    Raises:
+        ValueError: image and labels differ in size.
+    """
+    if rgb.shape[:2] != labels.shape:
+        raise ValueError(f"image {rgb.shape[:2]} and labels {labels.shape} differ in size")
+    factor = scales[int(draws[0] * len(scales))]
+    height, width = (max(1, round(side * factor)) for side in labels.shape)
+    rgb = np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))
+    labels = resize_labels(labels, height, width)
+    if mirror and draws[1] < 0.5:
+        rgb, labels = rgb[:, ::-1], labels[:, ::-1]
+    image_crop = np.full((size, size, 3), _PADDING, np.uint8)
+    labels_crop = np.full((size, size), _IGNORE, np.uint8)
+    from_rows, to_rows = _overlap(height, size, draws[2])
+    from_columns, to_columns = _overlap(width, size, draws[3])
+    image_crop[to_rows, to_columns] = rgb[from_rows, from_columns]
+    labels_crop[to_rows, to_columns] = labels[from_rows, from_columns]
+    return Crop(image_crop, labels_crop)
+
+
+def _overlap(side: int, size: int, draw: float) -> tuple[slice, slice]:
+    """Which pixels of an image's side are seen, and where in a crop of `size` pixels they lie.
+
+    A smaller image lies anywhere in the crop; of a larger one any part is taken.
+    """
+    offset = int(draw * (abs(side - size) + 1))
+    whole, shifted = slice(0, min(side, size)), slice(offset, offset + min(side, size))
+    return (shifted, whole) if side > size else (whole, shifted)

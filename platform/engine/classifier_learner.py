@@ -1,0 +1,156 @@
+"""The co-attention classifier as a training sees it: pairs of images, and the losses of their scores (section 3.1)."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mcis.datasets.batches import PairBatch, PairDecoder
+from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.images import Squares
+from mcis.datasets.pairs import PairSampler
+from mcis.datasets.stream import WorkerShard
+from mcis.datasets.tags import Tags
+from mcis.models.augment import Augmentation
+from mcis.models.backbones import load_pretrained, normalize, to_unit
+from mcis.models.classifier import CoAttentionClassifier, pool
+from mcis.models.losses import PairScores, pair_losses
+from mcis.platform.config.sections import ClassifierConfig
+from mcis.platform.engine.learner import Network, Schedule, device_images
+from mcis.platform.networks.build import build_classifier
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierLearner:
+    """Trains the classifier on pairs of tagged images.
+
+    Attributes:
+        tags: of the N training images.
+        source: (N,), whether an image is of the domain source; None where no image is.
+        pictures: the N images at the classifier's size.
+        pretrained: file of the backbone's pretrained weights, or None.
+    """
+
+    config: ClassifierConfig
+    seed: int
+    tags: Tags
+    source: NDArray[np.bool_] | None
+    pictures: Squares
+    pretrained: Path | None
+
+    @property
+    def schedule(self) -> Schedule:
+        c = self.config
+        steps_per_epoch = (c.epoch_pairs or self.tags.tagged) / c.batch
+        schedule_steps = math.ceil(c.epochs * steps_per_epoch)
+        return Schedule(
+            batch=c.batch,
+            images_per_sample=2,
+            steps=schedule_steps if c.keep_epoch is None else math.ceil((c.keep_epoch + 1) * steps_per_epoch),
+            schedule_steps=schedule_steps,
+            steps_per_epoch=steps_per_epoch,
+            seed=self.seed,
+            optimizer=c.optimizer,
+        )
+
+    def model(self) -> CoAttentionClassifier:
+        model = build_classifier(self.config, self.tags.classes)
+        if self.pretrained:
+            load_pretrained(model.backbone, self.pretrained)
+        return model
+
+    def decoder(self, shard: WorkerShard) -> PairDecoder:
+        scales = self.config.crop_scales if self.config.sizing == "random_crop" else None
+        return PairDecoder(self.pictures, self.sampler(), batch=self.config.batch, shard=shard, crop_scales=scales)
+
+    def sampler(self) -> PairSampler:
+        """Draws the pairs.
+
+        Raises:
+            ValueError: the images allow no such pairs.
+        """
+        c = self.config
+        return PairSampler(
+            self.tags,
+            seed=self.seed,
+            partner_may_be_itself=c.partner_may_be_itself,
+            source=self.source,
+            pair_mix=c.pair_mix,
+            epoch_pairs=c.epoch_pairs,
+            class_balance=c.class_balance,
+            random_pair_rate=c.random_pair_rate,
+        )
+
+    def image_uris(self, batch: PairBatch) -> list[str]:
+        return [self.pictures.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
+
+    def count(self, batch: PairBatch) -> int:
+        return len(batch)
+
+    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs."""
+        c = self.config
+        images_m, images_n, plain_m = self._images(batch, device)
+        kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
+        scores, self_scores = model(images_m, images_n, c.self_pairs, kind, plain_m)
+
+        tags_m, tags_n = (
+            torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)
+        )
+        terms = _summed_losses(in_float32(scores), tags_m, tags_n, c)
+        if "contrastive_m" in terms:
+            weight_m, weight_n = self._contrastive_weights(batch, step)
+            terms["contrastive"] = weight_m * terms.pop("contrastive_m") + weight_n * terms.pop("contrastive_n")
+        for scores in self_scores:
+            for name, value in _summed_losses(in_float32(scores), tags_m, tags_m, c).items():
+                terms[f"self_{name}"] = terms.get(f"self_{name}", torch.zeros((), device=device)) + value
+        return terms
+
+    def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Augmented images m and n, (B, 3, S, S), and m with its own colors where self pairs need it.
+
+        tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
+        """
+        c = self.config
+        augmentation = Augmentation(jitter=c.color_jitter, flip=c.flip, shift=c.shift)
+        draws_m = uniforms(Draw.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
+        draws_n = uniforms(Draw.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
+        images_m = device_images(batch.images_m, draws_m, augmentation, device)
+        images_n = device_images(batch.images_n, draws_n, augmentation, device)
+        if not (c.self_pairs and any(c.color_jitter)):
+            return images_m, images_n, None
+        without_jitter = replace(augmentation, jitter=(0, 0, 0, 0))
+        return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, device)
+
+    def _contrastive_weights(self, batch: PairBatch, step: int) -> tuple[float, float]:
+        """The weights, 1 or 0, of the contrastive terms of m and n.
+
+        A term counts from the configured epoch on and, as released, where the whole batch's pairs have an unshared
+        label on its side.
+        """
+        begun = self.schedule.epoch(step) >= self.config.contrastive_from_epoch
+        if not self.config.contrastive_needs_unshared:
+            return float(begun), float(begun)
+        return float(begun and batch.unshared_m[0]), float(begun and batch.unshared_n[0])
+
+
+def _summed_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, config: ClassifierConfig) -> dict[str, Tensor]:
+    losses: Mapping[str, Tensor] = pair_losses(scores, tags_m, tags_n, reduction=config.loss_reduction)
+    return {name: values.sum() for name, values in losses.items()}
+
+
+def in_float32(scores: PairScores) -> PairScores:
+    """Scores of a network of any precision in float32, in which losses are taken."""
+    return PairScores(**{name: values.float() for name, values in scores._asdict().items() if values is not None})
+
+
+def val_scores(model: nn.Module, images: Tensor) -> Tensor:
+    """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
+    assert isinstance(model, CoAttentionClassifier)
+    scores: Tensor = pool(model.phi(model.backbone(normalize(to_unit(images)))).float())
+    return scores

@@ -1,0 +1,95 @@
+"""What a training is told of: the schedule of its updates, and the learner, which knows network, data and losses."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from mcis.datasets.stream import AnyBatch, Decoder, WorkerShard
+from mcis.models.augment import Augmentation, augment
+from mcis.models.backbones import normalize, to_unit
+from mcis.platform.config.sections import Optimizer
+from mcis.platform.engine.optimizers import learning_rate_factor
+
+Network = Callable[..., Any]
+"""The network that a learner calls: over all workers, in the precision of the training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """How long a training is and how its updates change.
+
+    Attributes:
+        batch: samples per step, over all workers.
+        images_per_sample: 2 for pairs of images.
+        steps: updates of the training.
+        schedule_steps: updates that the learning rate's schedule spans; a training may end before.
+        steps_per_epoch: updates per epoch, for step schedules and the log.
+        seed: of the initial weights and of dropout.
+        optimizer: update rule, rates, schedule and precision.
+    """
+
+    batch: int
+    images_per_sample: int
+    steps: int
+    schedule_steps: int
+    steps_per_epoch: float
+    seed: int
+    optimizer: Optimizer
+
+    @property
+    def images_per_step(self) -> int:
+        """Images that a step sees, over all workers."""
+        return self.batch * self.images_per_sample
+
+    def epoch(self, step: int) -> int:
+        """The epoch, from 0, that update `step` belongs to."""
+        return int(step / self.steps_per_epoch)
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of update `step`, before the factor of a group of parameters."""
+        factor = learning_rate_factor(self.optimizer, step, steps=self.schedule_steps, epoch=self.epoch(step))
+        return self.optimizer.learning_rate * factor
+
+
+class Learner(Protocol[AnyBatch]):
+    """What is trained. An instance travels to the workers by pickle, so it holds plain values alone."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The updates of the training."""
+
+    def model(self) -> nn.Module:
+        """The network with its initial weights."""
+
+    def decoder(self, shard: WorkerShard) -> Decoder[AnyBatch]:
+        """Decodes the worker's rows."""
+
+    def losses(self, model: Network, batch: AnyBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        """Loss terms, float32, as sums over the samples of a batch, or of any part of it.
+
+        The whole batch's loss is the sum of these over its parts and the workers, divided by that of `count`.
+        """
+
+    def count(self, batch: AnyBatch) -> int:
+        """How many terms a batch's losses are sums of: pairs, labeled pixels."""
+
+    def image_uris(self, batch: AnyBatch) -> list[str]:
+        """The images of a batch, for messages."""
+
+
+def device_images(
+    images: NDArray[np.uint8], draws: NDArray[np.float64], augmentation: Augmentation, device: torch.device
+) -> Tensor:
+    """uint8 images (B, H, W, 3) -> augmented and normalized on the device, (B, 3, H, W), channels last.
+
+    Args:
+        draws: random numbers in [0, 1), (B, Augmentation.DRAWS).
+    """
+    unit = to_unit(torch.from_numpy(np.array(images)).to(device, non_blocking=True))
+    augmented = normalize(augment(unit, augmentation, torch.from_numpy(draws).to(device, torch.float32)))
+    return augmented.contiguous(memory_format=torch.channels_last)  # as the weights are

@@ -1,0 +1,289 @@
+"""The training loop of one worker: any network of the project with DDP, checkpoints, and a log of its steps.
+
+A learner says what is trained; this module says how: which worker sees which samples, how many of them at a time and
+in which precision, when a checkpoint is kept, what is logged. Gradients are those of the whole batch whatever the
+number of workers and micro batches, and everything random is drawn from (seed, row), so a restart from a checkpoint
+continues as if nothing had happened.
+"""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcis.datasets.draws import Draw, generator_seeds
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import shown
+from mcis.datasets.stream import AnyBatch, DecodeIn, WorkerShard, batches
+from mcis.models.dropout import number_samples
+from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.optimizers import build_optimizer
+from mcis.platform.engine.precision import resolve_precision
+from mcis.platform.engine.resuming import resume, write_checkpoint
+from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
+from mcis.platform.engine.validation import Scorer, Validation
+from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.runs.workspace import disk_errors, write_json
+
+FIT = "fit.json"
+_LOG_EVERY = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob(Generic[AnyBatch]):
+    """What travels to each worker of a training.
+
+    Attributes:
+        learner: what is trained.
+        folder: where log, checkpoints and weights are written.
+        label: name of the network in messages, and section of its configuration.
+        about: what a reader of the weights has to know, in plain values; kept in their file.
+        validation: what is scored while the network trains, or None.
+        decode_in: where images are decoded.
+    """
+
+    learner: Learner[AnyBatch]
+    compute: ComputeConfig
+    folder: Path
+    label: str
+    about: Mapping[str, Any]
+    validation: Validation | None
+    decode_in: DecodeIn
+
+
+class FitResult(NamedTuple):
+    """What a training left behind.
+
+    Attributes:
+        seconds: in the loop.
+        steps: updates of this call.
+        waiting: fraction of the time spent waiting for data.
+        precision: of the network's arithmetic.
+        val_ap: average precision of each class on the validation's images at the end, percent, (K,), None for a class
+            that no image has; None without a validation.
+    """
+
+    seconds: float
+    steps: int
+    waiting: float
+    precision: str
+    val_ap: list[float | None] | None
+
+    def notes(self, label: str) -> tuple[str, ...]:
+        """What a user should read of it: a precision other than float32."""
+        return (f"the {label} was trained in {self.precision}",) if self.precision != "float32" else ()
+
+
+def train_worker(settings: dict[str, Any]) -> None:
+    """Trains as one worker of Ray Train; `settings["job"]` is the `TrainingJob`."""
+    job: TrainingJob[Any] = settings["job"]
+    with disk_errors(job.folder):
+        Trainer(job).train()
+
+
+class Trainer(Generic[AnyBatch]):
+    """One worker's part of a training; rank 0 writes the log, the checkpoints, and the weights at the end.
+
+    Attributes:
+        network: the network itself, without the wrapper of DDP.
+        model: the network over all workers.
+        shard: the worker's rows of the stream.
+        val_ap: average precision of each class at the last validation, (K,).
+    """
+
+    def __init__(self, job: TrainingJob[AnyBatch]):
+        import ray.train
+        import ray.train.torch
+
+        self.job, self.learner, self.schedule = job, job.learner, job.learner.schedule
+        context = ray.train.get_context()
+        cores = max(1, (os.cpu_count() or 1) // context.get_local_world_size())
+        torch.set_num_threads(job.compute.threads or cores)
+        self.device = ray.train.torch.get_device()
+        self.threads = job.compute.decode_threads or (cores if self.device.type == "cuda" else max(1, cores // 2))
+        self.precision = resolve_precision(self.schedule.optimizer.precision, self.device)
+
+        torch.manual_seed(self.schedule.seed)
+        self.network = self.learner.model()
+        move_channels_last(self.network, self.device)
+        self.optimizer = build_optimizer(self.network, self.schedule.optimizer)
+        start = resume(job.folder, self.network, self.optimizer, self.device)
+        self.model: Any = ray.train.torch.prepare_model(self.network)
+        self.model.train()
+
+        self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
+        self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
+        self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
+        self.stream = self._open_stream()
+        self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
+        self.val_ap: NDArray[np.float64] | None = None
+        self.throughput = Throughput(start, self.schedule.images_per_step)
+
+    def train(self) -> None:
+        """Trains from the last checkpoint to the last step."""
+        for step, batch in enumerate(self.batch_generator(), start=self.shard.start):
+            losses = self.train_step(batch, step)
+            self.finish_step(batch, step, losses)
+        if self.rank == 0:
+            self._write_result()
+        if self.world_size > 1:
+            torch.distributed.barrier()
+
+    def batch_generator(self) -> Iterator[AnyBatch]:
+        """The worker's rows of each batch; counts the time spent waiting for them."""
+        for _ in range(self.shard.steps):
+            with self.throughput.waiting():
+                batch = next(self.stream)
+            yield batch
+
+    def train_step(self, batch: AnyBatch, step: int) -> dict[str, Tensor]:
+        """Updates the network once.
+
+        Returns:
+            What this worker's samples contribute to the loss of the whole batch: `loss`, and each of its terms.
+        """
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.learning_rate(step) * group["factor"]
+        count = self._count_over_workers(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        terms = self.forward_backward_step(batch, step, count)
+        self.optimizer.step()
+        return {"loss": _sum(terms), **terms}
+
+    def forward_backward_step(self, batch: AnyBatch, step: int, count: Tensor) -> dict[str, Tensor]:
+        """Adds up the gradients of the batch's micro batches; returns the loss terms, divided by `count`.
+
+        Raises:
+            UserError: the loss is not finite.
+        """
+        rows = len(batch)
+        size = self.job.compute.micro_batch or rows
+        sample_numbers = step * self.schedule.batch + self.shard.positions(self.schedule.batch)
+        sample_seeds = generator_seeds(Draw.DROPOUT, self.schedule.seed, sample_numbers)
+        terms: dict[str, Tensor] = {}
+        for first in range(0, rows, size):
+            # Workers may have another number of micro batches: they meet in the last one's backward pass alone.
+            is_last = first + size >= rows
+            with contextlib.nullcontext() if self.world_size == 1 or is_last else self.model.no_sync():
+                number_samples(self.network, sample_seeds[first : first + size])
+                sums = self.learner.losses(self._forward, batch.rows(first, first + size), step, self.device)
+                for name, value in sums.items():
+                    terms[name] = terms.get(name, 0) + value.detach() / count
+                if is_last:
+                    self._check_loss(terms, batch, step)
+                # DDP takes the mean over workers; the batch's loss is their sum.
+                (_sum(sums) / count * self.world_size).backward()
+        return terms
+
+    def finish_step(self, batch: AnyBatch, step: int, losses: Mapping[str, Tensor]) -> None:
+        """Validates, logs and keeps a checkpoint, each where it is due after update `step`.
+
+        Raises:
+            UserError: the weights are not finite; nothing of them is kept.
+        """
+        done, schedule = step + 1, self.schedule
+        is_last = done == schedule.steps
+        keep = is_last or done % self.job.compute.checkpoint_steps == 0
+        validate = self.scorer is not None and self.scorer.due(
+            done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
+        )
+        if (keep or validate) and not all(bool(p.isfinite().all()) for p in self.network.parameters()):
+            self._raise_not_finite(step, "gradients", batch)
+        if done % _LOG_EVERY == 0 or is_last or validate:
+            self._log_step(step, losses, validate=validate)
+        if keep and not is_last:
+            self._keep_checkpoint(done)
+
+    def _log_step(self, step: int, losses: Mapping[str, Tensor], *, validate: bool) -> None:
+        """Writes a record of update `step`; `losses` are added up over the workers."""
+        done = step + 1
+        values = torch.stack(list(losses.values()))
+        if self.world_size > 1:
+            torch.distributed.all_reduce(values)
+        record = {
+            "step": done,
+            "epoch": round(done / self.schedule.steps_per_epoch, 4),
+            **dict(zip(losses, [float(value) for value in values], strict=True)),
+            "learning_rate": self.schedule.learning_rate(step),
+            **self.throughput.record(done),
+        }
+        if self.scorer is not None and validate:
+            self.val_ap = self.scorer(self.network, self._autocast, self.device)
+            record["val_map"] = float(np.nanmean(self.val_ap))
+        if self.log:
+            self.log.write(record)
+        self.throughput.restart(done)
+
+    def _keep_checkpoint(self, done: int) -> None:
+        """Hands a checkpoint of `done` updates to Ray Train; all workers have to call it."""
+        import ray.train
+
+        with tempfile.TemporaryDirectory() as directory:
+            checkpoint = None
+            if self.rank == 0:
+                write_checkpoint(directory, self.network, self.optimizer, done)
+                checkpoint = ray.train.Checkpoint.from_directory(directory)
+            ray.train.report({"step": done}, checkpoint=checkpoint)
+
+    def _open_stream(self) -> Iterator[AnyBatch]:
+        return batches(
+            self.learner.decoder(self.shard),
+            batch=self.schedule.batch,
+            shard=self.shard,
+            decode_in=self.job.decode_in,
+            threads=self.threads,
+        )
+
+    def _write_result(self) -> None:
+        save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
+        seconds, waiting = self.throughput.total()
+        val_ap = None if self.val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in self.val_ap]
+        result = FitResult(seconds, self.shard.steps, waiting, self.precision, val_ap)
+        write_json(self.job.folder / FIT, result._asdict())
+
+    def _autocast(self) -> Any:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+
+    def _forward(self, *arguments: Any) -> Any:
+        """The network over all workers, in the precision of the training."""
+        with self._autocast():
+            return self.model(*arguments)
+
+    def _count_over_workers(self, batch: AnyBatch) -> Tensor:
+        """How many terms the whole batch's losses are sums of, at least 1."""
+        count = torch.tensor(float(self.learner.count(batch)), device=self.device)
+        if self.world_size > 1:
+            torch.distributed.all_reduce(count)
+        return count.clamp_(min=1)
+
+    def _check_loss(self, terms: Mapping[str, Tensor], batch: AnyBatch, step: int) -> None:
+        if not torch.isfinite(_sum(terms)):
+            values = {name: float(value) for name, value in terms.items()}
+            self._raise_not_finite(step, f"loss {values}", batch)
+
+    def _raise_not_finite(self, step: int, what: str, batch: AnyBatch) -> NoReturn:
+        """Stops before anything is kept, so that the last checkpoint and the weights stay sound."""
+        label, uris = self.job.label, self.learner.image_uris(batch)
+        raise UserError(
+            f"training the {label} is not finite at step {step}: {what}, with the images {shown(uris, most=64)}",
+            "a finite loss and finite gradients",
+            f"look at these images; lower {label}.optimizer.learning_rate, or raise {label}.optimizer.warm_up",
+        )
+
+
+def _sum(terms: Mapping[str, Tensor]) -> Tensor:
+    return torch.stack(list(terms.values())).sum()
+
+
+def move_channels_last(network: Any, device: torch.device) -> None:
+    """Moves a network to its device, channels last, the order in which convolutions are fastest."""
+    network.to(device, memory_format=torch.channels_last)

@@ -1,0 +1,81 @@
+"""The log of a training's steps, one JSON line each, and the throughput and waiting time that it records."""
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mcis.platform.runs.workspace import written_aside
+
+STEPS = "steps.jsonl"
+
+
+class StepLog:
+    """Appends to the log, which is cut back to the last checkpoint after a restart.
+
+    Args:
+        start: updates that the checkpoint has done; records of later ones are removed.
+    """
+
+    def __init__(self, path: Path, start: int):
+        kept = []
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    break  # the line that a kill cut
+                if record["step"] <= start:
+                    kept.append(line + "\n")
+        with written_aside(path) as aside:
+            aside.write_text("".join(kept))
+        self.file = path.open("a", buffering=1)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Appends a record, which is on disk when the call returns."""
+        self.file.write(json.dumps(record) + "\n")
+
+
+class Throughput:
+    """Measures images per second and the fraction of the time spent waiting for data.
+
+    An interval lasts from `restart` to the next record; a validation between two intervals belongs to neither.
+
+    Args:
+        done: updates before the first interval.
+        images_per_step: over all workers.
+    """
+
+    def __init__(self, done: int, images_per_step: int):
+        self.images_per_step = images_per_step
+        self.began = self.interval_began = time.monotonic()
+        self.done = done
+        self.waited = self.waited_before = 0.0
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts the block's time as waiting."""
+        began = time.monotonic()
+        yield
+        self.waited += time.monotonic() - began
+
+    def record(self, done: int) -> dict[str, float]:
+        """The interval that ends now, with `done` updates, as fields of a record."""
+        now = time.monotonic()
+        return {
+            "images_per_second": (done - self.done) * self.images_per_step / (now - self.interval_began),
+            "waiting": self.waited / max(now - self.interval_began, 1e-9),
+            "time": time.time(),
+        }
+
+    def restart(self, done: int) -> None:
+        """Begins the next interval."""
+        self.interval_began, self.done = time.monotonic(), done
+        self.waited_before, self.waited = self.waited_before + self.waited, 0.0
+
+    def total(self) -> tuple[float, float]:
+        """Seconds since the beginning, and the fraction of them spent waiting in the intervals that have ended."""
+        seconds = time.monotonic() - self.began
+        return seconds, self.waited_before / max(seconds, 1e-9)

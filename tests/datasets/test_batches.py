@@ -1,0 +1,76 @@
+"""Batches as records, and crops of images with their pseudo masks against a loop over the rows of the stream."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from mcis.datasets.batches import CropBatch, CropDecoder
+from mcis.datasets.decode import encode_labels
+from mcis.datasets.maps import Shards
+from mcis.datasets.pairs import epoch_rows
+from mcis.datasets.stream import WorkerShard
+
+SIZE = 16
+
+
+def batch(count: int) -> CropBatch:
+    rng = np.random.default_rng(0)
+    return CropBatch(
+        images=rng.integers(0, 256, (count, 4, 4, 3), np.uint8),
+        labels=rng.integers(0, 256, (count, 4, 4), np.uint8),
+        index=np.arange(count),
+        epoch=np.arange(count) // 3,
+    )
+
+
+def test_a_micro_batch_has_the_rows_of_every_column() -> None:
+    whole = batch(7)
+    parts = [whole.rows(first, first + 3) for first in (0, 3, 6)]
+    assert [len(part) for part in parts] == [3, 3, 1]
+    assert all(type(part) is CropBatch for part in parts)
+    for name, column in whole.columns().items():
+        np.testing.assert_array_equal(np.concatenate([part.columns()[name] for part in parts]), column)
+
+
+def test_columns_make_the_same_batch_again() -> None:
+    whole = batch(5)
+    again = CropBatch.of_columns(whole.columns())
+    for name, column in whole.columns().items():
+        assert getattr(again, name) is column
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> CropDecoder:
+    """Seven images of one color each, whose masks have that color's number as their only label."""
+    ids = [f"i{number}" for number in range(7)]
+    uris = [str(tmp_path / f"{image_id}.png") for image_id in ids]
+    for number, uri in enumerate(uris):
+        Image.fromarray(np.full((SIZE, SIZE, 3), 10 * number, np.uint8)).save(uri)
+    masks = [encode_labels(np.full((SIZE, SIZE), number, np.uint8)) for number in range(7)]
+    (tmp_path / "masks").mkdir()
+    pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-0.parquet")
+    return CropDecoder(
+        ids,
+        uris,
+        Shards(tmp_path / "masks"),
+        seed=5,
+        batch=4,
+        shard=WorkerShard(1, 3, 2, 9),
+        size=SIZE,
+        scales=(1.0,),
+        mirror=True,
+    )
+
+
+def test_crops_are_of_the_streams_images_with_their_own_masks(decoder: CropDecoder) -> None:
+    """Of batches 2 + 3 and 2 + 4, rank 1 of 3 has row 1 alone."""
+    found = decoder(np.array([3, 4]))
+    index, epoch = epoch_rows(5, 7, 20, 28)
+    np.testing.assert_array_equal(found.index, index[[1, 5]])
+    np.testing.assert_array_equal(found.epoch, epoch[[1, 5]])
+    assert (found.images == 10 * found.index[:, None, None, None]).all()
+    assert (found.labels == found.index[:, None, None]).all()

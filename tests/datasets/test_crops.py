@@ -1,0 +1,144 @@
+"""Random crops, against loops over pixels and the triangle filter in float64."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mcis.datasets.crops import random_crop
+
+quick = settings(deadline=None, max_examples=60)
+PADDING = [124, 116, 104]
+
+
+def picture(height: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """An image whose red channel is its label, and whose other channels tell every pixel from every other."""
+    rows, columns = np.mgrid[:height, :width]
+    labels = ((rows * 7 + columns * 3) % 200).astype(np.uint8)
+    return np.stack([labels, rows, columns], -1).astype(np.uint8), labels
+
+
+def slow_crop(
+    rgb: NDArray[np.uint8], labels: NDArray[np.uint8], size: int, top: float, left: float
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pixel by pixel: position y of the crop shows position y + shift of the image, or padding."""
+
+    def shift(side: int, draw: float) -> int:
+        offset = int(draw * (abs(side - size) + 1))
+        return offset if side >= size else -offset
+
+    out = np.empty((size, size, 3), np.uint8)
+    out_labels = np.empty((size, size), np.uint8)
+    for y in range(size):
+        for x in range(size):
+            row, column = y + shift(labels.shape[0], top), x + shift(labels.shape[1], left)
+            inside = 0 <= row < labels.shape[0] and 0 <= column < labels.shape[1]
+            out[y, x] = rgb[row, column] if inside else PADDING
+            out_labels[y, x] = labels[row, column] if inside else 255
+    return out, out_labels
+
+
+def crop(
+    rgb: NDArray[np.uint8],
+    labels: NDArray[np.uint8],
+    size: int,
+    draws: Sequence[float],
+    *,
+    scales: Sequence[float] = (1.0,),
+    mirror: bool = False,
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    return random_crop(rgb, labels, size=size, scales=scales, mirror=mirror, draws=np.array(draws))
+
+
+draws_in_unit = st.floats(0, 1 - 2**-53)
+
+
+@quick
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), draws_in_unit, draws_in_unit, draws_in_unit)
+def test_a_crop_is_the_references(height: int, width: int, size: int, turn: float, top: float, left: float) -> None:
+    rgb, labels = picture(height, width)
+    expected = slow_crop(rgb, labels, size, top, left)
+    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left]), expected, strict=True):
+        assert (found.shape, found.dtype) == (wanted.shape, np.uint8)
+        np.testing.assert_array_equal(found, wanted)
+    turned = expected if turn >= 0.5 else slow_crop(rgb[:, ::-1], labels[:, ::-1], size, top, left)
+    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left], mirror=True), turned, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(("side", "positions"), [(9, 5), (2, 4)])
+def test_every_position_of_a_crop_is_taken(side: int, positions: int) -> None:
+    """A side of 9 holds five crops of 5, a side of 2 lies at four positions in one; both ends are among them."""
+    rgb, labels = picture(side, side)
+    found = {crop(rgb, labels, 5, [0, 0, top, 0])[1].tobytes() for top in np.linspace(0, 1, 50, endpoint=False)}
+    assert len(found) == positions
+    for end in (0.0, 1 - 2**-53):
+        assert crop(rgb, labels, 5, [0, 0, end, 0])[1].tobytes() in found
+
+
+def test_padding_teaches_nothing_and_has_imagenets_color() -> None:
+    rgb, labels = picture(3, 4)
+    image, taught = crop(rgb, labels, 10, [0, 0, 0.5, 0.5])
+    assert (taught != 255).sum() == 12
+    assert (image[taught == 255] == PADDING).all()
+    np.testing.assert_array_equal(image[taught != 255][:, 0], taught[taught != 255])
+
+
+@quick
+@given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([0.5, 0.7, 1.3, 2.0]), st.booleans())
+def test_scaled_crops_are_bilinear_and_their_labels_nearest(
+    height: int, width: int, scale: float, mirrored: bool
+) -> None:
+    """Against the triangle filter and nearest centers in float64; the crop is as large as the scaled image."""
+    rng = np.random.default_rng(height * 10 + width)
+    rgb = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
+    labels = rng.integers(0, 21, (height, width)).astype(np.uint8)
+
+    def weights(old: int) -> NDArray[np.float64]:
+        new = max(1, round(old * scale))
+        step = old / new
+        centers = (np.arange(new) + 0.5) * step
+        triangle = np.clip(1 - np.abs(np.arange(old) + 0.5 - centers[:, None]) / max(step, 1), 0, None)
+        return triangle / triangle.sum(1, keepdims=True)
+
+    rows, columns = weights(height), weights(width)
+    size = max(len(rows), len(columns))
+    smooth = np.einsum("yr,xc,rcb->yxb", rows, columns, rgb.astype(float))
+    # The center of a pixel may lie on the border of two: both are nearest.
+    nearest = [
+        labels[((np.arange(len(rows)) + 0.5) * height / len(rows) + dy).astype(int)][
+            :, ((np.arange(len(columns)) + 0.5) * width / len(columns) + dx).astype(int)
+        ]
+        for dy in (-1e-6, 1e-6)
+        for dx in (-1e-6, 1e-6)
+    ]
+    draws = [0.0, 0.0 if mirrored else 0.9, 0.0, 0.0]
+    image, taught = crop(rgb, labels, size, draws, scales=[scale], mirror=True)
+    turn = -1 if mirrored else 1
+    assert np.abs(image[: len(rows), : len(columns)] - smooth[:, ::turn]).max() <= 1.5
+    assert np.any([taught[: len(rows), : len(columns)] == each[:, ::turn] for each in nearest], axis=0).all()
+    assert (taught != 255).sum() == len(rows) * len(columns)
+
+
+def test_each_scale_has_its_part_of_the_draws() -> None:
+    rgb, labels = picture(4, 4)
+    scales = (0.5, 1.0, 1.5, 2.0)
+    for part, scale in enumerate(scales):
+        for chosen in (part / 4, (part + 1) / 4 - 2**-53):
+            assert (crop(rgb, labels, 8, [chosen, 0, 0, 0], scales=scales)[1] != 255).sum() == (4 * scale) ** 2
+
+
+@pytest.mark.parametrize(("turn", "mirrored"), [(0.0, True), (0.5 - 2**-53, True), (0.5, False), (1 - 2**-53, False)])
+def test_half_of_the_crops_are_mirrored(turn: float, mirrored: bool) -> None:
+    rgb, labels = picture(4, 5)
+    expected = labels[:, ::-1] if mirrored else labels
+    np.testing.assert_array_equal(crop(rgb, labels, 5, [0, turn, 0, 0], mirror=True)[1][:4], expected)
+
+
+def test_a_crop_of_another_images_labels_raises() -> None:
+    rgb, labels = picture(4, 5)
+    with pytest.raises(ValueError, match=r"\(4, 5\).*\(5, 4\)"):
+        crop(rgb, labels.T, 4, [0, 0, 0, 0])
