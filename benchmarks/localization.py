@@ -29,7 +29,9 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
 from mcis.platform.runs.relations import draw_relations
-from mcis.platform.stages import localize
+from mcis.platform.stages.localization.features import create_file, feature_shape
+from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate
 
 TARGETS = {"paper": 7.0, "released": 2.2}
 MOST_APART = 5e-3  # with float16 features
@@ -55,14 +57,14 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     everyone, nowhere = np.arange(len(rows)), np.zeros(len(rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, nowhere)
     features, selves = folder / "features.npy", folder / "selves.npy"
-    shape = localize.feature_shape(config, folder, CLASSES)
-    localize.make_file(features, (len(rows), *shape), np.float16)
-    localize.make_file(selves, (len(relations.tag), *shape[1:]), np.float32)
+    shape = feature_shape(config, folder, CLASSES)
+    create_file(features, (len(rows), *shape), np.float16)
+    create_file(selves, (len(relations.tag), *shape[1:]), np.float32)
     kept = selves if config.localize.aggregation == "released" else None
-    embed = localize.Embed(config, folder, CLASSES, gpu, features, kept)
-    relate = localize.Relate(config, folder, CLASSES, gpu, features, kept, nowhere, None)
-    to_embed = localize.embed_rows(rows, relations.start, everyone, ~nowhere)
-    to_relate = localize.relate_rows(rows, relations, range(CLASSES), everyone)
+    embed = Embed(config, folder, CLASSES, gpu, features, kept)
+    relate = Relate(config, folder, CLASSES, gpu, features, kept, nowhere, None)
+    to_embed = embed_rows(rows, relations.start, everyone, ~nowhere)
+    to_relate = relate_rows(rows, relations, range(CLASSES), everyone)
     began = time.perf_counter()
     embed(to_embed)
     maps = [one for row in to_relate.to_pylist() for one in relate.maps(row).cpu()]

@@ -37,7 +37,10 @@ from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import write_table
-from mcis.platform.stages import evaluate, localize, pseudo_masks
+from mcis.platform.stages import evaluate, pseudo_masks
+from mcis.platform.stages.localization.features import create_file, feature_shape
+from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate
 
 TARGET = 1.3
 
@@ -95,14 +98,14 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     features, nowhere = folder / "features.npy", np.zeros(len(train_rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, nowhere)
     everyone = np.arange(len(train_rows))
-    shape = localize.feature_shape(config, folder / "classifier", classes)
-    localize.make_file(features, (len(train_rows), *shape), np.float16)
-    embed = localize.Embed(config, folder / "classifier", classes, False, features, None)
-    embedded = embed(localize.embed_rows(train_rows, relations.start, everyone, ~nowhere))
+    shape = feature_shape(config, folder / "classifier", classes)
+    create_file(features, (len(train_rows), *shape), np.float16)
+    embed = Embed(config, folder / "classifier", classes, False, features, None)
+    embedded = embed(embed_rows(train_rows, relations.start, everyone, ~nowhere))
     write_table(folder / "single" / "part-000000.parquet", embedded)
     bank = (relations.bank, tags.matrix(relations.bank)) if len(relations.bank) else None
-    relate = localize.Relate(config, folder / "classifier", classes, False, features, None, nowhere, bank)
-    related = relate(localize.relate_rows(train_rows, relations, range(classes), everyone))
+    relate = Relate(config, folder / "classifier", classes, False, features, None, nowhere, bank)
+    related = relate(relate_rows(train_rows, relations, range(classes), everyone))
     write_table(folder / "maps" / "part-000000.parquet", related)
     lap("localize")
     make = pseudo_masks.MakeMasks(config.pseudo_masks, config.maps.scale, Shards(folder / "maps"))

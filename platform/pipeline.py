@@ -23,7 +23,7 @@ from mcis.platform.runs.workspace import SUMMARY, Workspace, disk_errors, finger
 from mcis.platform.stages import (
     evaluate,
     index,
-    localize,
+    localization,
     predict,
     pseudo_masks,
     report,
@@ -73,7 +73,7 @@ STAGES = (
     Stage(name="train_classifier", module=train_classifier, needs=("index",), sections=("seed", "classifier")),
     Stage(
         name="localize",
-        module=localize,
+        module=localization,
         needs=("index", "train_classifier"),
         sections=("seed", "classifier", "localize"),
         version=2,

@@ -32,7 +32,10 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import Workspace, read_table, write_table
-from mcis.platform.stages import localize
+from mcis.platform.stages import localization
+from mcis.platform.stages.localization.features import create_file, write_rows
+from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate
 
 TINY = (
     "classifier.epochs=4",
@@ -267,7 +270,7 @@ def same_tables(one: Path, other: Path) -> None:
 def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
     """With float16 features and trained weights, on maps scaled to [0, 1]."""
     config, context = trained.config(*assignments), trained.into(tmp_path / "part")
-    result = localize.run(config, context)
+    result = localization.run(config, context)
     got, expected = maps_of(context.part, context), literal_maps(config, context)
     assert len(got) == len(expected) == result.counts["maps"]
     for ours, theirs in zip(got, expected, strict=True):
@@ -292,7 +295,7 @@ def test_released_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path:
         known.pop("common_head.weight")
     save(known, tmp_path / WEIGHTS)
     context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
-    localize.run(config, context)
+    localization.run(config, context)
     got, (expected, dropped) = maps_of(context.part, context), literal_released(config, context)
     assert len(got) == len(expected)
     if head == "shared":
@@ -319,10 +322,10 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
         np.save(
             tmp_path / "features.npy", embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
         )
-    relate = localize.Relate(config, weights, classes, False, tmp_path / "features.npy", None, source, None)
+    relate = Relate(config, weights, classes, False, tmp_path / "features.npy", None, source, None)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
-    for row in localize.relate_rows(rows, relations, range(classes), everyone).to_pylist():
+    for row in relate_rows(rows, relations, range(classes), everyone).to_pylist():
         taken += list(relate.maps(row))
     assert len(taken) == len(expected)
     difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
@@ -338,17 +341,17 @@ def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> Non
     model.load_state_dict({name: known[name] for name in model.state_dict()})
     save(model.state_dict(), tmp_path / WEIGHTS)
     context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
-    localize.run(config, context)
+    localization.run(config, context)
     for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
         torch.testing.assert_close(ours, theirs, atol=5e-3 * float(theirs.abs().max()), rtol=0)
 
 
 def test_rows_are_written_over_where_they_belong(tmp_path: Path) -> None:
     file = tmp_path / "features.npy"
-    localize.make_file(file, (5, 2, 3), np.float16)
+    create_file(file, (5, 2, 3), np.float16)
     rows = np.arange(12, dtype=np.float16).reshape(2, 2, 3)
-    localize.overwrite(file, 3, rows)
-    localize.overwrite(file, 0, rows[1:])
+    write_rows(file, 3, rows)
+    write_rows(file, 0, rows[1:])
     expected = np.zeros((5, 2, 3), np.float16)
     expected[3:], expected[0] = rows, rows[1]
     np.testing.assert_array_equal(np.load(file), expected)
@@ -376,11 +379,11 @@ VARIANTS = {
 @pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)
 def test_any_bound_gives_the_same_maps(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
     whole, parts = trained.into(tmp_path / "whole"), trained.into(tmp_path / "parts")
-    counts = localize.run(trained.config(*assignments), whole).counts
+    counts = localization.run(trained.config(*assignments), whole).counts
     assert (counts["rounds"], counts["images embedded"]) == (1, 30)
     assert counts["GiB of features"] == round(30 * FEATURES / 2**30, 3)
     largest = largest_need(trained.config(*assignments), whole)
-    result = localize.run(trained.config(*assignments, bound_of(largest)), parts)
+    result = localization.run(trained.config(*assignments, bound_of(largest)), parts)
     assert result.counts["rounds"] > 1
     assert result.counts["images embedded"] > 30
     assert "embeddings of 30 images" in " ".join(result.notes)
@@ -395,10 +398,10 @@ def test_an_images_features_do_not_depend_on_its_company(trained: Trained, tmp_p
     files, parts = (tmp_path / "together.npy", tmp_path / "alone.npy"), []
     seen: set[int] = set()
     for path, count in zip(files, (4, 1), strict=True):
-        localize.make_file(path, (30, 24, 8, 8), np.float16)
-        work = localize.Embed(config, context.inputs["train_classifier"], len(context.classes), False, path, None)
+        create_file(path, (30, 24, 8, 8), np.float16)
+        work = Embed(config, context.inputs["train_classifier"], len(context.classes), False, path, None)
         work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
-        table = localize.embed_rows(rows, relations_of(config, context)[0].start, everyone, everyone >= 0)
+        table = embed_rows(rows, relations_of(config, context)[0].start, everyone, everyone >= 0)
         parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
     assert parts[0].equals(parts[1])
     together, alone = (np.load(path) for path in files)
@@ -413,7 +416,7 @@ def test_a_class_that_exceeds_the_bound_is_named(trained: Trained, tmp_path: Pat
     largest = int(np.argmax(np.bincount(relations.tag)))
     images = int(np.bincount(relations.tag).max())
     with pytest.raises(UserError, match="features_gb") as caught:
-        localize.run(trained.config(bound_of(images - 1)), context)
+        localization.run(trained.config(bound_of(images - 1)), context)
     assert f"class {context.classes[largest]} need the features of {images} images" in caught.value.found
     assert "GiB" in caught.value.found
     assert "set localize.features_gb=" in caught.value.remedy
@@ -426,7 +429,7 @@ class Killed(BaseException):
 
 def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> None:
     """Runs the stage and ends it in its `mapping`-th mapping, when every second shard of it is written."""
-    real, calls = localize.map_table, iter(range(100))
+    real, calls = localization.map_table, iter(range(100))
 
     def dies(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
         result = real(table, make, arguments, folder, **options)
@@ -437,14 +440,14 @@ def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, con
         return result
 
     with monkeypatch.context() as patched:
-        patched.setattr(localize, "map_table", dies)
+        patched.setattr(localization, "map_table", dies)
         with pytest.raises(Killed):
-            localize.run(config, context)
+            localization.run(config, context)
 
 
 def computed_by(monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> list[tuple[str, int, int]]:
     """Runs the stage: of each mapping its folder, the rows that it computed and those that it has."""
-    real, calls = localize.map_table, []
+    real, calls = localization.map_table, []
 
     def counted(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
         result = real(table, make, arguments, folder, **options)
@@ -452,8 +455,8 @@ def computed_by(monkeypatch: pytest.MonkeyPatch, config: Config, context: RunCon
         return result
 
     with monkeypatch.context() as patched:
-        patched.setattr(localize, "map_table", counted)
-        localize.run(config, context)
+        patched.setattr(localization, "map_table", counted)
+        localization.run(config, context)
     return calls
 
 
@@ -488,7 +491,7 @@ def test_after_a_loss_of_shards_only_these_are_related_again(
 ) -> None:
     """The features were gone by then: images are embedded again, rather than maps made of zeros."""
     config, context, other = trained.config(), trained.into(tmp_path / "part"), trained.into(tmp_path / "other")
-    localize.run(config, context)
+    localization.run(config, context)
     shutil.copytree(context.part, other.part, dirs_exist_ok=True)
     lost = sorted((context.part / "maps").iterdir())[2:4]
     for shard in lost:
@@ -502,7 +505,7 @@ def test_another_bound_after_a_kill_begins_anew(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, context, other = trained.config(), trained.into(tmp_path / "part"), trained.into(tmp_path / "other")
-    localize.run(config, other)
+    localization.run(config, other)
     killed_in(2, monkeypatch, trained.config(bound_of(largest_need(config, context))), context)
     assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 30, 30)]
     same_tables(context.part, other.part)
@@ -516,7 +519,7 @@ def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tm
     made = three_kinds(trained, tmp_path)
     config = made.config("classifier.kinds=3", f"localize.related_from={domain}", "localize.contrastive=true")
     context = made.into(tmp_path / "part")
-    result = localize.run(config, context)
+    result = localization.run(config, context)
     relations, source = relations_of(config, context)
     for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
         difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
@@ -539,7 +542,7 @@ def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tm
 
 def test_a_domain_that_no_image_is_of_is_refused(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="related_from is source, but no tagged training image of setting voc"):
-        localize.run(trained.config("localize.related_from=source"), trained.into(tmp_path / "part"))
+        localization.run(trained.config("localize.related_from=source"), trained.into(tmp_path / "part"))
 
 
 # --- classes and images that lack something
@@ -556,7 +559,7 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(trained: Tr
     made = with_index(trained, tmp_path, change)
     for related, repeats in ((1, 1), (2, 3)):  # the only image of class 3, and with two those of class 2
         context = made.into(tmp_path / f"r{related}")
-        result = localize.run(made.config(f"localize.related={related}"), context)
+        result = localization.run(made.config(f"localize.related={related}"), context)
         assert result.counts["images"] == 29
         assert result.counts["images without tags"] == 1
         assert result.counts["maps"] == 32
@@ -571,4 +574,4 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(trained: Tr
 def test_without_any_tag_there_is_nothing_to_localize(trained: Trained, tmp_path: Path) -> None:
     made = with_index(trained, tmp_path, lambda row: {**row, "tags": []})
     with pytest.raises(UserError, match="none of 30 training images has a tag"):
-        localize.run(made.config(), made.into(tmp_path / "part"))
+        localization.run(made.config(), made.into(tmp_path / "part"))

@@ -1,0 +1,212 @@
+"""Stage 3: classifier + index -> localization maps of every training image's tags, float16 (MAPS_SCHEMA).
+
+A map holds class activations at feature resolution, unscaled; `models.localization.scale_maps` makes them comparable.
+Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
+once; its features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory
+stays bounded by what the operating system caches and a map costs attention alone.
+
+Where the features of all images exceed `localize.features_gb`, the classes are localized in rounds, each with a file
+of the features that its maps need, and an image is embedded once in every round that needs it. The maps are the same.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
+from mcis.datasets.maps import Shards
+from mcis.datasets.relations import Relations
+from mcis.datasets.tags import Tags
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import Worker, map_table, shards_of
+from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import of_split, split_rows
+from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.workspace import Workspace, read_json, write_json
+from mcis.platform.stages.localization.account import account_of
+from mcis.platform.stages.localization.features import create_file, feature_shape
+from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
+from mcis.platform.stages.localization.workers import Embed, Merge, Relate
+
+
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Raises UserError where related images are to be of a domain that no tagged training image is of."""
+    if config.localize.related:
+        _check_domain(config, of_split(listing.table, "train", tagged=True))
+
+
+def inputs(config: Config, context: RunContext) -> None:
+    """The images are the index's; they depend on nothing else outside."""
+
+
+def run(config: Config, context: RunContext) -> StageResult:
+    """Writes the localization maps of all tagged training images; after a kill only missing shards are computed.
+
+    Raises:
+        UserError: no training image has a tag, or none is of the domain that related images are to be of, or the
+            features of a class exceed their bound.
+    """
+    rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train"))
+    if not len(rows):
+        raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
+    counts = {"images": len(rows), "images without tags": all_images - len(rows)}
+    if not config.localize.related:
+        counts["maps"] = sum(map(len, rows["tags"].to_pylist()))
+        return StageResult(busy=_single_round_alone(config, context, rows), counts=counts)
+    job = _prepare(config, context, rows)
+    busy = 0.0
+    if job.missing(rows, job.folder / "single") or job.missing(rows, job.folder / "maps"):
+        job.start_afresh_unless_it_fits()
+        for turn in rounds_of(job.plan, job.folder, rows, job.relations):
+            busy += _embed_and_relate(job, turn)
+        busy += _merge(job)
+    job.remove_leftovers()
+    more_counts, notes = account_of(config.localize, job.relations, job.tags, job.source, job.plan)
+    return StageResult(busy=busy, counts=counts | more_counts, notes=tuple(notes))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What all rounds share.
+
+    Attributes:
+        weights: folder of the trained classifier.
+        folder: where the stage writes.
+        rows: the N tagged training images.
+        tags, source: their tags, and whether each is of the source domain, (N,).
+        relations: the images that each map is made of.
+        plan: the rounds.
+    """
+
+    config: Config
+    classes: int
+    weights: Path
+    folder: Path
+    rows: pa.Table
+    tags: Tags
+    source: NDArray[np.bool_]
+    relations: Relations
+    plan: Plan
+
+    @property
+    def gpu(self) -> bool:
+        """Whether the workers with a network run on GPUs."""
+        return uses_gpu(self.config.compute)
+
+    @property
+    def selves(self) -> Path | None:
+        """The file of the self pairs' maps; only the released maps have them."""
+        return self.folder / "selves.npy" if self.config.localize.aggregation == "released" else None
+
+    def missing(self, rows: pa.Table, table: Path) -> bool:
+        """Whether a table of `rows` lacks a shard."""
+        return any(not (table / name).exists() for name in shards_of(len(rows), self.config.compute.shard_rows))
+
+    def map(
+        self, rows: pa.Table, worker: Callable[..., Worker], arguments: tuple[Any, ...], table: Path, label: str
+    ) -> float:
+        """Maps the rows into a table, on GPUs where the worker has a network; returns the busy seconds."""
+        shard_rows, gpu = self.config.compute.shard_rows, worker is not Merge and self.gpu
+        return map_table(rows, worker, arguments, table, label=label, shard_rows=shard_rows, gpu=gpu).busy
+
+    def start_afresh_unless_it_fits(self) -> None:
+        """Removes what an earlier call left if its rounds were others, or the self pairs' maps that it needs are gone.
+
+        The self pairs' maps are float32: their sum is rounded to 8 bits, and rounding it before as well would show.
+        """
+        plan, selves = self.folder / "plan.json", self.selves
+        if not plan.exists() or read_json(plan) != self.plan.classes or (selves and not selves.exists()):
+            shutil.rmtree(self.folder)
+            write_json(plan, self.plan.classes)
+            if selves:
+                create_file(selves, (len(self.relations.tag), *self.plan.shape[1:]), np.float32)
+
+    def remove_leftovers(self) -> None:
+        """Removes the rounds' folders and all array files."""
+        for folder in self.folder.glob("round-*"):
+            shutil.rmtree(folder)
+        for path in self.folder.glob("*.npy"):
+            path.unlink()
+
+
+def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
+    _check_domain(config, rows)
+    names, weights = context.classes, context.inputs["train_classifier"]
+    tags = Tags.of_index(rows["tags"], len(names))
+    source = _is_source(rows)
+    relations = draw_relations(config.localize, config.seed, tags, source)
+    shape = feature_shape(config, weights, len(names))
+    return _Job(
+        config=config,
+        classes=len(names),
+        weights=weights,
+        folder=context.part,
+        rows=rows,
+        tags=tags,
+        source=source,
+        relations=relations,
+        plan=plan_rounds(config.localize, relations.needs(len(names)), shape, names),
+    )
+
+
+def _embed_and_relate(job: _Job, turn: Round) -> float:
+    """Embeds the round's images and makes the maps of its classes; returns the busy seconds."""
+    single, maps, busy = turn.folder / "single", turn.folder / "maps", 0.0
+    if job.missing(turn.to_embed, single) or job.missing(turn.to_relate, maps):
+        if not turn.features.exists():  # then the finished single-round maps cannot save embedding the images again
+            shutil.rmtree(single, ignore_errors=True)
+            create_file(turn.features, (len(turn.images), *job.plan.shape), np.float16)
+        arguments = job.config, job.weights, job.classes, job.gpu, turn.features, job.selves
+        busy += job.map(turn.to_embed, Embed, arguments, single, f"embed{turn.label}")
+        bank = None
+        if len(job.relations.bank):
+            bank = np.searchsorted(turn.images, job.relations.bank), job.tags.matrix(job.relations.bank)
+        related = *arguments, job.source[turn.images], bank
+        busy += job.map(turn.to_relate, Relate, related, maps, f"localize{turn.label}")
+    turn.features.unlink(missing_ok=True)
+    return busy
+
+
+def _merge(job: _Job) -> float:
+    """Writes the two tables out of those of several rounds; returns the busy seconds."""
+    folders, busy = round_folders(job.plan, job.folder), 0.0
+    if len(folders) > 1:
+        for name in ("single", "maps"):
+            tables = [Shards(folder / name) for folder in folders]
+            busy += job.map(job.rows, Merge, (tables,), job.folder / name, f"merge {name}")
+    return busy
+
+
+def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> float:
+    """Without related images, the single-round maps are the maps; returns the busy seconds."""
+    gpu = uses_gpu(config.compute)
+    arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None
+    to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))
+    single, shard_rows = context.part / "single", config.compute.shard_rows
+    mapped = map_table(to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=gpu)
+    shutil.copytree(single, context.part / "maps", dirs_exist_ok=True)
+    return mapped.busy
+
+
+def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
+    return np.array(rows["domain"].to_pylist()) == "source"
+
+
+def _check_domain(config: Config, rows: pa.Table) -> None:
+    """Raises UserError where none of the rows is of the domain that related images are to be of."""
+    domain = config.localize.related_from
+    if domain != "both" and not (_is_source(rows) == (domain == "source")).any():
+        raise UserError(
+            f"localize.related_from is {domain}, but no tagged training image of setting {config.setting} is of it",
+            "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
+            "set localize.related_from=both, or a setting such as voc+single",
+        )

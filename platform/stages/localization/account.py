@@ -1,0 +1,82 @@
+"""What the report says of localization maps: counts, and notes on those that lack something."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.relations import Relations
+from mcis.datasets.tags import Tags
+from mcis.platform.config.sections import LocalizeConfig
+from mcis.platform.stages.localization.rounds import Plan
+
+Account = tuple[dict[str, Any], list[str]]
+"""Counts by label, and notes."""
+
+
+def account_of(
+    config: LocalizeConfig, relations: Relations, tags: Tags, source: NDArray[np.bool_], plan: Plan
+) -> Account:
+    """Counts and notes on the maps of N images.
+
+    Args:
+        source: whether an image is of the source domain, (N,).
+    """
+    counts: dict[str, Any] = {"maps": len(relations.tag)}
+    notes: list[str] = []
+    for some_counts, some_notes in (
+        _repeats(config, relations),
+        _domains(config, relations, source),
+        _evidence(config, relations, tags),
+        _rounds(config, plan, len(tags)),
+    ):
+        counts |= some_counts
+        notes += some_notes
+    return counts, notes
+
+
+def _repeats(config: LocalizeConfig, relations: Relations) -> Account:
+    ordered = np.sort(relations.related, axis=1)
+    repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
+    notes = []
+    if repeats.any() and not config.related_may_repeat:
+        notes.append(
+            f"{repeats.sum()} map(s) of classes with too few images repeat related images; that of a class's only "
+            "image is related to itself"
+        )
+    return {"maps whose related images repeat": int(repeats.sum())}, notes
+
+
+def _domains(config: LocalizeConfig, relations: Relations, source: NDArray[np.bool_]) -> Account:
+    domain = config.related_from
+    if domain == "both":
+        return {}, []
+    moved = int((source[relations.related] != (domain == "source")).any(axis=1).sum())
+    note = f"{moved} map(s) have related images of both domains: their class has no other of the {domain}"
+    return {"maps whose related images are of the other domain": moved}, [note] if moved else []
+
+
+def _evidence(config: LocalizeConfig, relations: Relations, tags: Tags) -> Account:
+    counts, notes = {}, []
+    if config.evidence:
+        alone = int((relations.related == relations.image[:, None]).all(axis=1).sum())
+        counts["maps without evidence, of a class's only image"] = alone
+        everywhere = np.flatnonzero(tags.matrix(relations.bank).all(axis=0))
+        counts["maps without unrelated images in the bank"] = missing = int(np.isin(relations.tag, everywhere).sum())
+        if missing:
+            notes.append(f"{missing} map(s) have no evidence: every image of the bank has their class")
+    if config.contrastive:
+        counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
+    return counts, notes
+
+
+def _rounds(config: LocalizeConfig, plan: Plan, images: int) -> Account:
+    embedded = sum(map(len, plan.images))
+    notes = []
+    if len(plan.classes) > 1:
+        notes.append(
+            f"features are kept in {len(plan.classes)} rounds to hold localize.features_gb={config.features_gb:g}: "
+            f"{embedded} embeddings of {images} images"
+        )
+    counts = {"rounds": len(plan.classes), "images embedded": embedded, "GiB of features": round(plan.gib, 3)}
+    return counts, notes

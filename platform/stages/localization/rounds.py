@@ -1,0 +1,148 @@
+"""Which classes are localized together: rounds whose features fit a bound, and the tables that the workers read."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.relations import Relations, feature_rounds
+from mcis.platform.config.sections import LocalizeConfig
+
+_GIB = 2**30
+
+
+class Plan(NamedTuple):
+    """The rounds of all classes.
+
+    Attributes:
+        classes: of each round.
+        images: of each round, the ascending positions of the images whose features it keeps.
+        shape: of what is kept of an image, (C, H, W).
+        gib: size of the largest round's features.
+    """
+
+    classes: list[list[int]]
+    images: list[NDArray[np.int64]]
+    shape: tuple[int, int, int]
+    gib: float
+
+
+def plan_rounds(
+    config: LocalizeConfig, needs: Sequence[NDArray[np.int64]], shape: tuple[int, int, int], names: Sequence[str]
+) -> Plan:
+    """The rounds that keep to the bound `localize.features_gb`.
+
+    Args:
+        needs: of each class, the positions of the images whose features its maps are made of.
+        shape: of what is kept of an image, (C, H, W), float16.
+        names: of the classes.
+
+    Raises:
+        UserError: a single class exceeds the bound.
+    """
+    bound, image_bytes = config.features_gb, 2 * math.prod(shape)
+    largest = max(range(len(needs)), key=lambda k: len(needs[k]))
+    try:
+        classes = feature_rounds(needs, int(bound * _GIB // image_bytes))
+    except ValueError:
+        gib = len(needs[largest]) * image_bytes / _GIB
+        raise UserError(
+            f"the maps of class {names[largest]} need the features of {len(needs[largest])} images, {gib:.3g} GiB",
+            f"at most localize.features_gb={bound:g} GiB per class",
+            f"set localize.features_gb={1.01 * gib:.3g} or more, or a smaller classifier.input_size",
+        ) from None
+    images = [np.unique(np.concatenate([needs[k] for k in group])) for group in classes]
+    return Plan(classes, images, shape, max(map(len, images)) * image_bytes / _GIB)
+
+
+class Round(NamedTuple):
+    """One round.
+
+    Attributes:
+        folder: where its tables `single` and `maps` and its features lie.
+        images: ascending positions of the images whose features it keeps.
+        to_embed: what `Embed` reads.
+        to_relate: what `Relate` reads.
+        label: such as ` 2/3`; empty for the only round.
+    """
+
+    folder: Path
+    images: NDArray[np.int64]
+    to_embed: pa.Table
+    to_relate: pa.Table
+    label: str
+
+    @property
+    def features(self) -> Path:
+        """The array file of its features."""
+        return self.folder / "features.npy"
+
+
+def round_folders(plan: Plan, folder: Path) -> list[Path]:
+    """Where the rounds' tables lie: in `folder` itself if there is a single round."""
+    return [folder / f"round-{n}" for n in range(len(plan.classes))] if len(plan.classes) > 1 else [folder]
+
+
+def rounds_of(plan: Plan, folder: Path, rows: pa.Table, relations: Relations) -> Iterator[Round]:
+    """The rounds in their order. An image's single-round map is made in the first round that embeds the image."""
+    embedded, folders = np.zeros(len(rows), bool), round_folders(plan, folder)
+    for number, (own_folder, classes, images) in enumerate(zip(folders, plan.classes, plan.images, strict=True), 1):
+        yield Round(
+            folder=own_folder,
+            images=images,
+            to_embed=embed_rows(rows, relations.start, images, ~embedded[images]),
+            to_relate=relate_rows(rows, relations, classes, images),
+            label=f" {number}/{len(folders)}" if len(folders) > 1 else "",
+        )
+        embedded[images] = True
+
+
+def embed_rows(
+    rows: pa.Table, start: NDArray[np.int64], images: NDArray[np.int64], fresh: NDArray[np.bool_]
+) -> pa.Table:
+    """What `Embed` reads: rows of `images`, each with its `slot` in the features, its first map, and `fresh`.
+
+    Args:
+        start: where each image's maps begin, (N + 1,).
+        images: positions in `rows`, (n,), ascending.
+        fresh: whether an image is embedded for the first time, (n,).
+    """
+    columns = {"slot": np.arange(len(images)), "first_map": start[images], "fresh": fresh}
+    part = rows.select(["image_id", "uri", "domain", "tags"]).take(pa.array(images))
+    return pa.table({**{name: part[name] for name in part.column_names}, **columns})
+
+
+def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], images: NDArray[np.int64]) -> pa.Table:
+    """What `Relate` reads: the images that have any of `classes`, with their maps of these classes.
+
+    Columns: image_id, slot (its position in `images`), and lists with an entry per map: tags, maps (their numbers),
+    related and others (lists of slots).
+    """
+    maps = np.flatnonzero(np.isin(relations.tag, classes))
+    targets, first = np.unique(relations.image[maps], return_index=True)
+    start = np.append(first, len(maps))
+    counts = np.diff(relations.others_start)
+    of_others = np.repeat(np.isin(relations.tag, classes), counts)
+    related = np.searchsorted(images, relations.related[maps])
+    others = np.searchsorted(images, relations.others[of_others])
+    related_start = np.arange(len(maps) + 1) * related.shape[1]
+    others_start = np.concatenate([[0], np.cumsum(counts[maps])])
+    return pa.table(
+        {
+            "image_id": rows["image_id"].take(pa.array(targets)),
+            "slot": np.searchsorted(images, targets),
+            "tags": _lists(start, relations.tag[maps]),
+            "maps": _lists(start, maps),
+            "related": _lists(start, _lists(related_start, related.reshape(-1))),
+            "others": _lists(start, _lists(others_start, others)),
+        }
+    )
+
+
+def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))

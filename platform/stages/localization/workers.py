@@ -1,0 +1,243 @@
+"""The workers of localization: images -> features and single-round maps; features -> maps; tables of rounds -> one."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images import read_rgb
+from mcis.datasets.index import shown
+from mcis.datasets.maps import Shards, map_rows
+from mcis.models.backbones import normalize, to_unit
+from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
+from mcis.models.evidence import Bank
+from mcis.models.localization import embed, released_map, resize_maps, single_round
+from mcis.platform.config.sections import Config
+from mcis.platform.networks.build import load_classifier
+from mcis.platform.stages.localization.features import read_rows, write_rows
+
+
+class Embed:
+    """Image rows (`rounds.embed_rows`) -> single-round maps (MAPS_SCHEMA) of the rows that are `fresh`.
+
+    Args:
+        weights: folder of the trained classifier of `classes` classes.
+        features: file of the round's features, which the worker writes; None = they are not kept.
+        selves: file of the self pairs' maps, which the worker writes for the released maps; None = there are none.
+    """
+
+    def __init__(
+        self, config: Config, weights: Path, classes: int, gpu: bool, features: Path | None, selves: Path | None
+    ):
+        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.features, self.selves = features, selves
+        self.batch = min(config.localize.batch, config.compute.shard_rows)
+
+    @torch.inference_mode()
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        parts = [self._batch(rows.slice(start, self.batch)) for start in range(0, len(rows), self.batch)]
+        return pa.concat_tables(parts)
+
+    def _batch(self, rows: pa.Table) -> pa.Table:
+        images = self._images(rows["uri"].to_pylist())
+        localize = self.config.localize
+        with self.model.backbone.watching_textures() as textures:
+            features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
+        if self.features is not None:
+            self._keep(self.features, rows, features, textures[0] if localize.evidence else None)
+        activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
+        ids, tags, maps = [], [], [activations[0, :0]]
+        for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
+            if not row["fresh"]:
+                continue
+            ids += [row["image_id"]] * len(row["tags"])
+            tags += row["tags"]
+            maps.append(activations[n, row["tags"]])
+            if self.selves is not None:
+                kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
+                total = self._self_maps(images[n], features[n], row["tags"], kind)
+                write_rows(self.selves, row["first_map"], total.cpu().numpy())
+        return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
+
+    def _images(self, uris: list[str]) -> Tensor:
+        """Normalized images of a full batch, (batch, 3, S, S); the last image fills it up.
+
+        Kernels are chosen by shape: with batches of one size, an image's features are the same to the bit whatever
+        the other images of its batch.
+        """
+        pixels = np.stack([read_rgb(uri, self.config.classifier.input_size) for uri in uris])
+        pixels = pixels[np.minimum(np.arange(self.batch), len(uris) - 1)]
+        return normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+
+    def _keep(self, path: Path, rows: pa.Table, features: Tensor, textures: Tensor | None) -> None:
+        """Writes the features of the rows, and behind them the textures of the unscaled image, pooled to their size."""
+        kept = [features]
+        if textures is not None:
+            kept.append(functional.adaptive_avg_pool2d(textures, (features.shape[2], features.shape[3])))
+        together = torch.cat(kept, dim=1)[: len(rows)].half()
+        if not together.isfinite().all():
+            raise UserError(
+                f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
+                "activations of a sound training",
+                "look at the training's loss curve, and repeat it with a lower learning rate",
+            )
+        write_rows(path, rows["slot"][0].as_py(), together.cpu().numpy())
+
+    def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
+        """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
+        total = torch.zeros(len(tags), *feature.shape[1:], device=self.device)
+        for name in SELF_TRANSFORMS:
+            transformed = self.model.backbone(transform(image[None], name))[0]
+            maps = torch.stack(
+                [
+                    released_map(self.model.co_map(transformed, feature[None], tag, kind=kind, target_is_n=True))
+                    for tag in tags
+                ]
+            )
+            if name == "flip":
+                of_image = [
+                    released_map(self.model.co_map(feature, transformed[None], tag, kind=kind), always=True)
+                    for tag in tags
+                ]
+                total += torch.stack(of_image) + maps.flip(2)
+            else:
+                total += resize_maps(maps, *feature.shape[1:])
+        return total
+
+
+class _Target(NamedTuple):
+    """An image whose maps are made, with what all its maps share.
+
+    Attributes:
+        slot: of its features.
+        features: (C, H, W).
+        single_round: its single-round maps, (K, H, W).
+        queries: for a related image of the target domain and one of the source, (D, HW, C); None without co-attention.
+        textures: (HW, C') texture vectors, and how well each is found again in the bank, (B, HW); None without a bank.
+    """
+
+    slot: int
+    features: Tensor
+    single_round: Tensor
+    queries: Tensor | None
+    textures: tuple[Tensor, Tensor] | None
+
+
+class Relate:
+    """Rows of images with their related images (`rounds.relate_rows`) -> multi-round maps (MAPS_SCHEMA).
+
+    Args:
+        weights: folder of the trained classifier of `classes` classes.
+        features: file of the round's features.
+        selves: file of the self pairs' maps, for the released maps.
+        source: whether each image in `features` is of the source domain, (N,).
+        bank: slots of the bank's images (B,) and their tags (B, K); None = no evidence is asked for.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        weights: Path,
+        classes: int,
+        gpu: bool,
+        features: Path,
+        selves: Path | None,
+        source: NDArray[np.bool_],
+        bank: tuple[NDArray[np.int64], NDArray[np.bool_]] | None,
+    ):
+        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+        self.source = torch.from_numpy(source).to(self.device)
+        self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
+        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.channels = self.model.backbone.channels
+        self.features, self.selves = features, selves
+        self.bank = None if bank is None else self._bank(*bank)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        images = rows.to_pylist()
+        ids = [row["image_id"] for row in images for _ in row["tags"]]
+        maps = torch.cat([self.maps(row) for row in images])
+        return map_rows(ids, [tag for row in images for tag in row["tags"]], maps.cpu().numpy())
+
+    @torch.inference_mode()
+    def maps(self, row: dict[str, Any]) -> Tensor:
+        """The maps of one image's tags, (T, H, W)."""
+        target = self._target(row["slot"])
+        of_maps = zip(row["tags"], row["maps"], row["related"], row["others"], strict=True)
+        return torch.stack([self._map(target, tag, *of_map) for tag, *of_map in of_maps])
+
+    def _map(self, target: _Target, tag: int, number: int, related: list[int], others: list[int]) -> Tensor:
+        """One map of class `tag`, (H, W), of slots of related images and of others for the contrastive part."""
+        features, textures = self._kept(related)
+        if target.queries is None:
+            activation = target.single_round[tag]
+        else:
+            query = self._facing(target.queries, related)
+            activation = self.model.co_map(target.features, features, tag, query=query)
+            if others:
+                query = self._facing(target.queries, others)
+                contrastive = self.model.contrastive_map(target.features, self._kept(others)[0], tag, query=query)
+                count = len(related) + len(others)
+                activation = (len(related) * activation + len(others) * contrastive) / count
+        different = [n for n, slot in enumerate(related) if slot != target.slot]
+        if self.bank and target.textures and different:  # an image finds itself again everywhere, which tells nothing
+            evidence = self.bank.evidence(*target.textures, textures[different], tag)
+            activation = activation + self.config.localize.evidence * evidence.view(activation.shape)
+        if self.selves is not None:
+            selves = torch.from_numpy(read_rows(self.selves, number)).to(self.device)
+            activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
+        return activation
+
+    def _target(self, slot: int) -> _Target:
+        (features,), (textures,) = self._kept([slot])
+        queries = None
+        if self.config.localize.aggregation != "evidence":
+            # F_n^T W_P depends on the other image's domain alone, so that all maps of an image share it.
+            source = self.source[slot].expand(len(self.domains))
+            kinds = pair_kinds(source, self.domains)
+            queries = self.model.query(features, kind=kinds, target_is_n=source & ~self.domains)
+        of_bank = None
+        if self.bank:
+            vectors = self.bank.of(textures)
+            of_bank = vectors, self.bank.match(vectors)
+        single = single_round(features[None], self.model.phi.weight, self.model.phi.bias)[0]
+        return _Target(slot, features, single, queries, of_bank)
+
+    def _facing(self, queries: Tensor, images: list[int]) -> Tensor:
+        """The query for each of some other images, (R, HW, C), or the only one there is, (HW, C)."""
+        return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
+
+    def _kept(self, slots: list[int]) -> tuple[Tensor, Tensor]:
+        """Features (N, C, H, W) and textures (N, C', H, W) of images; C' is 0 where no evidence is asked for."""
+        kept = torch.from_numpy(read_rows(self.features, slots)).to(self.device)
+        return kept[:, : self.channels], kept[:, self.channels :]
+
+    @torch.inference_mode()
+    def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> Bank:
+        features, textures = self._kept(slots.tolist())
+        activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
+        return Bank(textures, torch.from_numpy(~tags).to(self.device), activations)
+
+
+class Merge:
+    """Image rows -> their maps (MAPS_SCHEMA), out of the tables of all rounds."""
+
+    def __init__(self, tables: list[Shards]):
+        self.tables = tables
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        ids = rows["image_id"].to_pylist()
+        pairs = zip(ids, rows["tags"].to_pylist(), strict=True)
+        wanted = {pair: n for n, pair in enumerate((i, tag) for i, tags in pairs for tag in tags)}
+        # A table at a time, so that each shard is read once.
+        parts = [found for table in self.tables for i in ids if (found := table.rows(i)) is not None]
+        maps = pa.concat_tables(parts)
+        order = [wanted[pair] for pair in zip(maps["image_id"].to_pylist(), maps["class"].to_pylist(), strict=True)]
+        return maps.take(np.argsort(order))
