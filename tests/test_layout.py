@@ -1,4 +1,4 @@
-"""The house stands as ARCHITECTURE.md draws it: layout, direction of imports, packaging, docstrings."""
+"""The repository is as ARCHITECTURE.md describes it: layout, direction of imports, packaging, docstrings."""
 
 import ast
 import importlib
@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,18 +14,21 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("datasets", "models", "platform", "tuning")  # each imports from itself and from those before it
+PACKAGES = ("datasets", "models", "platform", "tuning")
+"""The folders at the top: each imports from itself and from those before it."""
+LAYERS = ("config", "runs", "networks", "engine", "reporting", "stages", "pipeline", "commands", "cli")
+"""The packages and modules of platform/, likewise."""
 
 
-def files_of(room: str) -> list[str]:
-    """Every file of a room that Git or a wheel should hold, relative to the repository."""
-    found = [p for p in (ROOT / room).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
-    return sorted(p.relative_to(ROOT).as_posix() for p in found)
+def files_of(package: str) -> list[str]:
+    """Every file of a package that Git or a wheel should hold, relative to the repository."""
+    files = [p for p in (ROOT / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+    return sorted(p.relative_to(ROOT).as_posix() for p in files)
 
 
-def modules_of(room: str) -> list[str]:
-    """Import names of a room's modules, as `mcis.models.losses`."""
-    return ["mcis." + f.removesuffix(".py").replace("/", ".") for f in files_of(room) if f.endswith(".py")]
+def modules_of(package: str) -> list[str]:
+    """Import names of a package's modules, as `mcis.models.losses`; those of `__init__.py` end in `.__init__`."""
+    return ["mcis." + f.removesuffix(".py").replace("/", ".") for f in files_of(package) if f.endswith(".py")]
 
 
 def python_files(folder: str) -> list[Path]:
@@ -50,27 +54,44 @@ def imports_of(module: str, source: str) -> Iterator[tuple[str, bool]]:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """Imports against the house's direction in one module, in words."""
-    room = module.split(".")[1]
-    allowed = ROOMS[: ROOMS.index(room) + 1]
+    """Imports of one module against the direction, in words."""
+    package = module.split(".")[1]
     wrong = []
     for name, late in imports_of(module, source):
-        package, *inside = name.split(".")
-        if package == "mcis":
-            studies_asked_for = module == "mcis.platform.cli" and inside[:1] == ["tuning"] and late
-            if inside and inside[0] not in allowed and not studies_asked_for:
+        top, *inside = name.split(".")
+        if top == "mcis":
+            if inside and not _allowed(module.split(".")[1:], inside, late):
                 wrong.append(f"{module} imports {name}")
-        elif package in ROOMS and package not in sys.stdlib_module_names:
+        elif top in PACKAGES and top not in sys.stdlib_module_names:
             wrong.append(f"{module} imports {name} without mcis.")
-        elif room == "models" and package in {"ray", "mlflow"}:
+        elif package == "models" and top in {"ray", "mlflow"}:
             wrong.append(f"{module} imports {name}: the models are plain torch and numpy")
     return wrong
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_rooms_have_modules_and_no_init(room: str) -> None:
-    assert modules_of(room), f"{room}/ holds no module"
-    assert not (ROOT / room / "__init__.py").exists(), f"{room}/__init__.py shadows modules of that name; delete it"
+def _allowed(importer: list[str], imported: list[str], late: bool) -> bool:
+    """Whether `importer` may import `imported`, both as parts of their names behind `mcis`."""
+    if importer[:2] in (["platform", "commands"], ["platform", "cli"]) and imported[0] == "tuning":
+        return late
+    if imported[0] != importer[0]:
+        return imported[0] in PACKAGES[: PACKAGES.index(importer[0])]
+    if importer[0] != "platform" or len(imported) < 2:
+        return True
+    layer, other_layer = importer[1], imported[1]
+    if LAYERS.index(other_layer) > LAYERS.index(layer):
+        return False
+    same_stage = importer[2:3] == imported[2:3]
+    return same_stage or not layer == other_layer == "stages"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_packages_have_modules_and_no_init(package: str) -> None:
+    assert modules_of(package), f"{package}/ holds no module"
+    assert not (ROOT / package / "__init__.py").exists(), f"{package}/__init__.py shadows modules of that name"
+
+
+def test_platform_has_the_layers_and_nothing_else() -> None:
+    assert {name.split("/")[1].removesuffix(".py") for name in files_of("platform")} == set(LAYERS)
 
 
 def test_platform_is_the_standard_librarys_in_the_repository_root() -> None:
@@ -79,9 +100,10 @@ def test_platform_is_the_standard_librarys_in_the_repository_root() -> None:
     assert Path(printed.stdout.strip()) == Path(sysconfig.get_path("stdlib"), "platform.py")
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_imports_point_one_way(room: str) -> None:
-    wrong = [v for f, m in zip(python_files(room), modules_of(room), strict=True) for v in violations(m, f.read_text())]
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    modules = zip(python_files(package), modules_of(package), strict=True)
+    wrong = [violation for file, module in modules for violation in violations(module, file.read_text())]
     assert not wrong, "\n".join(wrong)
 
 
@@ -94,10 +116,27 @@ def test_imports_point_one_way(room: str) -> None:
         ("mcis.models.crf", "def f():\n    import ray.data"),
         ("mcis.models.crf", "from mlflow import log_metric"),
         ("mcis.models.crf", "if TYPE_CHECKING:\n    from mcis.platform.config.sections import Config"),
-        ("mcis.platform.cli", "from mcis.tuning import studies"),
+        ("mcis.tuning.studies", "from datasets.errors import UserError"),
+        # Tuning is loaded by commands alone, and late.
+        ("mcis.platform.commands.study", "from mcis.tuning import studies"),
+        ("mcis.platform.pipeline", "def f():\n    from mcis.tuning import studies"),
         ("mcis.platform.reporting.run_page", "def f():\n    from mcis.tuning import studies"),
         ("mcis.platform.stages.index", "from ...tuning.studies import run"),
-        ("mcis.tuning.studies", "from datasets.errors import UserError"),
+        # Within platform/, too, imports point one way.
+        ("mcis.platform.config.sections", "from mcis.platform.runs.workspace import Workspace"),
+        ("mcis.platform.runs.context", "def f():\n    from mcis.platform.networks import build"),
+        ("mcis.platform.networks.build", "from mcis.platform.engine import training"),
+        ("mcis.platform.engine.mapping", "from mcis.platform.reporting import plots"),
+        ("mcis.platform.reporting.run_page", "from mcis.platform.stages import report"),
+        ("mcis.platform.stages.report", "from mcis.platform import pipeline"),
+        ("mcis.platform.pipeline", "from mcis.platform.commands.terminal import console"),
+        ("mcis.platform.commands.demo", "from .. import cli"),
+        # Stages are no libraries of one another.
+        ("mcis.platform.stages.evaluate", "from mcis.platform.stages.pseudo_masks import background_cue"),
+        ("mcis.platform.stages.evaluate", "from . import pseudo_masks"),
+        ("mcis.platform.stages.evaluate", "from mcis.platform.stages.localization.rounds import Plan"),
+        ("mcis.platform.stages.localization.workers", "from ..pseudo_masks import MakeMasks"),
+        ("mcis.platform.stages.localization.__init__", "from mcis.platform.stages import evaluate"),
     ],
 )
 def test_an_import_against_the_direction_is_found(module: str, source: str) -> None:
@@ -109,7 +148,15 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
     [
         ("mcis.datasets.stream", "import ray\nfrom mcis.datasets import index"),
         ("mcis.models.crf", "from . import metrics\nfrom ..datasets.errors import UserError"),
-        ("mcis.platform.cli", "import platform\ndef study():\n    from mcis.tuning import studies"),
+        ("mcis.platform.cli", "import platform\nfrom mcis.platform.commands import study"),
+        ("mcis.platform.commands.study", "def f():\n    from mcis.tuning import studies"),
+        ("mcis.platform.stages.index", "from mcis.platform.runs.listing import listing"),
+        ("mcis.platform.stages.localization.__init__", "from .workers import Embed"),
+        (
+            "mcis.platform.stages.localization.workers",
+            "from mcis.platform.stages.localization.features import read_rows",
+        ),
+        ("mcis.platform.pipeline", "from mcis.platform.stages import evaluate, index"),
         ("mcis.tuning.studies", "import mcis.platform.pipeline, mcis.models.crf, mlflow"),
     ],
 )
@@ -117,13 +164,21 @@ def test_an_import_along_the_direction_passes(module: str, source: str) -> None:
     assert violations(module, source) == []
 
 
-def test_the_wheel_holds_every_file_of_the_rooms_and_the_command(wheel: Path) -> None:
+def test_pyproject_lists_every_folder_with_modules() -> None:
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = sorted({Path(name).parent.as_posix() for p in PACKAGES for name in files_of(p) if name.endswith(".py")})
+    names = {"mcis." + folder.replace("/", "."): folder for folder in folders}
+    assert listed["packages"] == sorted(names)
+    assert listed["package-dir"] == names
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (entry_points,) = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
         assert "mcis = mcis.platform.cli:main" in archive.read(entry_points).decode()
     packaged = sorted(name for name in names if ".dist-info/" not in name)
-    assert packaged == sorted(f"mcis/{name}" for room in ROOMS for name in files_of(room))
+    assert packaged == sorted(f"mcis/{name}" for package in PACKAGES for name in files_of(package))
 
 
 def test_modules_import_inside_a_ray_worker(ray_local: None) -> None:
@@ -133,15 +188,15 @@ def test_modules_import_inside_a_ray_worker(ray_local: None) -> None:
         origins = {name: str(importlib.import_module(name).__file__) for name in modules}
         return origins | {"platform": str(importlib.import_module("platform").__file__)}
 
-    modules = [name for room in ROOMS for name in modules_of(room)]
-    origins = ray.get(ray.remote(num_cpus=1)(import_all).remote(modules))
+    listed = [pair for p in PACKAGES for pair in zip(modules_of(p), python_files(p), strict=True)]
+    files = {name.removesuffix(".__init__"): file for name, file in listed}
+    origins = ray.get(ray.remote(num_cpus=1)(import_all).remote(list(files)))
     assert Path(origins.pop("platform")) == Path(sysconfig.get_path("stdlib"), "platform.py")
-    here = {name: ROOT / (name.removeprefix("mcis.").replace(".", "/") + ".py") for name in modules}
-    assert {name: Path(origin).resolve() for name, origin in origins.items()} == here
+    assert {name: Path(origin).resolve() for name, origin in origins.items()} == files
 
 
 def test_every_module_says_what_it_is() -> None:
-    files = [path for folder in (*ROOMS, "tests", "benchmarks") for path in python_files(folder)]
+    files = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in python_files(folder)]
     silent = [str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
     assert not silent, "no docstring: " + ", ".join(silent)
 
@@ -153,5 +208,5 @@ def test_no_tracked_file_names_a_path_of_some_machine() -> None:
     of_this = [re.escape(str(path)) for path in (ROOT, Path.home()) if path != Path(path.anchor)]
     of_any = r"/(?:home|root|Users|work|opt|private)/\w"
     pattern = re.compile(rf"(?<![\w.~$}})/-])(?:{'|'.join([*of_this, of_any])})(?!\w-)".encode())
-    found = {str(path.relative_to(ROOT)): hit.group() for path in files for hit in pattern.finditer(path.read_bytes())}
-    assert not found
+    paths = {str(path.relative_to(ROOT)): hit.group() for path in files for hit in pattern.finditer(path.read_bytes())}
+    assert not paths
