@@ -1,4 +1,4 @@
-"""Versions of what a run's results depend on."""
+"""Versions of the software that a run's results depend on."""
 
 import importlib.metadata
 import os

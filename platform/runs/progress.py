@@ -23,7 +23,7 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """A bar that is told how much is done; made by `bar`."""
+    """The progress of one piece of work; made by `bar`."""
 
     def __init__(self, label: str, total: int, unit: str, progress: Progress | None):
         self.label, self.total, self.unit, self.progress = label, total, unit, progress
@@ -31,7 +31,7 @@ class Bar:
         self.began, self.tenth = time.monotonic(), 0
 
     def update(self, done: int, note: str = "") -> None:
-        """Shows that `done` of the total is done, with a short note such as the loss."""
+        """Shows that `done` units of the total are done, with a short note such as the loss."""
         if self.progress and self.task is not None:
             self.progress.update(self.task, completed=done, note=note)
         elif self.total and done * 10 // self.total > self.tenth:
@@ -43,7 +43,7 @@ class Bar:
 
 @contextlib.contextmanager
 def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
-    """A bar over `total` units of work, shown while the block runs."""
+    """Shows a bar over `total` units of work while the block runs."""
     if not console.is_terminal:
         yield Bar(label, total, unit, None)
         return
@@ -61,21 +61,21 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
 
 @contextlib.contextmanager
 def transfer_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A function of what is transferred, bytes done and bytes in all, that moves one bar after the other."""
+    """Yields a function of a file's name, its bytes transferred and its total bytes, which shows a bar per file."""
     with contextlib.ExitStack() as stack:
         shown: dict[str, Bar] = {}
 
-        def on_progress(what: str, done: int, total: int) -> None:
-            if what not in shown:
+        def on_progress(name: str, done: int, total: int) -> None:
+            if name not in shown:
                 stack.close()
-                shown[what] = stack.enter_context(bar(what, max(1, total // 2**20), "MiB"))
-            shown[what].update(done // 2**20)
+                shown[name] = stack.enter_context(bar(name, max(1, total // 2**20), "MiB"))
+            shown[name].update(done // 2**20)
 
         yield on_progress
 
 
 def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The whole lines of a JSON lines file from a byte offset on, and the offset behind them."""
+    """The complete lines of a JSON lines file from a byte offset on, and the offset behind them."""
     if not path.exists():
         return [], offset
     with path.open("rb") as file:
@@ -87,10 +87,17 @@ def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int
 
 @contextlib.contextmanager
 def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every: float = 1.0) -> Iterator[None]:
-    """Hands the records that are appended to a JSON lines file to `on_records`, from a thread, until the block ends.
+    """Passes the records that are appended to a JSON lines file to `on_records`, in a thread, while the block runs.
 
-    A file that takes the place of the first, as a restart cuts it back, is read from its beginning. Where `on_records`
-    fails, the same records come again with the next; if it fails to the end, the block ends with that error.
+    A file that replaces the first one, as when a restart cuts the log back, is read from its beginning. Records on
+    which `on_records` failed are passed again together with the next ones.
+
+    Args:
+        every: seconds between two looks at the file.
+
+    Raises:
+        Exception: the error of `on_records`, if it failed on the last records.
+        TimeoutError: the last records were not processed within a minute.
     """
     stop = threading.Event()
     failure: list[Exception] = []
@@ -121,6 +128,6 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
         stop.set()
         thread.join(timeout=60)
     if thread.is_alive():
-        raise TimeoutError(f"{path.name}: its last records were not taken within 60 s")
+        raise TimeoutError(f"{path.name}: its last records were not processed within 60 s")
     if failure:
         raise failure[0]

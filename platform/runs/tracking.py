@@ -1,4 +1,4 @@
-"""MLflow: one run a pipeline, children for studies. Nothing else in the project speaks to it."""
+"""MLflow: one MLflow run per run of the pipeline; those of a study are children of its own. No other module uses it."""
 
 import contextlib
 import logging
@@ -16,13 +16,13 @@ _MOST_PARAMETERS = 100
 
 
 def tracking_uri(workspace: Workspace) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace."""
+    """The value of MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace."""
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.tracking_store}"
 
 
 @contextlib.contextmanager
 def store_errors(uri: str) -> Iterator[None]:
-    """Turns what MLflow and its database raise into an error that names the store."""
+    """Turns errors of MLflow and its database into a UserError that names the store."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -31,18 +31,21 @@ def store_errors(uri: str) -> Iterator[None]:
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise UserError(
             f"MLflow's store {uri} cannot be used: {str(error)[:300]}",
-            "a reachable MLflow tracking store with room on its disk",
+            "a reachable MLflow tracking store with space on its disk",
             "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
         ) from None
 
 
 class Tracker:
-    """An MLflow run that a restart continues.
+    """The MLflow run of a run or study; a restart continues it.
 
     Args:
         name: of the run, in whose folder the MLflow run's id is kept.
-        identity: fingerprint of the configuration; another one begins another MLflow run, since parameters are final.
-        parent: id of the MLflow run of a study.
+        identity: fingerprint of the configuration. Another one starts a new MLflow run, whose parameters are final.
+        parent: id of the MLflow run of the study that the run belongs to.
+
+    Raises:
+        UserError: the store cannot be used; so does every method.
     """
 
     def __init__(self, workspace: Workspace, name: str, *, identity: str, parent: str | None = None):
@@ -59,25 +62,25 @@ class Tracker:
             self.client = MlflowClient(tracking_uri=self.uri)
             experiment = self.client.get_experiment_by_name(EXPERIMENT)
             if experiment is None:
-                # A store of our own keeps its artifacts beside it; a server decides for itself.
+                # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
                 local = self.uri.startswith("sqlite:")
                 location = workspace.tracking_artifacts.as_uri() if local else None
                 experiment_id = self.client.create_experiment(EXPERIMENT, artifact_location=location)
             else:
                 experiment_id = experiment.experiment_id
-            kept = workspace.run(name).tracking
-            known = read_json(kept) if kept.exists() else {}
-            if known.get("identity") == identity and known.get("uri") == self.uri:
-                self.run_id = str(known["run_id"])
+            record = workspace.run(name).tracking
+            earlier = read_json(record) if record.exists() else {}
+            if earlier.get("identity") == identity and earlier.get("uri") == self.uri:
+                self.run_id = str(earlier["run_id"])
                 self.client.update_run(self.run_id, status="RUNNING")
             else:
                 tags = {"mlflow.parentRunId": parent} if parent else {}
                 run = self.client.create_run(experiment_id, run_name=name, tags=tags)
                 self.run_id = run.info.run_id
-                write_json(kept, {"identity": identity, "uri": self.uri, "run_id": self.run_id})
+                write_json(record, {"identity": identity, "uri": self.uri, "run_id": self.run_id})
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        """Logs parameters, flat and readable; a value of more than 500 characters is cut."""
+        """Logs parameters as text; a value of more than 500 characters is cut."""
         from mlflow.entities import Param
 
         params = [Param(key, str(value)[:500]) for key, value in values.items()]
@@ -92,7 +95,7 @@ class Tracker:
                 self.client.set_tag(self.run_id, key, value)
 
     def steps(self, prefix: str, records: list[dict[str, Any]]) -> None:
-        """Logs the records of a training's step log; those logged by this tracker already are passed over."""
+        """Logs the records of a training's step log, but for those that this tracker has logged before."""
         from mlflow.entities import Metric
 
         sent = self._sent.get(prefix, 0)
@@ -121,7 +124,7 @@ class Tracker:
             self.client.log_metric(self.run_id, key, value, step=step)
 
     def artifact(self, path: Path) -> None:
-        """Keeps a file, or a folder with its name, with the run."""
+        """Stores a file, or a folder under its name, with the run."""
         with store_errors(self.uri):
             if path.is_dir():
                 self.client.log_artifacts(self.run_id, str(path), artifact_path=path.name)

@@ -1,4 +1,4 @@
-"""Which revision of the project is running."""
+"""The revision of the project that is running."""
 
 import functools
 import subprocess
@@ -7,14 +7,14 @@ from pathlib import Path
 
 @functools.cache
 def git_revision() -> str | None:
-    """The commit of the checkout that runs, `+` behind it where files differ from it; None outside a checkout."""
+    """The commit of the running checkout, with `+` behind it where files differ from it; None outside a checkout."""
     root = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
+        finished = subprocess.run(
             ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
         )
-        return done.stdout.strip()
+        return finished.stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != root:

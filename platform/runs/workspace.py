@@ -1,13 +1,13 @@
-"""Every file name of a workspace, and the writing aside and renaming that keeps what is finished intact.
+"""Every file name of a workspace, and atomic writing: a file is written aside and then renamed.
 
 WORKSPACE/
   store/<stage>-<key>/       finished outputs of a stage, shared by all runs with the same key
-  store/<stage>-<key>.part/  work in progress; a restart goes on from it
-  runs/<name>/               run.json (stage -> key), scores.json, report.html, pictures/, config.json
+  store/<stage>-<key>.part/  work in progress, which a restart continues
+  runs/<name>/               files of one run or study, see `RunFolder`
   cache/                     verdicts on image files and decoded images, shared by all runs; may be removed between runs
-  data/                      data sets that were drawn or fetched
+  data/                      data sets that were drawn or downloaded
   mlflow.db, mlflow/         MLflow's store and artifacts, unless MLFLOW_TRACKING_URI says otherwise
-  weights/                   pretrained weights that were fetched
+  weights/                   pretrained weights that were downloaded
 """
 
 import contextlib
@@ -41,26 +41,26 @@ def fingerprint(*parts: Any) -> str:
 
 
 def file_stamps(uris: Sequence[str | None]) -> str:
-    """Fingerprint of names, sizes and times of files: changes when one of them does."""
+    """Fingerprint of names, sizes and modification times of files."""
     named = [uri for uri in uris if uri is not None]
     return fingerprint(list(zip(named, stamps(named), strict=True)))
 
 
 @contextlib.contextmanager
-def disk_errors(where: Path) -> Iterator[None]:
-    """Turns a full or read-only disk, or a name that cannot be one, into an error that its owner can act on."""
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turns the OSError of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise UserError(
-                f"no space left on the disk of {where} ({error.strerror})",
-                "room for the next file",
+                f"no space left on the disk of {folder} ({error.strerror})",
+                "space for the next file",
                 "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
             ) from None
         if error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise UserError(
-                f"{where} cannot be written ({error.strerror})",
+                f"{folder} cannot be written ({error.strerror})",
                 "a writable workspace",
                 "choose another --workspace DIR",
             ) from None
@@ -69,7 +69,7 @@ def disk_errors(where: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
-    """Gives a name to write to; afterwards renames it to `path`, or removes it if writing failed."""
+    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON, readable, aside and renamed."""
+    """Writes indented JSON, atomically."""
     with written_aside(path) as aside:
         aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
@@ -101,7 +101,7 @@ def read_json(path: Path) -> Any:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes a table, aside and renamed: Parquet, or what can be memory-mapped where the name ends in .arrow."""
+    """Writes a table atomically: as Parquet, or uncompressed for memory-mapping where the name ends in .arrow."""
     with written_aside(path) as aside:
         if path.suffix == ".arrow":
             pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
@@ -113,7 +113,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     """Reads a Parquet file, or all shards of a folder in the order of their names.
 
     Raises:
-        UserError: there is none, or one is damaged.
+        UserError: the folder has no shard, or a file is damaged.
     """
     files = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
     if not files:
@@ -224,7 +224,7 @@ class Workspace:
 
     @property
     def runs(self) -> Path:
-        """One folder a run."""
+        """One folder per run."""
         return self.root / "runs"
 
     @property
@@ -234,17 +234,17 @@ class Workspace:
 
     @property
     def verdicts(self) -> Path:
-        """Table of what verifying each image file came to."""
+        """Table of the result of verifying each image file."""
         return self.cache / f"verdicts-{RULES}.parquet"
 
     @property
     def data(self) -> Path:
-        """Data sets drawn or fetched."""
+        """Data sets that were drawn or downloaded."""
         return self.root / "data"
 
     @property
     def weights(self) -> Path:
-        """Pretrained weights fetched."""
+        """Pretrained weights that were downloaded."""
         return self.root / "weights"
 
     @property
@@ -281,7 +281,7 @@ class Workspace:
         return self.store / f"{stage}-{key}.part"
 
     def lock(self, stage: str, key: str) -> FileLock:
-        """Held while a stage is computed, so that two runs that share it compute it once."""
+        """A lock to hold while a stage is computed, so that two runs that share it compute it once."""
         return FileLock(self.store / f".{stage}-{key}.lock")
 
     def finish(self, stage: str, key: str) -> Path:

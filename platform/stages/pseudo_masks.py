@@ -24,10 +24,10 @@ from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """The cue that is used: `saliency`, `crf`, or which share of the images has which.
+    """The background cue of the images: `saliency`, `crf`, or `saliency, crf for U of N`.
 
     Raises:
-        UserError: saliency is asked for and there are no maps.
+        UserError: the configuration asks for saliency maps and some images have none.
     """
     without = rows["saliency_uri"].null_count
     if config.background == "saliency" and without:
@@ -47,7 +47,12 @@ def uses_saliency(config: PseudoMasksConfig, row: dict[str, Any]) -> bool:
 
 
 class MakeMasks:
-    """Image rows -> pseudo masks; `scale` is that of `maps.scale`."""
+    """Image rows -> pseudo masks (MASKS_SCHEMA).
+
+    Args:
+        scale: how activations become scores, `maps.scale`.
+        maps: the localization maps.
+    """
 
     def __init__(self, config: PseudoMasksConfig, scale: str, maps: Shards):
         self.config, self.scale, self.maps = config, scale, maps
@@ -68,13 +73,13 @@ class MakeMasks:
 
     def _mask(self, row: dict[str, Any]) -> PseudoMask:
         c, height, width = self.config, row["height"], row["width"]
-        found = self.maps.maps(row["image_id"])
-        assert found is not None, f"localize wrote no map for the tagged image {row['image_id']}"
-        maps = resize_maps(scale_maps(torch.from_numpy(found.maps), self.scale), height, width).numpy()
+        of_image = self.maps.maps(row["image_id"])
+        assert of_image is not None, f"localize wrote no map for the tagged image {row['image_id']}"
+        maps = resize_maps(scale_maps(torch.from_numpy(of_image.maps), self.scale), height, width).numpy()
         if uses_saliency(c, row):
             return from_saliency(
                 maps,
-                found.classes,
+                of_image.classes,
                 read_saliency(row["saliency_uri"], (height, width)),
                 stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
                 saliency_level=c.saliency_level,
@@ -87,7 +92,7 @@ class MakeMasks:
         return from_crf(
             read_rgb(row["uri"]),
             maps,
-            found.classes,
+            of_image.classes,
             threshold=c.threshold,
             background_threshold=c.background_threshold,
             parameters=crf_parameters(c.crf),
@@ -100,7 +105,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of the saliency maps, where they are a cue."""
+    """The stamps of the saliency maps, where these are a cue."""
     rows = split_rows(context, "train", tagged=True)
     if background_cue(config.pseudo_masks, rows) == "crf":
         return None

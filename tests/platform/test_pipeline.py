@@ -1,4 +1,4 @@
-"""The whole journey on a small drawn data set: what it leaves, what a second call does, what it does without truth."""
+"""The whole pipeline on a small drawn data set: its output, a second call, and a run without ground truth."""
 
 import json
 import shutil
@@ -166,7 +166,7 @@ def test_a_changed_threshold_never_retrains_the_classifier(
     assert "predict" not in other.context.inputs
 
 
-def test_the_segmenters_weights_are_nothing_to_the_classifier(
+def test_the_segmenters_weights_do_not_change_the_classifiers_key(
     first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
 ) -> None:
     other = pipeline.run(settings(root, f"weights.segmenter={tmp_path / 'any.pth'}"), workspace, "w", until="localize")
@@ -293,7 +293,7 @@ def test_average_precision_on_val_tags_is_logged_every_epoch(first: pipeline.Run
 def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
     first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`weights.backbone` names a file that is not there: nothing is trained from it, so nobody asks for it."""
+    """`weights.backbone` names an absent file: nothing is trained from it, so it is not looked for."""
     weights = first.context.inputs["train_classifier"] / "weights.pt"
     shutil.copy(weights, tmp_path / "mine.pt")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -322,7 +322,7 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         ("garbage.pt", (), "garbage.pt does not fit this configuration"),
     ],
 )
-def test_a_trained_classifier_that_is_not_there_or_does_not_fit_is_named_before_the_run(
+def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the_run(
     first: pipeline.RunResult,
     root: Path,
     workspace: Workspace,
@@ -349,7 +349,7 @@ def test_a_trained_classifier_that_is_not_there_or_does_not_fit_is_named_before_
         (("localize.related_from=source",), "localize", "no tagged training image of setting voc is of it"),
     ],
 )
-def test_images_that_a_stage_asks_for_in_vain_are_named_before_the_run(
+def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(
     root: Path, workspace: Workspace, values: tuple[str, ...], stage: str, found: str
 ) -> None:
     config = settings(root, *values).config
@@ -359,7 +359,7 @@ def test_images_that_a_stage_asks_for_in_vain_are_named_before_the_run(
     pipeline.check(config, workspace, "any", until=pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index(stage) - 1])
 
 
-def test_names_and_stages_that_are_none_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
+def test_unknown_names_and_stages_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
     config = settings(root).config
     for wrong, found in (({"until": "masks"}, "--until masks"), ({"start": "mask"}, "--from mask")):
         with pytest.raises(UserError, match=found):
