@@ -60,7 +60,7 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     shape = feature_shape(config, folder, CLASSES)
     create_file(features, (len(rows), *shape), np.float16)
     create_file(selves, (len(relations.tag), *shape[1:]), np.float32)
-    kept = selves if config.localize.aggregation == "released" else None
+    kept = selves if config.localize.method.name == "released" else None
     embed = Embed(config, folder, CLASSES, gpu, features, kept)
     relate = Relate(config, folder, CLASSES, gpu, features, kept, nowhere, None)
     to_embed = embed_rows(rows, relations.start, everyone, ~nowhere)
@@ -84,12 +84,12 @@ def pair_by_pair(
     for position, own in enumerate(rows["tags"].to_pylist()):
         image = images[position]
         selves = torch.zeros(len(own))
-        if config.localize.aggregation == "released":
+        if config.localize.method.name == "released":
             selves = torch.stack([_self_maps(model, image, name, own) for name in SELF_TRANSFORMS]).sum(dim=0)
         for place, tag in enumerate(own):
             others = relations.related[relations.start[position] + place].tolist()
             mean = torch.stack([literal.co_maps(model, image, images[other])[0][tag] for other in others]).mean(dim=0)
-            if config.localize.aggregation == "released":
+            if config.localize.method.name == "released":
                 mean = ((selves[place] + released_map(mean)) / 5 * 255).round() / 255
             maps.append(mean.cpu())
     return time.perf_counter() - began, maps

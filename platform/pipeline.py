@@ -12,7 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
-from mcis.platform.config.resolve import Resolved, leaves
+from mcis.platform.config.keys import leaves
+from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config, Section
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
@@ -152,7 +153,7 @@ def run(
     """
     config, folder = resolved.config, workspace.run(name)
     values = {key: _plain(value) for key, value in leaves(config)}
-    write_json(folder.config, {key: {"value": v, "from": resolved.sources[key]} for key, v in values.items()})
+    write_json(folder.config, {key: {"value": v, "from": resolved.origins[key]} for key, v in values.items()})
     if start:
         folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
     tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent)
@@ -165,7 +166,7 @@ def run(
             folder=folder,
             part=folder.path,
             tracker=tracker,
-            origins=resolved.sources,
+            origins=resolved.origins,
         )
         for number, stage in enumerate(STAGES):
             if number <= _number(until) or stage.closes in context.inputs:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.resolve import Values, resolve
+from mcis.platform.config.keys import Values
+from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.runs.progress import Bar, bar

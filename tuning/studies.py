@@ -9,7 +9,8 @@ from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
-from mcis.platform.config.resolve import Resolved, Values, leaves, resolve
+from mcis.platform.config.keys import Values, leaves
+from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.progress import console
@@ -35,16 +36,6 @@ TRAININGS = ("none", "co", "co+contrastive")
 EFFECT_RELATED = (0, 1, 3, 5)
 
 
-def changed_values(resolved: Resolved) -> Values:
-    """The values that differ from defaults, recipe and setting: what a trial has to be told."""
-    told = ("command line", "--set")
-    return {
-        key: value if isinstance(value, int | float | str | list | tuple | None) else str(value)
-        for key, value in leaves(resolved.config)
-        if resolved.sources[key] in told and key not in ("setting", "recipe")
-    }
-
-
 def _check(resolved: Resolved, trials: Sequence[Trial], place: Workspace, until: str, swept: Sequence[str]) -> None:
     """What cannot be studied shows before the first trial has trained.
 
@@ -56,7 +47,7 @@ def _check(resolved: Resolved, trials: Sequence[Trial], place: Workspace, until:
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if until not in stages:
         raise UserError(f"--until {until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
-    told = sorted(set(changed_values(resolved)) & set(swept))
+    told = sorted(key for key in swept if resolved.origins[key] in ("command line", "--set"))
     if told:
         raise UserError(
             f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
@@ -84,7 +75,7 @@ def _study(
     """
     config = resolved.config
     with ray_session(config.compute, verbose=verbose):
-        identity = fingerprint(name, kind, changed_values(resolved), config.recipe, config.setting)
+        identity = fingerprint(name, kind, resolved.changed(), config.recipe, config.setting)
         tracker = Tracker(place, name, identity=identity)
         status = "FAILED"
         try:
@@ -104,7 +95,7 @@ def _keep(
 ) -> tuple[Path, Path]:
     """Writes a study's figures and what they mean; the file, and where its picture belongs."""
     config, folder = resolved.config, place.run(name)
-    about = {"study": kind, "setting": config.setting, "recipe": config.recipe, "changed": changed_values(resolved)}
+    about = {"study": kind, "setting": config.setting, "recipe": config.recipe, "changed": resolved.changed()}
     write_json(folder.study, {**about, "means": means, "cells": cells})
     return folder.study, folder.study_picture
 
@@ -131,11 +122,12 @@ def references(
         UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
     """
     place, swept = Workspace(workspace), ("localize.related",)
-    alone: Values = {"localize.contrastive": False}
+    method = resolved.config.localize.method
+    alone: Values = {"localize.method.contrastive": False} if method.contrastive else {}
     trials = {
         related: Trial(
             f"{name}-r{related}",
-            {**changed_values(resolved), "localize.related": related, **(alone if not related else {})},
+            {**resolved.changed(), "localize.related": related, **(alone if not related else {})},
             until,
         )
         for related in RELATED
@@ -199,13 +191,13 @@ def effect(
     cells = [
         (attention, r)
         for attention, r in itertools.product(trainings, sorted(set(related)))
-        if attention != "none" or r == 0 or config.localize.aggregation == "evidence"
+        if attention != "none" or r == 0 or config.localize.method.name == "evidence"
     ]
     trials = {
         (attention, r, seed): Trial(
             f"{name}-{attention.replace('+', '-')}-r{r}-s{seed}",
             {
-                **changed_values(resolved),
+                **resolved.changed(),
                 "classifier.attention": attention,
                 "localize.related": r,
                 "seed": config.seed + seed,

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.config.keys import explicit
 from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import ClassifierConfig, Config, SegmenterConfig
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, disk_errors
 
 # The embedded images are few and small: more passes, smaller crops, fewer updates than recipe `small` has by itself.
-_SIZES = {
-    "classifier.epochs": 30,
-    "segmenter.crop": 96,
-    "segmenter.steps": 750,
-}
+SIZES = Config(classifier=ClassifierConfig(epochs=30), segmenter=SegmenterConfig(crop=96, steps=750))
 
 
 def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
@@ -23,5 +21,5 @@ def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
         console.print("drawing the embedded data set")
         with disk_errors(root.parent):
             synthetic.draw(root)
-    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), **_SIZES}
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), **explicit(SIZES)}
     return resolve("voc", "small", options, assignments)

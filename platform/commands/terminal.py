@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from mcis.platform.commands.doctor import Check
-from mcis.platform.config.resolve import Resolved, leaves
-from mcis.platform.config.sections import Config
+from mcis.platform.config.keys import leaves, meanings
+from mcis.platform.config.resolve import Resolved
 from mcis.platform.pipeline import RunResult
 from mcis.platform.runs.progress import console
 
@@ -62,24 +62,14 @@ def show_result(result: RunResult) -> None:
 
 
 def show_config(resolved: Resolved) -> None:
-    """Every key with value, source and meaning."""
+    """Every key with value, origin and meaning."""
     table = Table()
     for column in ("key", "value", "from", "meaning"):
         table.add_column(column, overflow="fold")
-    about = dict(_descriptions(Config))
+    about = meanings(resolved.config)
     for key, value in leaves(resolved.config):
-        table.add_row(key, str(value), resolved.sources[key], about[key])
+        table.add_row(key, escape(str(value)), escape(resolved.origins[key]), escape(about[key]))
     console.print(table)
-
-
-def _descriptions(section: type[Any], prefix: str = "") -> list[tuple[str, str]]:
-    out = []
-    for name, field in section.model_fields.items():
-        if hasattr(field.annotation, "model_fields"):
-            out += _descriptions(field.annotation, f"{prefix}{name}.")
-        else:
-            out.append((f"{prefix}{name}", field.description or ""))
-    return out
 
 
 def show_checks(checks: list[Check]) -> None:

@@ -88,8 +88,8 @@ class _Maker:
             received = attention[:, strong].mean(dim=1).view(len(related), *near.shape[2:])
             out += [self._tile("attended to", other, tag, one) for other, one in zip(related, received, strict=True)]
             co = self.model.co_map(target, near, tag, **facing)
-            out.append(self._tile("co-attentive" if how.aggregation != "evidence" else UNUSED, place, tag, co))
-        if how.aggregation == "evidence":
+            out.append(self._tile("co-attentive" if how.method.name != "evidence" else UNUSED, place, tag, co))
+        if how.method.name == "evidence":
             out.append(self._tile("found again", place, tag, final.float() - single))
         return (*out, self._tile("the map", place, tag, final))
 

@@ -8,8 +8,9 @@ from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, merge
 from mcis.datasets.sources import SOURCES
-from mcis.platform.config.resolve import sources_of
-from mcis.platform.config.sections import Config, LidConfig, SingleConfig, TagsConfig, WebConfig
+from mcis.platform.config.data import LidConfig, SingleConfig, TagsConfig, WebConfig
+from mcis.platform.config.sections import Config
+from mcis.platform.config.settings import sources_of
 from mcis.platform.runs.arguments import errors_name_keys, name_keys
 
 

@@ -17,6 +17,6 @@ def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArra
         related=config.related,
         related_may_repeat=config.related_may_repeat,
         related_from=config.related_from,
-        contrastive=config.contrastive,
-        bank=config.bank if config.evidence else 0,
+        contrastive=config.method.contrastive,
+        bank=config.method.bank if config.method.evidence else 0,
     )

@@ -23,21 +23,13 @@ from mcis.datasets.maps import ImageMaps, Shards
 from mcis.datasets.masks import read_saliency, tags_of_mask
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.metrics import best_tag_mask, confusion, iou, map_histogram, mean_iou, random_tag_mask, sweep
-from mcis.platform.config.sections import Config, LocalizeConfig
+from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.results import MasksResult, PredictResult, StageResult
 from mcis.platform.runs.version import git_revision
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table, write_json
-
-
-def aggregation(config: LocalizeConfig) -> str:
-    """How maps with related images were made, in words."""
-    words: str = config.aggregation
-    if config.evidence:
-        words += f" {config.evidence:g}" if words == "evidence" else f" + evidence {config.evidence:g}"
-    return words + (" + contrastive" if config.contrastive else "")
 
 
 class ScoreTrain:
@@ -202,7 +194,7 @@ def run(config: Config, context: RunContext) -> StageResult:
                 f"{disagreeing} of {len(train)} scored training image(s) have tags that disagree with their mask: "
                 "`mcis index show --check-masks` names them"
             )
-        how = aggregation(config.localize)
+        how = config.localize.method.in_words()
         kinds = [("single round", 0)] + [(f"R = {config.localize.related}", config.localize.related)] * bool(
             config.localize.related
         )

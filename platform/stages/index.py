@@ -21,8 +21,8 @@ from mcis.datasets.index import (
     shown,
     verify,
 )
-from mcis.platform.config.resolve import sources_of
 from mcis.platform.config.sections import Config
+from mcis.platform.config.settings import sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing

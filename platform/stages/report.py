@@ -15,7 +15,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import Shards
 from mcis.models.localization import resize_maps, scale_maps
-from mcis.platform.config.resolve import leaves
+from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.predictor import Predictor

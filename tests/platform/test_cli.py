@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
-from mcis.platform.config.resolve import leaves
-from mcis.platform.config.sections import Config
+from mcis.platform.config.keys import leaves
+from mcis.platform.config.resolve import resolve
 
 runner = CliRunner()
 
@@ -37,7 +37,7 @@ def test_config_show_names_every_key_value_and_source() -> None:
     )
     assert done.exit_code == 0
     lines = {line.split("│")[1].strip(): line for line in done.output.splitlines() if line.count("│") > 4}
-    assert {key for key, _ in leaves(Config)} <= set(lines)
+    assert {key for key, _ in leaves(resolve("voc", "small").config)} <= set(lines)
     assert "--set" in lines["localize.related"]
     assert "recipe small" in lines["classifier.backbone"]
     assert "default" in lines["evaluate.thresholds"]

@@ -1,16 +1,17 @@
 """The configuration: frozen, every key explained, every impossible value and contradiction refused."""
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from mcis.platform.config.maps import CoAttention, Released, SharedEvidence
 from mcis.platform.config.sections import Config, CrfConfig, Optimizer, PseudoMasksConfig, Section
 
 
 def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:
     """A section and all below it."""
-    below = [f.annotation for f in of.model_fields.values()]
+    below = [t for f in of.model_fields.values() for t in (f.annotation, *get_args(f.annotation))]
     return [of, *(s for t in below if isinstance(t, type) and issubclass(t, BaseModel) for s in sections(t))]
 
 
@@ -18,6 +19,15 @@ def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:
 def test_every_key_says_what_it_means(section: type[BaseModel]) -> None:
     silent = [name for name, field in section.model_fields.items() if not field.description]
     assert not silent
+
+
+@pytest.mark.parametrize("section", list(dict.fromkeys(sections())))
+def test_a_section_within_another_has_the_defaults_of_its_class(section: type[BaseModel]) -> None:
+    """Else to set one value of it would bring the class's defaults for all the others."""
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            assert field.default == type(field.default)(), name
+            assert not field.default.model_fields_set, name
 
 
 def test_a_configuration_cannot_be_changed() -> None:
@@ -91,16 +101,17 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
     [
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
         ({"data": {"web": {"root": "/crawled"}}}, "setting voc has no source web, but /crawled is given for it"),
-        ({"classifier": {"attention": "co"}, "localize": {"contrastive": True}}, "contrastive is set but .* is co,"),
-        ({"localize": {"contrastive": True, "related": 0}}, "localize.contrastive is set but localize.related is 0"),
-        ({"localize": {"aggregation": "evidence"}}, "aggregation is evidence, whose only use of related images"),
         (
-            {"localize": {"aggregation": "released", "evidence": 6}},
-            "evidence is set but localize.aggregation is released",
+            {"classifier": {"attention": "co"}, "localize": {"method": {"name": "co_attention", "contrastive": True}}},
+            "contrastive is set but .* is co,",
         ),
         (
-            {"maps": {"scale": "logarithm"}, "localize": {"aggregation": "released"}},
-            "maps.scale is logarithm but localize.aggregation is released",
+            {"localize": {"method": {"name": "released", "contrastive": True}, "related": 0}},
+            "localize.method.contrastive is set but localize.related is 0",
+        ),
+        (
+            {"maps": {"scale": "logarithm"}, "localize": {"method": {"name": "released"}}},
+            "maps.scale is logarithm but localize.method.name is released",
         ),
         ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
         ({"segmenter": {"backbone": "vgg16", "stride": 4}}, "stride 4 exists for the backbone small only"),
@@ -114,6 +125,39 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
 def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Config.model_validate(values)
+
+
+@pytest.mark.parametrize(
+    ("method", "extra"),
+    [
+        ({"name": "released", "evidence": 6}, "evidence"),
+        ({"name": "released", "bank": 8}, "bank"),
+        ({"name": "evidence", "contrastive": True}, "contrastive"),
+    ],
+)
+def test_a_method_has_no_fields_of_another_one(method: dict[str, Any], extra: str) -> None:
+    with pytest.raises(ValidationError, match="Extra inputs") as caught:
+        Config.model_validate({"localize": {"method": method}})
+    assert [error["loc"][-1] for error in caught.value.errors()] == [extra]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (CoAttention(), "co-attention"),
+        (CoAttention(evidence=2.5, contrastive=True), "co-attention + evidence 2.5 + contrastive"),
+        (Released(), "released"),
+        (Released(contrastive=True), "released + contrastive"),
+        (SharedEvidence(), "evidence 6"),
+    ],
+)
+def test_a_method_says_in_words_how_maps_are_made(method: Any, words: str) -> None:
+    assert method.in_words() == words
+
+
+def test_evidence_without_weight_is_no_method() -> None:
+    with pytest.raises(ValidationError, match="greater than 0"):
+        SharedEvidence(evidence=0)
 
 
 def test_contradictions_between_sections_are_said_together() -> None:
@@ -137,7 +181,7 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
     Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
-    Config.model_validate({"maps": {"scale": "range"}, "localize": {"aggregation": "released"}})
+    Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
     Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)

@@ -47,7 +47,7 @@ TINY = (
     "compute.shard_rows=4",
     "compute.threads=1",
 )
-PAPER = ("localize.aggregation=paper", "localize.evidence=0")  # unless a test says otherwise
+PAPER = ("localize.method.name=co_attention",)  # unless a test says otherwise
 FEATURES = 2 * 24 * 8 * 8  # bytes an image
 
 
@@ -120,7 +120,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
-    co_attention = config.localize.aggregation != "evidence"
+    co_attention = config.localize.method.name != "evidence"
     layer = model.common_head if co_attention and model.own_head else model.phi
 
     @functools.cache
@@ -152,7 +152,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
                 out.append(torch.stack(each).mean(dim=0))
             else:
                 out.append(model.phi(features(image))[0, tag])
-            if config.localize.evidence:
+            if config.localize.method.evidence:
                 out[-1] = out[-1] + literal_evidence(config, context, image, tag, relations.related[number].tolist())
     return out
 
@@ -175,7 +175,7 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
         return features[0], torch.nn.functional.avg_pool2d(textures, side)[0]
 
     bank = relations.bank.tolist()
-    assert len(set(bank)) == min(config.localize.bank, len(rows))
+    assert len(set(bank)) == min(config.localize.method.bank, len(rows))
     activations = torch.stack([model.phi(seen(b)[0][None])[0] for b in bank])
     channels = torch.stack([seen(b)[1].flatten(1) for b in bank], dim=1).flatten(1)
     mean, deviation = channels.mean(dim=1), channels.std(dim=1)
@@ -193,7 +193,9 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
     related = [other for other in related if other != image]
     if not related:
         return torch.zeros(seen(image)[0].shape[1:])
-    evidence = (found_again(related) - found_again(without)) * config.localize.evidence * activations.std().item()
+    evidence = (
+        (found_again(related) - found_again(without)) * config.localize.method.evidence * activations.std().item()
+    )
     return torch.from_numpy(evidence).float().view(seen(image)[0].shape[1:])
 
 
@@ -261,9 +263,9 @@ def same_tables(one: Path, other: Path) -> None:
     "assignments",
     [
         (),
-        ("localize.contrastive=true", "localize.related=2"),
-        ("localize.evidence=6",),
-        ("localize.aggregation=evidence", "localize.evidence=3", "localize.bank=5"),
+        ("localize.method.contrastive=true", "localize.related=2"),
+        ("localize.method.evidence=6",),
+        ("localize.method.name=evidence", "localize.method.evidence=3", "localize.method.bank=5"),
     ],
     ids=str,
 )
@@ -280,13 +282,13 @@ def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, as
     relations, _ = relations_of(config, context)
     with_part = int((np.diff(relations.others_start) > 0).sum())
     assert with_part == result.counts.get("maps with a contrastive part", 0)
-    assert (0 < with_part < len(got)) == config.localize.contrastive
+    assert (0 < with_part < len(got)) == config.localize.method.contrastive
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
 def test_released_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, head: str) -> None:
     """To a level of 8 bits, at few positions; also where the bound on a map's mean leaves some of the parts out."""
-    released = ("localize.aggregation=released", "localize.related_may_repeat=true", "maps.scale=maximum")
+    released = ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum")
     as_it_is = ("localize.extra_scales=[]", "localize.mirror=false", f"classifier.head={head}")
     config, context = trained.config(*released, *as_it_is), trained.into(tmp_path / "part")
     known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
@@ -310,7 +312,7 @@ def test_released_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path:
 
 def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Path) -> None:
     """The stage's arithmetic on float32 features: attention over activations, a query that all maps share."""
-    config, context = trained.config("localize.contrastive=true"), trained.into(tmp_path / "part")
+    config, context = trained.config("localize.method.contrastive=true"), trained.into(tmp_path / "part")
     rows = split_rows(context, "train", tagged=True)
     relations, source = relations_of(config, context)
     weights, classes, everyone = context.inputs["train_classifier"], len(context.classes), np.arange(len(rows))
@@ -334,7 +336,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
 
 def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> None:
     """The control of the study of effects: a classifier without W_P, related images all the same."""
-    plain = ("classifier.attention=none", "localize.aggregation=evidence", "localize.evidence=6")
+    plain = ("classifier.attention=none", "localize.method.name=evidence")
     config, context = trained.config(*plain), trained.into(tmp_path / "part")
     model = build_classifier(config.classifier, len(context.classes))
     known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
@@ -371,8 +373,8 @@ def largest_need(config: Config, context: RunContext) -> int:
 
 VARIANTS = {
     "paper": (),
-    "contrastive": ("localize.contrastive=true", "localize.related=1"),
-    "released": ("localize.aggregation=released", "localize.related_may_repeat=true", "maps.scale=maximum"),
+    "contrastive": ("localize.method.contrastive=true", "localize.related=1"),
+    "released": ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum"),
 }
 
 
@@ -517,7 +519,7 @@ def test_another_bound_after_a_kill_begins_anew(
 @pytest.mark.parametrize("domain", ["target", "source", "both"])
 def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tmp_path: Path, domain: str) -> None:
     made = three_kinds(trained, tmp_path)
-    config = made.config("classifier.kinds=3", f"localize.related_from={domain}", "localize.contrastive=true")
+    config = made.config("classifier.kinds=3", f"localize.related_from={domain}", "localize.method.contrastive=true")
     context = made.into(tmp_path / "part")
     result = localization.run(config, context)
     relations, source = relations_of(config, context)

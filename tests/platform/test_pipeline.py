@@ -390,8 +390,7 @@ def test_without_related_images_single_round_maps_are_the_maps(
 
 def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:
     changes = (
-        "localize.aggregation=released",
-        "localize.evidence=0",
+        "localize.method.name=released",
         "localize.related_may_repeat=true",
         "pseudo_masks.background=crf",
     )

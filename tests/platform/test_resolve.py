@@ -10,9 +10,12 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config import resolve as settings
-from mcis.platform.config.resolve import RECIPES, leaves, parse_assignments, resolve
-from mcis.platform.config.sections import Config
+from mcis.platform.config import resolve as layers_of
+from mcis.platform.config.keys import explicit, keys_of, leaves, meanings
+from mcis.platform.config.maps import CoAttention, Released, SharedEvidence
+from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.resolve import parse_assignments, resolve
+from mcis.platform.config.sections import ClassifierConfig, Config
 
 
 def values(recipe: str, *assignments: str) -> dict[str, Any]:
@@ -27,15 +30,18 @@ def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     layers = ["recipe small", "setting voc", "command line", "--set"]
     numbers = dict(zip(layers, (30, 33, 36, 39), strict=True))
     # Each layer sets one key fewer than the one before it, so that each wins once.
-    monkeypatch.setitem(RECIPES, "small", lambda: dict.fromkeys(keys[:4], numbers["recipe small"]))
-    monkeypatch.setattr(settings, "setting_values", lambda _: dict.fromkeys(keys[:3], numbers["setting voc"]))
+    recipe, setting = numbers["recipe small"], numbers["setting voc"]
+    of_recipe = ClassifierConfig(batch=recipe, epochs=recipe, channels=recipe, input_size=recipe)
+    of_setting = ClassifierConfig(batch=setting, epochs=setting, channels=setting)
+    monkeypatch.setitem(RECIPES, "small", lambda: Config(classifier=of_recipe))
+    monkeypatch.setattr(layers_of, "setting_values", lambda _: Config(classifier=of_setting))
     options = dict.fromkeys(keys[:2], numbers["command line"])
     found = resolve("voc", "small", options, [f"{keys[0]}={numbers['--set']}"])
     flat = dict(leaves(found.config))
     for key, source in zip(keys, [*reversed(layers), "default"], strict=True):
-        assert found.sources[key] == source
+        assert found.origins[key] == source
         assert flat[key] == numbers.get(source, 0)
-    assert found.sources.keys() == flat.keys(), "each key has a source"
+    assert found.origins.keys() == flat.keys(), "each key has an origin"
 
 
 def test_options_and_names_come_from_the_command_line() -> None:
@@ -43,20 +49,71 @@ def test_options_and_names_come_from_the_command_line() -> None:
     assert (found.config.setting, found.config.recipe) == ("voc", "released")
     assert found.config.data.voc == Path.cwd() / "somewhere/VOC2012"  # trials and workers have folders of their own
     for key in ("setting", "recipe", "data.voc"):
-        assert found.sources[key] == "command line"
-    assert found.sources["classifier.head"] == "recipe released"
-    assert found.sources["classifier.optimizer.momentum"] == "default"
+        assert found.origins[key] == "command line"
+    assert found.origins["classifier.head"] == "recipe released"
+    assert found.origins["classifier.optimizer.momentum"] == "default"
 
 
 def test_the_last_of_equal_assignments_wins() -> None:
     assert values("paper", "seed=1", "seed=2")["seed"] == 2
 
 
-def test_leaves_of_a_class_and_of_a_configuration_have_the_same_keys() -> None:
-    of_class = [key for key, _ in leaves(Config)]
+def test_keys_of_the_class_and_of_a_configuration_are_the_same() -> None:
+    of_class = list(keys_of(Config, {"localize.method": "co_attention"}))
     assert of_class == [key for key, _ in leaves(Config())]
+    assert list(meanings(Config())) == of_class
     assert len(of_class) == len(set(of_class)) > 100
     assert {"seed", "data.voc", "classifier.optimizer.momentum", "predict.crf.floor"} <= set(of_class)
+
+
+# --- sections that are one of several
+
+
+def test_another_method_drops_what_an_earlier_layer_gave_the_first() -> None:
+    assert values("small")["localize.method.evidence"] == 6
+    found = resolve("voc", "small", assignments=["localize.method.name=co_attention"])
+    assert found.config.localize.method == CoAttention()
+    assert found.origins["localize.method.name"] == "--set"
+    assert found.origins["localize.method.evidence"] == "default"
+    other = resolve("voc", "small", assignments=["localize.method.name=released", "maps.scale=maximum"])
+    assert other.config.localize.method == Released()
+
+
+def test_the_same_method_keeps_what_an_earlier_layer_gave_it() -> None:
+    """The order of assignments tells nothing: the name is read first."""
+    options = {"localize.method.bank": 5}
+    found = resolve("voc", "small", options, ["localize.method.evidence=2", "localize.method.name=evidence"])
+    assert found.config.localize.method == SharedEvidence(evidence=2, bank=5)
+    assert found.origins["localize.method.bank"] == "command line"
+
+
+def test_a_field_of_another_method_says_which_one_has_it() -> None:
+    with pytest.raises(UserError) as caught:
+        resolve("voc", "released", assignments=["localize.method.evidence=3"])
+    caught.match(
+        "unknown key 'localize.method.evidence' with localize.method.name=released; "
+        "it goes with localize.method.name=co_attention or evidence"
+    )
+    with pytest.raises(UserError, match=r"did you mean .*localize\.method\.contrastive"):
+        resolve("voc", "released", assignments=["localize.method.contrastiv=true"])
+
+
+def test_an_unknown_method_lists_the_choices() -> None:
+    with pytest.raises(UserError, match=r"localize\.method\.name: .*'released', 'evidence' \(found 'papr'\)"):
+        resolve("voc", "paper", assignments=["localize.method.name=papr"])
+
+
+def test_a_wrong_value_of_a_method_is_named_by_its_key() -> None:
+    with pytest.raises(UserError, match=r"localize\.method\.bank: .*found 'many'"):
+        resolve("voc", "small", assignments=["localize.method.bank=many"])
+
+
+def test_a_partial_override_keeps_the_other_defaults_of_its_section() -> None:
+    flat = values("paper", "segmenter.optimizer.learning_rate=0.01", "pseudo_masks.crf.color_std=5")
+    assert flat["segmenter.optimizer.schedule"] == "poly"
+    assert (flat["segmenter.optimizer.new_layer_rate"], flat["segmenter.optimizer.bias_rate"]) == (10, 2)
+    assert flat["pseudo_masks.crf.iterations"] == 10
+    assert values("small")["pseudo_masks.crf.iterations"] == 1
 
 
 # --- texts
@@ -263,7 +320,7 @@ PAPER = {
     "classifier.optimizer.step_epochs": (6, 12),  # x0.1 every 6 of 15 epochs
     "classifier.optimizer.new_layer_rate": 1.0,
     "classifier.optimizer.bias_rate": 1.0,
-    "localize.aggregation": "paper",
+    "localize.method.name": "co_attention",
     "localize.related_may_repeat": False,
 }
 RELEASED = {
@@ -280,7 +337,7 @@ RELEASED = {
     "classifier.optimizer.step_epochs": (5, 10),
     "classifier.optimizer.new_layer_rate": 10.0,
     "classifier.optimizer.bias_rate": 2.0,
-    "localize.aggregation": "released",
+    "localize.method.name": "released",
     "localize.related_may_repeat": True,
 }
 
@@ -294,11 +351,10 @@ def test_presets_are_the_recipes_figures(recipe: str, own: dict[str, Any]) -> No
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
     found = resolve("voc", recipe)
-    assert set(RECIPES[recipe]()) == {key for key, source in found.sources.items() if source == f"recipe {recipe}"}
+    stated = explicit(RECIPES[recipe]())
+    assert stated.pop("recipe") == recipe
+    assert set(stated) == {key for key, origin in found.origins.items() if origin == f"recipe {recipe}"}
     assert "mcis run voc" in (RECIPES[recipe].__doc__ or "")
-    again = RECIPES[recipe]()
-    again.clear()
-    assert RECIPES[recipe](), "a preset is made anew for each run"
 
 
 def test_the_thresholds_of_small_are_those_of_its_scale() -> None:

@@ -32,6 +32,7 @@ from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import ClassifierConfig, ComputeConfig, Optimizer, SegmenterConfig
+from mcis.platform.config.training import SegmenterOptimizer
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
@@ -279,7 +280,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     ids = [str(number) for number in range(24)]
     table = pa.table({"image_id": ids, "mask": [encode_labels(mask) for mask in masks]})
     pq.write_table(table, tmp_path / "masks" / "part-00000000-00000024.parquet")
-    optimizer = here.learner.config.optimizer
+    optimizer = SegmenterOptimizer.model_validate(here.learner.config.optimizer.model_dump())
     learner = SegmenterLearner(
         config=SegmenterConfig(
             backbone="small",

@@ -10,10 +10,12 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.config.keys import leaves
+from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
-from mcis.tuning.studies import changed_values, effect, references
+from mcis.tuning.studies import effect, references
 from mcis.tuning.tables import (
     PAPER_EFFECT,
     PAPER_RELATED_IMAGES,
@@ -40,8 +42,8 @@ TINY = (
 
 def test_trials_are_told_only_what_differs_from_the_recipe() -> None:
     resolved = resolve("voc", "small", {"data.voc": "/data"}, ["seed=3", "classifier.optimizer.step_epochs=[2]"])
-    assert changed_values(resolved) == {"data.voc": "/data", "seed": 3, "classifier.optimizer.step_epochs": (2,)}
-    again = resolve("voc", "small", changed_values(resolved))
+    assert resolved.changed() == {"data.voc": "/data", "seed": 3, "classifier.optimizer.step_epochs": (2,)}
+    again = resolve("voc", "small", resolved.changed())
     assert again.config == resolved.config
 
 
@@ -51,7 +53,7 @@ def drawn(root: Path) -> dict[str, str]:
     return {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
 
 
-PAPER = ("localize.aggregation=paper", "localize.evidence=0")
+PAPER = ("localize.method.name=co_attention",)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ PAPER = ("localize.aggregation=paper", "localize.evidence=0")
         ("references", ("localize.related=3",), "pseudo_masks", "localize.related by --set"),
         ("references", (), "train_classifier", "--until train_classifier"),
         ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "attention and localize.related by"),
-        ("effect", ("localize.contrastive=true", *PAPER), "pseudo_masks", "trains no contrastive co-attention"),
+        ("effect", ("localize.method.contrastive=true", *PAPER), "pseudo_masks", "trains no contrastive co-attention"),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
         ("effect", ("data.masks=absent",), "pseudo_masks", "no image has a ground-truth mask"),
@@ -82,11 +84,12 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
 
 
 def test_related_images_without_co_attention_are_refused_before_the_first_trial(tmp_path: Path) -> None:
-    values = ["classifier.attention=none", "localize.aggregation=evidence", "localize.evidence=6"]
+    values = ["classifier.attention=none", "localize.method.name=evidence"]
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
-    paper = resolved.config.localize.model_copy(update={"aggregation": "paper", "evidence": 0.0})
-    sources = {**resolved.sources, "localize.aggregation": "--set", "localize.evidence": "--set"}
-    other = Resolved(resolved.config.model_copy(update={"localize": paper}), sources)
+    paper = resolved.config.localize.model_copy(update={"method": CoAttention()})
+    config = resolved.config.model_copy(update={"localize": paper})
+    origins = {key: resolved.origins.get(key, "default") for key, _ in leaves(config)}
+    other = Resolved(config, {**origins, "localize.method.name": "--set"})
     with pytest.raises(UserError, match=r"attention is none, which has no"):
         references(other, tmp_path / "w", "study", until="pseudo_masks", parallel=1)
 

@@ -105,7 +105,7 @@ class _Job:
     @property
     def selves(self) -> Path | None:
         """The file of the self pairs' maps; only the released maps have them."""
-        return self.folder / "selves.npy" if self.config.localize.aggregation == "released" else None
+        return self.folder / "selves.npy" if self.config.localize.method.name == "released" else None
 
     def missing(self, rows: pa.Table, table: Path) -> bool:
         """Whether a table of `rows` lacks a shard."""

@@ -58,14 +58,14 @@ def _domains(config: LocalizeConfig, relations: Relations, source: NDArray[np.bo
 
 def _evidence(config: LocalizeConfig, relations: Relations, tags: Tags) -> Account:
     counts, notes = {}, []
-    if config.evidence:
+    if config.method.evidence:
         alone = int((relations.related == relations.image[:, None]).all(axis=1).sum())
         counts["maps without evidence, of a class's only image"] = alone
         everywhere = np.flatnonzero(tags.matrix(relations.bank).all(axis=0))
         counts["maps without unrelated images in the bank"] = missing = int(np.isin(relations.tag, everywhere).sum())
         if missing:
             notes.append(f"{missing} map(s) have no evidence: every image of the bank has their class")
-    if config.contrastive:
+    if config.method.contrastive:
         counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
     return counts, notes
 

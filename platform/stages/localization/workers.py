@@ -51,7 +51,7 @@ class Embed:
         with self.model.backbone.watching_textures() as textures:
             features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
         if self.features is not None:
-            self._keep(self.features, rows, features, textures[0] if localize.evidence else None)
+            self._keep(self.features, rows, features, textures[0] if localize.method.evidence else None)
         activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
         ids, tags, maps = [], [], [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
@@ -189,7 +189,7 @@ class Relate:
         different = [n for n, slot in enumerate(related) if slot != target.slot]
         if self.bank and target.textures and different:  # an image finds itself again everywhere, which tells nothing
             evidence = self.bank.evidence(*target.textures, textures[different], tag)
-            activation = activation + self.config.localize.evidence * evidence.view(activation.shape)
+            activation = activation + self.config.localize.method.evidence * evidence.view(activation.shape)
         if self.selves is not None:
             selves = torch.from_numpy(read_rows(self.selves, number)).to(self.device)
             activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
@@ -198,7 +198,7 @@ class Relate:
     def _target(self, slot: int) -> _Target:
         (features,), (textures,) = self._kept([slot])
         queries = None
-        if self.config.localize.aggregation != "evidence":
+        if self.config.localize.method.name != "evidence":
             # F_n^T W_P depends on the other image's domain alone, so that all maps of an image share it.
             source = self.source[slot].expand(len(self.domains))
             kinds = pair_kinds(source, self.domains)

@@ -1,0 +1,54 @@
+"""Section of how the work is spread over machines; nothing in it changes a result, but for rounding."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from mcis.platform.config.section import NonNegative, Positive, Rate, Section
+
+
+class ComputeConfig(Section):
+    """How the work is spread; nothing here changes a result, but for rounding."""
+
+    workers: Positive = 1
+    """Ray Train workers, each on one GPU where there are any."""
+    min_workers: int | None = Field(default=None, gt=0)
+    """With it a training is elastic: it starts, and goes on, with as many of the `workers` as the cluster has room for,
+    and no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
+    micro_batch: int | None = Field(default=None, gt=0)
+    """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
+    takes less memory. None = all of its part of a batch."""
+    gpu: bool | None = None
+    """Train on GPUs; None = if the cluster has them."""
+    worker_cpus: Rate = 0.5
+    """Logical CPUs that a training worker reserves; the rest decodes."""
+    threads: int | None = Field(default=None, gt=0)
+    """Torch threads of a training worker; None = its part of the node's cores."""
+    decode: Literal["auto", "threads", "tasks"] = "auto"
+    """Where training images are decoded: in threads of each worker, or in Ray Data tasks on any CPU of the cluster;
+    auto = threads on one node, tasks on several."""
+    decode_threads: int | None = Field(default=None, gt=0)
+    """Decoding threads of a training worker; None = its part of the node's cores, half of it without a GPU."""
+    cache_gb: NonNegative = 8.0
+    """Bound of the workspace's cache of decoded images, GiB; what does not fit is decoded every epoch. 0 = no cache."""
+    cpus: int | None = Field(default=None, gt=0)
+    """Logical CPUs of a Ray that the command starts; None = the machine's cores, at least 4."""
+    object_store_gb: Rate = 1.0
+    """Size of the object store of a Ray that the command starts, GiB; it spills to disk."""
+    shard_rows: Positive = 64
+    """Images per shard of a stage's table: what is computed again after a kill is at most the shards in work."""
+    checkpoint_steps: Positive = 500
+    """Updates between training checkpoints."""
+    max_failures: int = Field(default=2, ge=0)
+    """How often a training restarts from its last checkpoint after a worker was lost."""
+
+    @property
+    def least_workers(self) -> int:
+        """Training workers without which nothing starts."""
+        return self.min_workers or self.workers
+
+    def problems(self) -> Iterator[str]:
+        """More workers that must be there than there are."""
+        if self.least_workers > self.workers:
+            yield f"compute.min_workers {self.min_workers} is more than workers {self.workers}"

@@ -1,0 +1,166 @@
+"""Sections of localization maps: the method that makes them, how they are scaled, and the pseudo masks made of them."""
+
+from collections.abc import Iterator
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from mcis.platform.config.section import Fraction, NonNegative, Positive, Rate, Section
+
+BankSize = Annotated[int, Field(gt=0, le=256)]
+
+
+class CoAttention(Section):
+    """Mean over the co-attentive activations of the related images (section 3.2)."""
+
+    name: Literal["co_attention"] = "co_attention"
+    """Which method this is."""
+    contrastive: bool = False
+    """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
+    evidence: NonNegative = 0.0
+    """Weight of shared evidence: how much better a position's texture is found again in the related images than in
+    images without the class, times the activations' deviation, added to the map. 0 = none (the paper)."""
+    bank: BankSize = 32
+    """Images, drawn at random, among which those without a class stand for all images without it (evidence)."""
+
+    def in_words(self) -> str:
+        """How a map is made of related images, as scores name it."""
+        added = f" + evidence {self.evidence:g}" if self.evidence else ""
+        return "co-attention" + added + (" + contrastive" if self.contrastive else "")
+
+
+class Released(Section):
+    """Mean of the co-attentive map and four maps of self pairs (RELEASED_RECIPE, "Localization maps")."""
+
+    evidence: ClassVar[float] = 0.0  # these maps are no activations that evidence could be added to
+    bank: ClassVar[int] = 0
+
+    name: Literal["released"] = "released"
+    """Which method this is."""
+    contrastive: bool = False
+    """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
+
+    def in_words(self) -> str:
+        """How a map is made of related images, as scores name it."""
+        return "released" + (" + contrastive" if self.contrastive else "")
+
+
+class SharedEvidence(Section):
+    """The single-round activation plus shared evidence, without co-attention."""
+
+    contrastive: ClassVar[bool] = False
+
+    name: Literal["evidence"] = "evidence"
+    """Which method this is."""
+    evidence: Rate = 6.0
+    """Weight of shared evidence: how much better a position's texture is found again in the related images than in
+    images without the class, times the activations' deviation, added to the map."""
+    bank: BankSize = 32
+    """Images, drawn at random, among which those without a class stand for all images without it."""
+
+    def in_words(self) -> str:
+        """How a map is made of related images, as scores name it."""
+        return f"evidence {self.evidence:g}"
+
+
+Method = Annotated[CoAttention | Released | SharedEvidence, Field(discriminator="name")]
+
+
+class LocalizeConfig(Section):
+    """Localization maps (section 3.2)."""
+
+    related: int = Field(default=3, ge=0, le=8)
+    """Related images R per class; 0 = single round, which uses no method (section 3.2: 3)."""
+    method: Method = CoAttention()
+    """How a map is made of its related images."""
+    related_may_repeat: bool = False
+    """Whether related images are drawn with repetition, the image itself included, as in the released code
+    (RELEASED_RECIPE, "Localization maps")."""
+    related_from: Literal["target", "source", "both"] = "both"
+    """Domain that related images are drawn from: the setting's own images, the single-label images, or either. A class
+    without another image in that domain takes from both."""
+    extra_scales: tuple[Rate, ...] = ()
+    """Further factors of the input size at which an image is embedded; its features are averaged over all."""
+    mirror: bool = False
+    """Average the features with those of the mirror image, mirrored back."""
+    batch: Positive = 32
+    """Images embedded at a time, at most `compute.shard_rows`."""
+    features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
+    """Bound of the features kept at a time, GiB; where an index needs more, its classes are localized in rounds."""
+
+    def problems(self) -> Iterator[str]:
+        """Contrastive co-attention without an image to contrast with."""
+        if self.method.contrastive and self.related == 0:
+            yield (
+                "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "
+                "set localize.method.contrastive=false or localize.related=3"
+            )
+
+
+class CrfConfig(Section):
+    """Fully connected CRF (RELEASED_RECIPE, "Inference")."""
+
+    iterations: int = Field(default=1, ge=0)
+    """Mean-field steps; 0 = no CRF."""
+    position_std: Rate = 3.0
+    """Deviation of the smoothness kernel, pixels."""
+    position_weight: NonNegative = 1.0
+    """Weight of the smoothness kernel."""
+    bilateral_std: Rate = 80.0
+    """Spatial deviation of the appearance kernel, pixels."""
+    color_std: Rate = 4.0
+    """Color deviation of the appearance kernel, RGB levels."""
+    bilateral_weight: NonNegative = 3.0
+    """Weight of the appearance kernel."""
+    floor: Rate = 1e-4
+    """Smallest probability before the logarithm."""
+
+
+class PseudoMasksCrf(CrfConfig):
+    """The CRF that moves the edges of pseudo masks: maps are coarser than predictions and take more steps."""
+
+    iterations: int = Field(default=10, ge=0)
+    """Mean-field steps; 0 = no CRF."""
+
+
+class MapsConfig(Section):
+    """How localization maps are read for pseudo masks and their own scores; pictures show each by its maximum."""
+
+    scale: Literal["maximum", "range", "logarithm"] = "maximum"
+    """How activations become scores in [0, 1]. `maximum`: each map is clipped at 0 and divided by its maximum
+    (RELEASED_RECIPE, "Pseudo masks"). `range`: each map is min-max normalized whole. `logarithm`: all maps share one
+    scale, (1 + sign(a) log(1 + |a|) / 7) / 2 clipped to [0, 1], so that what a class layer is surer of wins over what
+    is merely an image's strongest. The thresholds on scores in `pseudo_masks` are then ones on activations: 0.5 is 0,
+    0.55 is 1, 0.66 is 8, 0.95 is 544."""
+
+
+class PseudoMasksConfig(Section):
+    """Pseudo masks from localization maps and a background cue."""
+
+    background: Literal["auto", "saliency", "crf"] = "auto"
+    """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
+    saliency_level: int | None = Field(default=None, ge=1, le=255)
+    """Saliency, of 255, that decides alone between background and foreground; None = background scores 1 - saliency."""
+    floor: Fraction = 0.3
+    """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
+    conflict: Fraction = 0.99
+    """A pixel where two or more scores exceed it is ignored (RELEASED_RECIPE, "Pseudo masks")."""
+    confident: Fraction = 0.95
+    """Background is ignored where a map exceeds it (RELEASED_RECIPE, "Pseudo masks")."""
+    doubt: int = Field(default=32, ge=0, le=256)
+    """Background is ignored where saliency is at least this, of 255 (RELEASED_RECIPE, "Pseudo masks"); 256 = never."""
+    smallest: Fraction = 0.01
+    """An image with a smaller fraction of foreground is ignored whole (RELEASED_RECIPE, "Pseudo masks")."""
+    threshold: Fraction = 0.3
+    """Cue `crf`: background score against which foreground must win. What suits depends on `maps.scale`: with
+    `logarithm` 0.5 is activation 0 and 0.66 is 8; a surer classifier wants more, as the sweep of the scores says."""
+    background_threshold: Fraction = 0.1
+    """Cue `crf`: background score that is background for certain where it wins, at most `threshold`; what lies
+    between the two is ignored. With `logarithm` 0.55 is activation 1."""
+    crf: PseudoMasksCrf = PseudoMasksCrf()
+    """Cue `crf`: the CRF that moves edges."""
+
+    def problems(self) -> Iterator[str]:
+        """A threshold for certain background above the one for background."""
+        if self.background_threshold > self.threshold:
+            yield (f"pseudo_masks.background_threshold {self.background_threshold} is above threshold {self.threshold}")

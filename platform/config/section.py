@@ -1,0 +1,58 @@
+"""What all sections of a configuration share: frozen records whose fields are described, and the types of the fields.
+
+A field's docstring gives meaning, unit and source. Sections are checked by pydantic one value at a time; contradictions
+between values are what `problems` yields, so that all of them are reported together, for the whole configuration.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from mcis.datasets.files import is_remote
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+HueJitter = Annotated[float, Field(ge=0, le=0.5)]  # of a turn of the color circle
+ColorJitter = tuple[NonNegative, NonNegative, NonNegative, HueJitter]
+
+
+def _absolute(path: Path) -> Path:
+    return path.expanduser().resolve()
+
+
+def _absolute_or_remote(location: str) -> str:
+    return location if is_remote(location) else str(_absolute(Path(location)))
+
+
+def _absolute_or_word(location: str) -> str:
+    return location if location in ("none", "download") else str(_absolute(Path(location)))
+
+
+# Relative to where the command is given; absolute from then on, as trials and workers have folders of their own.
+LocalPath = Annotated[Path, AfterValidator(_absolute)]
+PathOrUri = Annotated[str, AfterValidator(_absolute_or_remote)]
+WeightsFile = Annotated[str, AfterValidator(_absolute_or_word)]
+
+
+class Contradictions(ValueError):
+    """Values that do not fit together, one text each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = tuple(problems)
+
+
+class Section(BaseModel):
+    """A frozen group of values; unknown keys are errors."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, validate_default=True
+    )
+
+    def problems(self) -> Iterator[str]:
+        """Yields what contradicts itself within the section; each text names the keys and says what to set."""
+        yield from ()

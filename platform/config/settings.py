@@ -1,0 +1,42 @@
+"""Data settings: the image sources of a run, joined by +, such as voc+single."""
+
+import difflib
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.sources import SOURCES
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import ClassifierConfig
+
+SETTINGS = ("voc", "voc+single", "voc+web", "lid", "tags")
+"""The usual ones; any sources that go together make one."""
+
+
+def sources_of(setting: str) -> tuple[str, ...]:
+    """The image sources of a setting: its parts between +, the one that names the classes first.
+
+    Raises:
+        UserError: an unknown source, one twice, or two that each have classes of their own.
+    """
+    names = tuple(setting.split("+"))
+    unknown = [name for name in names if name not in SOURCES]
+    if unknown:
+        near = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        raise UserError(
+            f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
+        )
+    with_classes = [name for name, source in SOURCES.items() if source.names_classes]
+    if len(set(names)) < len(names) or len(set(names).intersection(with_classes)) > 1:
+        raise UserError(
+            f"setting {setting!r}",
+            f"each source once, and one of {', '.join(with_classes)} at most, since each has classes of its own",
+            "run them one by one, or write one table for the source tags",
+        )
+    return tuple(source for source in SOURCES if source in names)
+
+
+def setting_values(setting: str) -> Config:
+    """What a setting changes: single-label images beside others are another domain, with affinities of its own."""
+    sources = sources_of(setting)
+    several_domains = len(sources) > 1 and any(SOURCES[source].domain == "source" for source in sources)
+    return Config(classifier=ClassifierConfig(kinds=3)) if several_domains else Config()

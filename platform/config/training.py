@@ -1,0 +1,175 @@
+"""Sections of the two trainings: the co-attention classifier, the segmentation network, and their optimizers."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from mcis.platform.config.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
+
+Schedule = Literal["step", "poly", "cosine"]
+
+
+class Optimizer(Section):
+    """SGD or AdamW with learning rate groups and a schedule."""
+
+    name: Literal["sgd", "adamw"] = "sgd"
+    """Update rule."""
+    learning_rate: Rate = 0.001
+    """Learning rate of pretrained weights at the start (section 4.1)."""
+    momentum: Fraction = 0.9
+    """Momentum of SGD."""
+    nesterov: bool = False
+    """Whether SGD uses Nesterov momentum."""
+    weight_decay: NonNegative = 5e-4
+    """L2 penalty (SGD) or decoupled weight decay (AdamW)."""
+    new_layer_rate: Rate = 1.0
+    """Factor of the learning rate for layers without pretrained weights; the released code has 10 (RELEASED_RECIPE,
+    "Classifier")."""
+    bias_rate: Rate = 1.0
+    """Further factor for biases; the released code has 2 (RELEASED_RECIPE, "Classifier")."""
+    schedule: Schedule = "step"
+    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero."""
+    step_epochs: tuple[int, ...] = ()
+    """Epochs, from 0, at whose start the rate falls."""
+    step_factor: Rate = 0.1
+    """Factor at each of `step_epochs`."""
+    poly_power: Rate = 0.9
+    """Exponent of the polynomial schedule."""
+    warm_up: Fraction = 0.0
+    """Fraction of the steps over which the rate rises linearly from 0."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """Precision of the network's arithmetic in training; weights, losses and updates are float32. auto = bf16 on a GPU
+    that has it, else float32."""
+
+
+class SegmenterOptimizer(Optimizer):
+    """The segmenter's optimizer: another schedule, and faster new layers (RELEASED_RECIPE, "Segmentation network")."""
+
+    new_layer_rate: Rate = 10.0
+    """Factor of the learning rate for layers without pretrained weights."""
+    bias_rate: Rate = 2.0
+    """Further factor for biases."""
+    schedule: Schedule = "poly"
+    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero."""
+
+
+class ClassifierConfig(Section):
+    """The co-attention classifier and its training (section 3.1)."""
+
+    backbone: Literal["small", "vgg16", "resnet50", "resnet101", "vit_b_16"] = "vgg16"
+    """Embedding of the images (section 4.1: VGG-16 + three 3x3 convolutions); vit_b_16 has stride 16."""
+    channels: int = Field(default=96, gt=0, multiple_of=3)
+    """Width C of the backbone `small`; the others have their own."""
+    input_size: Positive = 256
+    """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
+    attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
+    """Loss terms: basic alone, with co-attention, with both (table 6)."""
+    head: Literal["shared", "own"] = "shared"
+    """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (RELEASED_RECIPE,
+    "Classifier")."""
+    affinity: Literal["bilinear", "cosine"] = "bilinear"
+    """Form of P (Eq. 2); `cosine` uses features of unit length."""
+    affinity_scale: Rate = 1.0
+    """Factor of P before the softmax."""
+    affinity_init: float | None = None
+    """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""
+    common_top: Fraction = 1.0
+    """Fraction of positions over which co-attentive activations are pooled; 1 = GAP (Eq. 6)."""
+    contrastive_from_epoch: int = Field(default=0, ge=0)
+    """First epoch, from 0, in which the contrastive term counts; the released code has 2 (RELEASED_RECIPE,
+    "Classifier")."""
+    contrastive_needs_unshared: bool = False
+    """Whether a side's contrastive term counts only if some label on that side of the batch is unshared, as in the
+    released code (RELEASED_RECIPE, "Classifier")."""
+    loss_reduction: Literal["paper", "released"] = "paper"
+    """`paper`: both images' terms are added; `released`: means over the 2B images of basic and common terms
+    (RELEASED_RECIPE, "Classifier")."""
+    self_pairs: tuple[Literal["flip", "x0.75", "x2"], ...] = ()
+    """Transformations tau: every step also runs (m, tau m), basic and common-class terms (RELEASED_RECIPE,
+    "Classifier")."""
+    partner_may_be_itself: bool = False
+    """Whether an image may be drawn as its own partner, as in the released code (RELEASED_RECIPE, "Classifier").
+    Otherwise this happens only where its class has no other image."""
+    sizing: Literal["squash", "short_side", "random_crop"] = "squash"
+    """How training images come to input_size: squash (RELEASED_RECIPE, "Classifier") loses the aspect ratio; short_side
+    shows the middle square; random_crop a part, or all of it with padding. Localization always sees the whole image,
+    squashed."""
+    crop_scales: tuple[Rate, ...] = (1.0,)
+    """Factors of the image's size for random_crop, one drawn for each image."""
+    kinds: Literal[1, 3] = 1
+    """Number of W_P: 1, or one for each of target-target, source-source and target-source pairs (section 3.2)."""
+    pair_mix: tuple[NonNegative, NonNegative, NonNegative] | None = None
+    """Weights of target-target, source-source and target-source pairs; None = as they follow from each image being m
+    once per epoch."""
+    epoch_pairs: int | None = Field(default=None, gt=0)
+    """Pairs per epoch; None = as many as images with a tag."""
+    class_balance: Fraction = 0.0
+    """Fraction of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
+    random_pair_rate: Fraction = 0.0
+    """Fraction of the pairs whose n is any other image, whatever its classes (section 3.2: every pair shares one). Two
+    images that share nothing teach the affinity where not to look: without them background attends to objects too."""
+    batch: Positive = 5
+    """Pairs per step, over all workers (section 4.1)."""
+    epochs: Positive = 15
+    """Passes over the training images as m; the length of the schedule."""
+    keep_epoch: int | None = Field(default=None, ge=0)
+    """The weights after this epoch, from 0, are used, and training ends there; None = the last. The released code has
+    10 (RELEASED_RECIPE, "Classifier")."""
+    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
+    """Strength of brightness, contrast, saturation and hue jitter; the released code has 0.3, 0.3, 0.3, 0.1
+    (RELEASED_RECIPE, "Classifier")."""
+    flip: bool = False
+    """Mirror each image with probability 1/2."""
+    shift: int = Field(default=0, ge=0)
+    """Shift each image by up to so many pixels in both directions, edges repeated."""
+    val_every: int = Field(default=1, ge=0, exclude=True)
+    """Epochs from one mean average precision on the tagged val images to the next, and one at the end; 0 = none. It
+    changes no weights, so that a trained classifier is not trained again for it."""
+    optimizer: Optimizer = Optimizer()
+    """Update rule, rates and schedule."""
+
+    def problems(self) -> Iterator[str]:
+        """A kept epoch that training never reaches."""
+        if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
+            yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
+
+
+class SegmenterConfig(Section):
+    """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
+
+    network: Literal["largefov"] = "largefov"
+    """Head on the backbone: DeepLab-LargeFOV."""
+    backbone: Literal["small", "vgg16", "resnet50", "resnet101"] = "resnet101"
+    """Features that the head reads."""
+    channels: int = Field(default=96, gt=0, multiple_of=3)
+    """Width of the backbone `small`."""
+    stride: Literal[4, 8] = 8
+    """Input pixels per feature position; 4 with the backbone `small` only."""
+    init: Literal["pretrained", "classifier"] = "pretrained"
+    """Start from `weights.backbone`, or from the trained classifier's backbone (same backbone and width)."""
+    width: Positive = 1024
+    """Channels of the head."""
+    dilation: Positive = 12
+    """Dilation of the head's 3x3 convolution."""
+    dropout: Fraction = 0.0
+    """Dropout after the head's hidden layers (0.5 in the VGG-16 version)."""
+    crop: Positive = 321
+    """Side of a training crop, pixels."""
+    scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
+    """Factors of the image's size, one drawn for each training image."""
+    mirror: bool = True
+    """Mirror each training image with probability 1/2."""
+    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
+    """Strength of brightness, contrast, saturation and hue jitter."""
+    batch: Positive = 10
+    """Images per step, over all workers."""
+    steps: Positive = 16000
+    """Updates."""
+    optimizer: SegmenterOptimizer = SegmenterOptimizer()
+    """Update rule, rates and schedule."""
+
+    def problems(self) -> Iterator[str]:
+        """A stride that the backbone cannot have."""
+        if self.stride == 4 and self.backbone != "small":
+            yield f"segmenter.stride 4 exists for the backbone small only, not for {self.backbone}"
