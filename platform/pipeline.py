@@ -1,26 +1,16 @@
-"""The whole pipeline on one screen: its stages, what each needs, and the loop that runs them.
+"""The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
-A stage's output is kept under a key: the fingerprint of its part of the configuration, of its outer inputs and of the
-identities of the stages it needs. Outputs with the same key are the same and are computed once, in this run or another.
-"""
-
-import contextlib
-import dataclasses
-import time
-from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import Listing
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
-from mcis.platform.config.sections import Config, Section
+from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
-from mcis.platform.runs.progress import console
-from mcis.platform.runs.results import StageResult, write_result
+from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import SUMMARY, Workspace, disk_errors, fingerprint, read_json, write_json
+from mcis.platform.runs.workspace import Workspace, fingerprint, read_json, write_json
 from mcis.platform.stages import (
     evaluate,
     index,
@@ -31,43 +21,6 @@ from mcis.platform.stages import (
     train_classifier,
     train_segmenter,
 )
-
-
-class StageModule(Protocol):
-    """What every module of `mcis.platform.stages` offers."""
-
-    def check(self, config: Config, listing: Listing, workspace: Workspace) -> None:
-        """Raises UserError for what would end the stage later, seen from the listing and the files of weights alone."""
-
-    def inputs(self, config: Config, context: RunContext) -> Any:
-        """What the output depends on beside configuration and earlier stages: a value that JSON can hold."""
-
-    def run(self, config: Config, context: RunContext) -> StageResult:
-        """Computes the output into `context.part`; what an interrupted call left there is continued."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stage of the pipeline.
-
-    Attributes:
-        name: in keys, file names and `--until`.
-        module: does the work.
-        needs: stages whose output it reads; those that the run did not reach are left out.
-        sections: parts of the configuration that its output depends on.
-        version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
-        closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
-        kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
-    """
-
-    name: str
-    module: StageModule
-    needs: tuple[str, ...] = ()
-    sections: tuple[str, ...] = ()
-    version: int = 1
-    closes: str | None = None
-    kept: bool = True
-
 
 STAGES = (
     Stage(name="index", module=index, sections=("data", "setting"), version=2),
@@ -157,7 +110,7 @@ def run(
     if start:
         folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
     tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent)
-    with _tracked(tracker):
+    with tracker.running():
         tracker.parameters(dict(leaves(config)))
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})
         context = RunContext(
@@ -170,7 +123,7 @@ def run(
         )
         for number, stage in enumerate(STAGES):
             if number <= _number(until) or stage.closes in context.inputs:
-                context = _run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
+                context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
     return RunResult(context, read_json(folder.scores)["scores"])
 
 
@@ -180,63 +133,3 @@ def _number(stage: str | None) -> int:
 
 def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | type(None) | tuple) else str(value)
-
-
-@contextlib.contextmanager
-def _tracked(tracker: Tracker) -> Iterator[None]:
-    """Ends the MLflow run with the status that the block ends with."""
-    try:
-        yield
-    except BaseException as error:
-        with contextlib.suppress(UserError):  # the error that ended the run is the one to tell
-            tracker.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
-    tracker.finish("FINISHED")
-
-
-def _run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:
-    """Runs a stage, unless its output is kept and not to be computed `afresh`; returns the next stage's context."""
-    began, workspace = time.monotonic(), context.workspace
-    if not stage.kept:
-        stage.module.run(config, dataclasses.replace(context, part=context.folder.path))
-        return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
-    key = _key(stage, config, context)
-    computed = _compute(stage, key, config, context, afresh=afresh)
-    seconds = time.monotonic() - began
-    context = context.after(stage.name, workspace.finished(stage.name, key), seconds=seconds, computed=computed)
-    outputs = {name: str(folder.relative_to(workspace.root)) for name, folder in context.inputs.items()}
-    write_json(context.folder.stages, outputs)
-    console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}")
-    return context
-
-
-def _key(stage: Stage, config: Config, context: RunContext) -> str:
-    """The fingerprint of all that the stage's output depends on."""
-    values = {name: getattr(config, name) for name in stage.sections}
-    reached = [name for name in stage.needs if name in context.inputs]
-    return fingerprint(
-        {
-            "stage": stage.name,
-            "version": stage.version,
-            "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
-            "inputs": stage.module.inputs(config, context),
-            "needs": {name: context.result(name, StageResult).identity for name in reached},
-        }
-    )
-
-
-def _compute(stage: Stage, key: str, config: Config, context: RunContext, *, afresh: bool) -> bool:
-    """Computes the stage if its output is absent or `afresh` asks for it; True if it did."""
-    workspace = context.workspace
-    with workspace.lock(stage.name, key):
-        if (workspace.finished(stage.name, key) / SUMMARY).exists() and not afresh:
-            return False
-        if afresh:
-            workspace.forget(stage.name, key)
-        part, began = workspace.part(stage.name, key), time.monotonic()
-        with disk_errors(part):
-            part.mkdir(parents=True, exist_ok=True)
-            result = stage.module.run(config, dataclasses.replace(context, part=part, afresh=afresh))
-        write_result(part, result, stage=stage.name, key=key, seconds=time.monotonic() - began)
-        workspace.finish(stage.name, key)
-        return True

@@ -24,7 +24,7 @@ from mcis.models.localization import resize_maps, scale_maps
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.read_index import open_index
-from mcis.platform.runs.workspace import Workspace, read_json, written_aside
+from mcis.platform.runs.workspace import Workspace, written_aside
 
 TABLES: dict[str, tuple[str, str]] = {
     "maps": ("localize", "maps"),
@@ -49,14 +49,14 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
         raise UserError(f"export {what}", f"one of {', '.join(TABLES)}", "choose one of them")
     index = open_index(workspace, name)
     stage, table = TABLES[what]
-    reached = read_json(workspace.run(name, create=False).stages)
+    reached = workspace.outputs(name)
     if stage not in reached:
         raise UserError(
             f"run {name!r} has no {what}: it has come to {shown(list(reached))}",
             f"a run that has passed the stage {stage}",
             f"repeat the run's command with --until {stage}, or without --until",
         )
-    folder = workspace.root / reached[stage] / table
+    folder = reached[stage] / table
     rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
     outside = [image_id for image_id in rows if file_name(image_id) is None]
     if outside:

@@ -14,7 +14,7 @@ from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import IndexResult, read_result
-from mcis.platform.runs.workspace import SUMMARY, Workspace, read_json, read_table
+from mcis.platform.runs.workspace import SUMMARY, Workspace, read_table
 
 
 class OpenedIndex(NamedTuple):
@@ -32,8 +32,7 @@ def open_index(workspace: Workspace, name: str) -> OpenedIndex:
     Raises:
         UserError: the run has none.
     """
-    known = workspace.run(name, create=False).stages
-    folder = workspace.root / read_json(known).get("index", "") if known.exists() else None
+    folder = workspace.outputs(name).get("index")
     if folder is None or not (folder / SUMMARY).exists():
         raise UserError(
             f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
@@ -67,7 +66,7 @@ def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
 
 def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
     """Share of each kind among an epoch's pairs, as the images' turns bring them; None without single-label images."""
-    rows = opened.index.filter(pc.equal(opened.index["split"], "train"))
+    rows = of_split(opened.index, "train")
     source = np.array(rows["domain"].to_pylist()) == "source"
     tags = Tags.of_index(rows["tags"], len(opened.classes))
     if not source.any() or not tags.tagged:

@@ -131,7 +131,18 @@ class Tracker:
             else:
                 self.client.log_artifact(self.run_id, str(path))
 
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Ends the MLflow run when the block ends: as FINISHED, as KILLED after Ctrl-C, or else as FAILED."""
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(UserError):  # the error that ended the block is the one to report
+                self.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            raise
+        self.finish("FINISHED")
+
     def finish(self, status: str) -> None:
-        """Ends the run as FINISHED, FAILED or KILLED."""
+        """Ends the MLflow run as FINISHED, FAILED or KILLED."""
         with store_errors(self.uri):
             self.client.set_terminated(self.run_id, status=status)

@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -146,7 +146,7 @@ class RunFolder:
 
     @property
     def stages(self) -> Path:
-        """The folder of each finished stage's output, relative to the workspace, by stage."""
+        """Where the output of each finished stage lies; see `Workspace.outputs`."""
         return self.path / "run.json"
 
     @property
@@ -271,6 +271,16 @@ class Workspace:
             with disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
         return RunFolder(folder)
+
+    def outputs(self, name: str) -> dict[str, Path]:
+        """The folder of the finished output of each stage that a run has reached, by stage; none of an absent run."""
+        file = self.run(name, create=False).stages
+        return {stage: self.root / folder for stage, folder in read_json(file).items()} if file.exists() else {}
+
+    def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
+        """Writes down what `outputs` reads."""
+        folders = {stage: str(folder.relative_to(self.root)) for stage, folder in outputs.items()}
+        write_json(self.run(name).stages, folders)
 
     def finished(self, stage: str, key: str) -> Path:
         """The folder of a stage's finished output; it exists once the stage is done."""

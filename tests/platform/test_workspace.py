@@ -262,6 +262,15 @@ def test_other_names_of_runs_are_refused(workspace: Workspace, name: str) -> Non
     assert names(workspace.runs) == []
 
 
+def test_the_outputs_that_a_run_has_reached_are_remembered_wherever_the_workspace_lies(workspace: Workspace) -> None:
+    assert workspace.outputs("run") == {}
+    folder = workspace.finished("index", "k1")
+    workspace.record_outputs("run", {"index": folder})
+    moved = Workspace(workspace.root.rename(workspace.root.with_name("moved")))
+    assert moved.outputs("run") == {"index": moved.finished("index", "k1")}
+    assert moved.finished("index", "k1") != folder
+
+
 def test_a_name_that_is_too_long_is_the_users_error(workspace: Workspace) -> None:
     with pytest.raises(UserError, match="File name too long"):
         workspace.run("a" * 300)
