@@ -23,11 +23,16 @@ def decoded_cache(
 ) -> Path | None:
     """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
 
-    Caches that were not used for longest make room. Their readers, if there are any, decode from the files instead.
+    The least recently used caches are removed for it. Their readers, if there are any, decode from the files instead.
     What another run is making stays, so for as long as several make caches they may take more.
 
     Args:
         rows: rows of the index, in the order that the readers' positions count.
+        size: side of the decoded squares, pixels.
+        middle: whether they show the middle square, see `decode_square`.
+
+    Returns:
+        None where not a single image fits.
     """
     bound = int(compute.cache_gb * _GIB)
     count = min(len(rows), bound // image_bytes(size))
@@ -42,25 +47,26 @@ def decoded_cache(
             os.utime(folder)
             return folder
         part = folder.with_suffix(".part")
-        with workspace.lock("cache", "room"):
-            _make_room(workspace, bound - count * image_bytes(size), part)
+        with workspace.lock("cache", "size"):
+            _evict(workspace, bound - count * image_bytes(size), part)
             part.mkdir(exist_ok=True)
-        make = (MakeSquares, (size, middle))
-        map_table(rows, *make, part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
-        with workspace.lock("cache", "room"):  # names change while nobody counts
+        arguments = (size, middle)
+        map_table(rows, MakeSquares, arguments, part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
+        with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
             part.rename(folder)
     return folder
 
 
-def _make_room(workspace: Workspace, allowed: int, own: Path) -> None:
-    """Removes whole caches, the one not used for longest first, until the others take no more than `allowed` bytes.
+def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
+    """Removes whole caches, the least recently used first, until those beside `part` take at most `allowed` bytes.
 
     A part that was left half made is one of them, but not one whose lock is held: another run is making it. A folder is
-    renamed before it is removed: what has its name is whole.
+    renamed before it is removed, so a folder under its final name is whole.
     """
     for gone in workspace.cache.glob("*.gone"):
         shutil.rmtree(gone, ignore_errors=True)
-    folders = sorted((p for p in workspace.cache.iterdir() if p.is_dir() and p != own), key=lambda p: p.stat().st_mtime)
+    others = (path for path in workspace.cache.iterdir() if path.is_dir() and path != part)
+    folders = sorted(others, key=lambda path: path.stat().st_mtime)
     sizes = [_bytes_in(folder) for folder in folders]
     left = sum(sizes)
     for folder, size in zip(folders, sizes, strict=True):
@@ -76,5 +82,5 @@ def _make_room(workspace: Workspace, allowed: int, own: Path) -> None:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Bytes of a cache's files; one that is renamed meanwhile, since it has just been made, is not counted."""
+    """Bytes of a cache's files; a file that is renamed meanwhile, since it has just been made, is not counted."""
     return sum(stamp.size for stamp in stamps([str(file) for file in folder.iterdir()]) if stamp)

@@ -1,13 +1,13 @@
-"""The Ray Data edge: a table, cut into shards, through tasks or actors into a folder of Parquet shards.
+"""The Ray Data edge: maps a table, shard by shard, in tasks or actors, into a folder of Parquet shards.
 
 Each shard is written aside and renamed by the task that computed it. After a kill only the missing shards are
-computed, and the result is the same, since a shard's rows depend on its place in the table alone.
+computed, and the result is the same, since a shard's rows depend on its position in the table alone.
 """
 
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,48 +23,28 @@ _ACCOUNT = pa.schema([("rows", pa.int64()), ("seconds", pa.float64()), ("problem
 
 
 class MapResult(NamedTuple):
-    """What a mapping did: rows of this call, and the seconds its tasks computed, added up."""
+    """What a mapping did.
+
+    Attributes:
+        rows: that this call mapped.
+        busy: seconds that its tasks computed, added up.
+    """
 
     rows: int
     busy: float
 
 
-def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, tuple[int, int]]:
-    """The shards of a table: name -> first row, number of rows."""
-    counts = {first: min(shard_rows, rows - first) for first in range(0, rows, shard_rows)}
-    return {f"part-{first:08d}-{first + count:08d}.{suffix}": (first, count) for first, count in counts.items()}
+class ShardRows(NamedTuple):
+    """The rows of a table that a shard holds: so many `rows` from `first` on."""
+
+    first: int
+    rows: int
 
 
-class _Shards:
-    """Computes and writes shards of a table; what travels back is a line of account for each.
-
-    A user's error travels as the line's `problem`, its three parts: Ray would hand on its text alone, in a traceback.
-
-    Args:
-        table: a reference to the whole table, which the processes of a node share.
-    """
-
-    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, table: Any):
-        self.make, self.arguments, self.folder, self.table = make, arguments, folder, table
-        self.worker: Worker | None = None
-
-    def __call__(self, plan: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._one(**row) for row in plan.to_pylist()], schema=_ACCOUNT)
-
-    def _one(self, shard: str, first: int, rows: int) -> dict[str, Any]:
-        import ray
-
-        began, problem = time.monotonic(), None
-        try:
-            if self.worker is None:
-                self.worker = self.make(*self.arguments)
-                if "torch" in sys.modules:  # each process has a core
-                    sys.modules["torch"].set_num_threads(1)
-            part = ray.get(self.table).slice(first, rows).combine_chunks()
-            write_table(self.folder / shard, self.worker(part))
-        except UserError as error:
-            problem = [error.found, error.expected, error.remedy]
-        return {"rows": rows, "seconds": time.monotonic() - began, "problem": problem}
+def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, ShardRows]:
+    """The shards of a table of so many rows, by the names of their files."""
+    parts = [ShardRows(first, min(shard_rows, rows - first)) for first in range(0, rows, shard_rows)]
+    return {f"part-{part.first:08d}-{part.first + part.rows:08d}.{suffix}": part for part in parts}
 
 
 def map_table(
@@ -80,7 +60,7 @@ def map_table(
 ) -> MapResult:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
-    Finished shards are left as they are; shards of an earlier call that was cut by other `shard_rows` are removed.
+    Finished shards are left as they are; shards of an earlier call with other `shard_rows` are removed.
 
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
@@ -90,65 +70,113 @@ def map_table(
         suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
-        UserError: what a worker raised as such.
+        UserError: a worker raised it.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    missing = _missing_shards(folder, shards_of(len(table), shard_rows, suffix))
+    finished = len(table) - sum(part.rows for part in missing.values())
+    mapped, busy = 0, 0.0
+    with bar(label, len(table), "images") as progress:
+        progress.update(finished)
+        for account in _mapped(table, make, arguments, folder, missing, gpu=gpu) if missing else ():
+            if account["problem"]:
+                raise UserError(*account["problem"])
+            mapped += account["rows"]
+            busy += account["seconds"]
+            progress.update(finished + mapped)
+    return MapResult(mapped, busy)
+
+
+def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, ShardRows]:
+    """The shards that `folder` lacks; files of another division of the table are removed."""
+    present = {file.name for file in folder.glob("part-*")}
+    for name in present - wanted.keys():
+        (folder / name).unlink()
+    return {name: part for name, part in wanted.items() if name not in present}
+
+
+def _mapped(
+    table: pa.Table,
+    make: Callable[..., Worker],
+    arguments: tuple[Any, ...],
+    folder: Path,
+    shards: dict[str, ShardRows],
+    *,
+    gpu: bool,
+) -> Iterator[dict[str, Any]]:
+    """Maps shards; yields the account of each as soon as it is written, a row of `_ACCOUNT`."""
     import ray
     import ray.data
     from ray.data import ActorPoolStrategy, TaskPoolStrategy
 
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = shards_of(len(table), shard_rows, suffix)
-    there = {file.name for file in folder.glob("part-*")}
-    for name in there - wanted.keys():
-        (folder / name).unlink()
-    plan: list[dict[str, Any]] = [
-        {"shard": name, "first": f, "rows": r} for name, (f, r) in wanted.items() if name not in there
-    ]
-    finished = len(table) - sum(row["rows"] for row in plan)
-    done, busy = 0, 0.0
-    with bar(label, len(table), "images") as progress:
-        progress.update(finished)
-        if plan:
-            parts = (make, arguments, folder, ray.put(table))
-            # A row of the plan is a shard, and each row a block: so a batch is a shard, whoever maps it.
-            blocks = ray.data.from_arrow([pa.Table.from_pylist([row]) for row in plan])
-            if gpu:
-                most = max(1, min(len(plan), int(ray.cluster_resources().get("GPU", 0))))
-                mapped = blocks.map_batches(
-                    _Shards,
-                    fn_constructor_args=parts,
-                    batch_size=1,
-                    batch_format="pyarrow",
-                    compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
-                    num_gpus=1,
-                )
-            else:
-                mapped = blocks.map_batches(
-                    _run_task,  # type: ignore[arg-type]  # Ray's stubs know no fn_args
-                    fn_args=(uuid.uuid4().hex, ray.put(parts)),
-                    batch_size=1,
-                    batch_format="pyarrow",
-                    compute=TaskPoolStrategy(min(cpus(), len(plan))),
-                )
-            accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-            for account in accounts:
-                for line in account.to_pylist():
-                    if line["problem"]:
-                        raise UserError(*line["problem"])
-                    done += line["rows"]
-                    busy += line["seconds"]
-                progress.update(finished + done)
-    return MapResult(done, busy)
+    parts = (make, arguments, folder, ray.put(table))
+    # A row of the plan is a shard, and each row a block: so a batch is a shard, whoever maps it.
+    plan = [{"shard": name, "first": part.first, "rows": part.rows} for name, part in shards.items()]
+    blocks = ray.data.from_arrow([pa.Table.from_pylist([row]) for row in plan])
+    if gpu:
+        most = max(1, min(len(plan), int(ray.cluster_resources().get("GPU", 0))))
+        mapped = blocks.map_batches(
+            _ShardMapper,
+            fn_constructor_args=parts,
+            batch_size=1,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
+            num_gpus=1,
+        )
+    else:
+        mapped = blocks.map_batches(
+            _run_task,  # type: ignore[arg-type]  # Ray's stubs know no fn_args
+            fn_args=(uuid.uuid4().hex, ray.put(parts)),
+            batch_size=1,
+            batch_format="pyarrow",
+            compute=TaskPoolStrategy(min(cpus(), len(plan))),
+        )
+    accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+    for account in accounts:
+        yield from account.to_pylist()
 
 
-_made: dict[str, _Shards] = {}
-"""What this process computes the mapping's shards with: a network is loaded once, not for every shard."""
+class _ShardMapper:
+    """Computes and writes shards of a table; returns an account of each.
+
+    A user's error travels as the account's `problem`, its three parts: Ray would hand on its text alone, in a
+    traceback.
+
+    Args:
+        table: a reference to the whole table, which the processes of a node share.
+    """
+
+    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, table: Any):
+        self.make, self.arguments, self.folder, self.table = make, arguments, folder, table
+        self.worker: Worker | None = None
+
+    def __call__(self, plan: pa.Table) -> pa.Table:
+        return pa.Table.from_pylist([self._map_shard(**row) for row in plan.to_pylist()], schema=_ACCOUNT)
+
+    def _map_shard(self, shard: str, first: int, rows: int) -> dict[str, Any]:
+        import ray
+
+        began, problem = time.monotonic(), None
+        try:
+            if self.worker is None:
+                self.worker = self.make(*self.arguments)
+                if "torch" in sys.modules:  # each process has a core
+                    sys.modules["torch"].set_num_threads(1)
+            part = ray.get(self.table).slice(first, rows).combine_chunks()
+            write_table(self.folder / shard, self.worker(part))
+        except UserError as error:
+            problem = [error.found, error.expected, error.remedy]
+        return {"rows": rows, "seconds": time.monotonic() - began, "problem": problem}
+
+
+_mappers: dict[str, _ShardMapper] = {}
+"""This process's mapper, by the id of its mapping: a network is loaded once, not for every shard."""
 
 
 def _run_task(plan: pa.Table, mapping: str, parts: Any) -> pa.Table:
     import ray
 
-    if mapping not in _made:
-        _made.clear()
-        _made[mapping] = _Shards(*(ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts))
-    return _made[mapping](plan)
+    if mapping not in _mappers:
+        _mappers.clear()
+        _mappers[mapping] = _ShardMapper(*(ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts))
+    return _mappers[mapping](plan)

@@ -1,23 +1,33 @@
-"""A Ray to work on: the cluster that is there, or one started here and shut down again; and what can starve on it."""
+"""A Ray to work on: the cluster of RAY_ADDRESS, or a local one; and whether it has what the work needs."""
 
 import contextlib
 import importlib
+import logging
 import os
 import secrets
 import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
-from typing import Literal
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.sections import ComputeConfig
 
 _GIB = 2**30
+_ENVIRONMENT = {
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Torch's threads wait for each other at the end of each operator. Where one has lost its core to a decoding task,
+    # the others had better sleep than spin: on two cores with a competitor, spinning slowed a training fivefold.
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
+}
+"""Variables that Ray reads when it is imported; those that the user set are left."""
 
 
 def local_cpus(compute: ComputeConfig) -> int:
-    """Logical CPUs of a Ray started here: at least 4, so that trainers, decoders and drivers can share 2 cores."""
+    """Logical CPUs of a local Ray: at least 4, so that trainers, decoders and drivers can share 2 cores."""
     return compute.cpus or max(4, os.cpu_count() or 1)
 
 
@@ -27,15 +37,8 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
 
     A Ray that is already connected is used as it is.
     """
-    # Ray reads these when it is imported.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Torch's threads wait for each other at the end of each operator. Where one has lost its core to a decoding task,
-    # the others had better sleep than spin: on two cores with a competitor, spinning slowed a training fivefold.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")  # how late a training's end is noticed
-    import logging
-
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     # What the driver needs next takes seconds to load, as Ray takes to start.
     threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True).start()
     import ray
@@ -43,30 +46,14 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
     if ray.is_initialized():
         yield
         return
-    logging_level = logging.INFO if verbose else logging.ERROR
+    folder = None
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(address="auto", log_to_driver=verbose, logging_level=logging_level)
-        folder = None
+        ray.init(address="auto", log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR)
     else:
-        # A token of this process and its children; else Ray writes one into the home directory, readable by everyone.
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         # Unix sockets allow about 100 characters, so the folder's name is short.
         folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
-        ray.init(
-            address="local",
-            num_cpus=local_cpus(compute),
-            object_store_memory=int(compute.object_store_gb * _GIB),
-            include_dashboard=False,
-            log_to_driver=verbose,
-            logging_level=logging_level,
-            _temp_dir=folder,
-        )
-    import ray.data
-
-    if not verbose:
-        logging.getLogger("ray.data").setLevel(logging.ERROR)
-        logging.getLogger("ray.train").setLevel(logging.ERROR)
-    ray.data.DataContext.get_current().enable_progress_bars = False
+        _start_local(compute, folder, verbose=verbose)
+    _quiet_data_and_train(verbose=verbose)
     try:
         yield
     finally:
@@ -75,21 +62,47 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def cpus() -> int:
-    """Tasks at a time: one a CPU of the cluster; on one machine, whatever Ray counts, one a core and one that waits.
-
-    The one that waits fills the tenths of a second in which Ray hands out the next.
-    """
+def _start_local(compute: ComputeConfig, folder: str, *, verbose: bool) -> None:
     import ray
 
-    counted = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    alone = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
-    return min(counted, (os.cpu_count() or 1) + 1) if alone else counted
+    # A token of this process and its children; else Ray writes one into the home directory, readable by everyone.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    ray.init(
+        address="local",
+        num_cpus=local_cpus(compute),
+        object_store_memory=int(compute.object_store_gb * _GIB),
+        include_dashboard=False,
+        log_to_driver=verbose,
+        logging_level=logging.INFO if verbose else logging.ERROR,
+        _temp_dir=folder,
+    )
+
+
+def _quiet_data_and_train(*, verbose: bool) -> None:
+    """Turns off Ray Data's progress bars and, unless `verbose`, the logs of Ray Data and Ray Train."""
+    import ray.data
+
+    if not verbose:
+        logging.getLogger("ray.data").setLevel(logging.ERROR)
+        logging.getLogger("ray.train").setLevel(logging.ERROR)
+    ray.data.DataContext.get_current().enable_progress_bars = False
 
 
 def _load(*modules: str) -> None:
     for module in modules:
         importlib.import_module(module)
+
+
+def cpus() -> int:
+    """How many tasks run at a time: one per CPU of a cluster; on a single machine one per core, and one that waits.
+
+    The one that waits fills the tenths of a second in which Ray hands out the next.
+    """
+    import ray
+
+    logical = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+    return min(logical, (os.cpu_count() or 1) + 1) if one_node else logical
 
 
 def uses_gpu(compute: ComputeConfig) -> bool:
@@ -100,23 +113,23 @@ def uses_gpu(compute: ComputeConfig) -> bool:
     """
     import ray
 
-    there = int(ray.cluster_resources().get("GPU", 0))
-    least = compute.least_workers
-    if (compute.gpu is not False and 0 < there < least) or (compute.gpu and not there):
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    workers = compute.least_workers
+    if (compute.gpu is not False and 0 < gpus < workers) or (compute.gpu and not gpus):
         raise UserError(
-            f"{there} GPU(s) in the cluster for compute.{'min_' if compute.min_workers else ''}workers={least}",
+            f"{gpus} GPU(s) in the cluster for compute.{'min_' if compute.min_workers else ''}workers={workers}",
             "a GPU for each training worker",
             "lower it, or set compute.gpu=false",
         )
-    return there > 0 if compute.gpu is None else compute.gpu
+    return gpus > 0 if compute.gpu is None else compute.gpu
 
 
-def check_cpus(compute: ComputeConfig, place: Literal["threads", "tasks"]) -> None:
+def check_cpus(compute: ComputeConfig, decode_in: DecodeIn) -> None:
     """Stops a training that could never start: Ray waits in silence for CPUs that nobody will free.
 
     Args:
-        place: where images are decoded. Elastic workers that decode themselves may take every CPU, so that the least
-            of them have to find room; tasks need one that no worker takes.
+        decode_in: where images are decoded. Elastic workers that decode themselves may take every CPU, so that the
+            cluster needs CPUs for the least of them; tasks need one that no worker takes.
 
     Raises:
         UserError: the training workers leave no CPU for decoding.
@@ -124,7 +137,7 @@ def check_cpus(compute: ComputeConfig, place: Literal["threads", "tasks"]) -> No
     import ray
 
     cpus = ray.cluster_resources().get("CPU", 0)
-    workers = compute.least_workers if place == "threads" else compute.workers
+    workers = compute.least_workers if decode_in == "threads" else compute.workers
     wanted = workers * compute.worker_cpus
     if wanted + 1 > cpus:
         raise UserError(
@@ -142,7 +155,7 @@ def user_error_in(error: BaseException) -> UserError | None:
     waiting: list[BaseException | None] = [error]
     while waiting:
         current = waiting.pop(0)
-        if current is None or any(current is other for other in seen):
+        if current is None or any(current is earlier for earlier in seen):
             continue
         seen.append(current)
         if type(current) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
