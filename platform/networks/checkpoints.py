@@ -1,4 +1,4 @@
-"""Files of weights: tensors alone, with what their reader has to know of the network."""
+"""Files of weights: tensors and plain values alone, with what their reader has to know of the network."""
 
 import io
 from collections.abc import Mapping
@@ -20,16 +20,19 @@ def save_weights(model: nn.Module, path: Path, about: Mapping[str, Any]) -> None
 
 
 def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
-    """Loads weights that a training here wrote; returns what they say about themselves, nothing for a bare state_dict.
+    """Loads a file of weights into a network.
+
+    Returns:
+        What the file says of the network (`about`), empty for a bare state_dict.
 
     Raises:
         UserError: the file is damaged or of another configuration.
     """
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        bare = "state_dict" not in found
-        model.load_state_dict(found if bare else found["state_dict"])
-        return {} if bare else dict(found["about"])
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        bare = "state_dict" not in content
+        model.load_state_dict(content if bare else content["state_dict"])
+        return {} if bare else dict(content["about"])
     except Exception as error:  # whatever a damaged file makes the unpickler raise
         why = str(error)[:300] if isinstance(error, RuntimeError) else "it is damaged, or no file of tensors alone"
         raise UserError(

@@ -9,51 +9,6 @@ from mcis.platform.config.sections import Config
 from mcis.platform.runs.workspace import Workspace
 
 
-def backbone_weights(wanted: str, backbone: str, workspace: Workspace) -> Path | None:
-    """The file with the ImageNet weights of a backbone; None = from scratch.
-
-    Args:
-        wanted: `none`, `download` or a file's path, as configured.
-
-    Raises:
-        UserError: the file is absent, there are none for this backbone, or the download failed.
-    """
-    if wanted == "none":
-        return None
-    if wanted != "download":
-        path = Path(wanted)
-        if not path.is_file():
-            raise UserError(
-                f"weights of {backbone}: {path} is no file",
-                "`none`, `download`, or torchvision's ImageNet state_dict file",
-                "name the file, for example --set weights.backbone=/path/to/weights.pth",
-            )
-        return path
-    if backbone not in PRETRAINED:
-        raise UserError(
-            f"there are no pretrained weights of the backbone {backbone}",
-            f"one of {', '.join(PRETRAINED)}",
-            "choose such a backbone, or --set weights.backbone=none to train from scratch",
-        )
-    from torch.hub import load_state_dict_from_url
-
-    url = pretrained_url(backbone)
-    path = workspace.weights / url.rsplit("/", 1)[1]
-    if not path.is_file():
-        try:
-            load_state_dict_from_url(
-                url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True
-            )
-        except (urllib.error.URLError, OSError, RuntimeError) as error:
-            raise UserError(
-                f"the weights of {backbone} cannot be downloaded ({error})",
-                f"a connection, or the file {path}",
-                f"fetch {path.name} from torchvision's model zoo on a machine with a connection and put it at {path}, "
-                "or name a file by --set weights.backbone=PATH (the segmenter's: weights.segmenter=PATH)",
-            ) from None
-    return path
-
-
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
     """The pretrained weights that the classifier starts from; None where a trained one is taken over."""
     if config.weights.classifier:
@@ -65,5 +20,54 @@ def segmenter_weights(config: Config, workspace: Workspace) -> Path | None:
     """The pretrained weights that the segmenter starts from; None where it starts from the classifier's backbone."""
     if config.segmenter.init == "classifier":
         return None
-    wanted = config.weights.segmenter or config.weights.backbone
-    return backbone_weights(wanted, config.segmenter.backbone, workspace)
+    origin = config.weights.segmenter or config.weights.backbone
+    return backbone_weights(origin, config.segmenter.backbone, workspace)
+
+
+def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:
+    """The file with the ImageNet weights of a backbone, or None where it is trained from scratch.
+
+    Args:
+        origin: `none`, `download` or a file's path, as configured.
+
+    Raises:
+        UserError: the file is absent, there are none for this backbone, or the download failed.
+    """
+    if origin == "none":
+        return None
+    if origin == "download":
+        return _downloaded(backbone, workspace)
+    path = Path(origin)
+    if not path.is_file():
+        raise UserError(
+            f"weights of {backbone}: {path} is no file",
+            "`none`, `download`, or torchvision's ImageNet state_dict file",
+            "name the file, for example --set weights.backbone=/path/to/weights.pth",
+        )
+    return path
+
+
+def _downloaded(backbone: str, workspace: Workspace) -> Path:
+    """torchvision's weights of a backbone, fetched unless the workspace has them."""
+    if backbone not in PRETRAINED:
+        raise UserError(
+            f"there are no pretrained weights of the backbone {backbone}",
+            f"one of {', '.join(PRETRAINED)}",
+            "choose such a backbone, or --set weights.backbone=none to train from scratch",
+        )
+    from torch.hub import load_state_dict_from_url
+
+    url = pretrained_url(backbone)
+    path = workspace.weights / url.rsplit("/", 1)[1]
+    if path.is_file():
+        return path
+    try:
+        load_state_dict_from_url(url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True)
+    except (urllib.error.URLError, OSError, RuntimeError) as error:
+        raise UserError(
+            f"the weights of {backbone} cannot be downloaded ({error})",
+            f"a connection, or the file {path}",
+            f"fetch {path.name} from torchvision's model zoo on a machine with a connection and put it at {path}, "
+            "or name a file by --set weights.backbone=PATH (the segmenter's: weights.segmenter=PATH)",
+        ) from None
+    return path
