@@ -118,7 +118,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
         image_ids=train_rows["image_id"].to_pylist(),
         uris=uris,
         masks=Shards(folder / "masks"),
-        backbone=load_classifier(config, folder / "classifier", classes).backbone.state_dict(),
+        backbone=load_classifier(config.classifier, folder / "classifier", classes).backbone.state_dict(),
         pretrained=None,
     )
     train(learner, folder / "segmenter")

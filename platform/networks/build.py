@@ -8,7 +8,7 @@ from mcis.models.backbones import BACKBONES, Backbone
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
-from mcis.platform.config.sections import ClassifierConfig, Config, CrfConfig, SegmenterConfig
+from mcis.platform.config.sections import ClassifierConfig, CrfConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 
 
@@ -32,9 +32,9 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
     )
 
 
-def load_classifier(config: Config, folder: Path, classes: int) -> CoAttentionClassifier:
+def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoAttentionClassifier:
     """The trained classifier of a finished stage, in evaluation mode."""
-    model = build_classifier(config.classifier, classes)
+    model = build_classifier(config, classes)
     load_weights(model, folder / WEIGHTS)
     return model.eval()
 

@@ -59,7 +59,7 @@ def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
 class _Maker:
     def __init__(self, config: Config, context: RunContext, rows: pa.Table):
         self.config, self.classes, self.rows = config, context.classes, rows
-        self.model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+        self.model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
         self.maps = Shards(context.inputs["localize"] / "maps")
         self.source = torch.from_numpy(_is_source(rows))
 

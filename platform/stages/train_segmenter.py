@@ -88,7 +88,7 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> SegmenterLe
     classes = len(context.classes)
     backbone = None
     if config.segmenter.init == "classifier":
-        backbone = load_classifier(config, context.inputs["train_classifier"], classes).backbone.state_dict()
+        backbone = load_classifier(config.classifier, context.inputs["train_classifier"], classes).backbone.state_dict()
     return SegmenterLearner(
         config=config.segmenter,
         seed=config.seed,

@@ -117,7 +117,7 @@ def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArra
 
 def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     """All maps pair by pair, (T, H, W): both images embedded, the whole affinity, features, then the class layer."""
-    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
     co_attention = config.localize.method.name != "evidence"
@@ -159,7 +159,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
 
 def literal_evidence(config: Config, context: RunContext, image: int, tag: int, related: list[int]) -> torch.Tensor:
     """What related images add to a map, position by position, (H, W)."""
-    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
     rows = split_rows(context, "train", tagged=True)
     relations, _ = relations_of(config, context)
 
@@ -201,7 +201,7 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
 
 def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
     """The released maps of all tags, unrounded, (T, H, W), and how many of their five parts each were left out."""
-    model = load_classifier(config, context.inputs["train_classifier"], len(context.classes))
+    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
     layer = model.common_head if model.own_head else model.phi
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, _ = relations_of(config, context)
@@ -316,7 +316,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     rows = split_rows(context, "train", tagged=True)
     relations, source = relations_of(config, context)
     weights, classes, everyone = context.inputs["train_classifier"], len(context.classes), np.arange(len(rows))
-    model = load_classifier(config, weights, classes)
+    model = load_classifier(config.classifier, weights, classes)
     size, how = config.classifier.input_size, config.localize
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():

@@ -21,7 +21,7 @@ def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int
     """
     size = config.classifier.input_size
     with torch.inference_mode():
-        backbone = load_classifier(config, weights, classes).backbone
+        backbone = load_classifier(config.classifier, weights, classes).backbone
         c, h, w = backbone(torch.zeros(1, 3, size, size)).shape[1:]
     return c + (backbone.textures[1] if config.localize.method.evidence else 0), h, w
 

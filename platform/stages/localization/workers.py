@@ -36,7 +36,7 @@ class Embed:
         self, config: Config, weights: Path, classes: int, gpu: bool, features: Path | None, selves: Path | None
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
-        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.model = load_classifier(config.classifier, weights, classes).to(self.device)
         self.features, self.selves = features, selves
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
@@ -155,7 +155,7 @@ class Relate:
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
-        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.model = load_classifier(config.classifier, weights, classes).to(self.device)
         self.channels = self.model.backbone.channels
         self.features, self.selves = features, selves
         self.bank = None if bank is None else self._bank(*bank)
