@@ -3,6 +3,7 @@
 from typing import Any, NamedTuple
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
@@ -10,7 +11,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, fingerprint, read_json, write_json
+from mcis.platform.runs.workspace import Workspace, fingerprint, read_json, write_text
 from mcis.platform.stages import (
     evaluate,
     index,
@@ -106,7 +107,7 @@ def run(
     """
     config, folder = resolved.config, workspace.run(name)
     values = {key: _plain(value) for key, value in leaves(config)}
-    write_json(folder.config, {key: {"value": v, "from": resolved.origins[key]} for key, v in values.items()})
+    write_text(folder.config, experiment_text(config, resolved.origins))
     if start:
         folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
     tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent)

@@ -1,22 +1,24 @@
 """The layers that a run's configuration is put together from, each value with its origin.
 
-Later layers win: defaults < recipe < setting < command line options < `--set key=value`.
+Later layers win: defaults < recipe < setting < file of an experiment < command line options < `--set key=value`.
 """
 
 import difflib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, key_of_error, keys_of, leaves, nested, unions
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.section import Contradictions
 from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import setting_values, sources_of
+from mcis.platform.config.settings import SETTINGS, setting_values, sources_of
 
 
 class Resolved(NamedTuple):
@@ -36,54 +38,105 @@ class Resolved(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """Values by dotted key, and where they come from."""
+    """Values by dotted key, and where they come from; problems with the values of a file name it."""
 
     origin: str
     values: Values
+    is_file: bool = False
 
 
-def resolve(setting: str, recipe: str, options: Values | None = None, assignments: Sequence[str] = ()) -> Resolved:
+class Names(NamedTuple):
+    """Which data setting and which recipe a configuration is of."""
+
+    setting: str
+    recipe: str
+
+
+def resolve(
+    setting: str | None = None,
+    recipe: str | None = None,
+    options: Values | None = None,
+    assignments: Sequence[str] = (),
+    *,
+    file: Path | None = None,
+) -> Resolved:
     """Puts the layers together and validates the result once.
 
     Args:
+        setting, recipe: None = as `file` says; without one, recipe `paper`.
         options: values by dotted key that command line options such as `--voc` set.
         assignments: `key=value` texts of `--set`.
+        file: an experiment, see `experiment`.
 
     Raises:
-        UserError: every unknown key, wrong type and contradiction, in one message.
+        UserError: every unknown key, wrong type and contradiction, in one message; or a setting or recipe that is
+            unknown, or not the file's.
     """
-    setting = "+".join(sources_of(setting))
-    if recipe not in RECIPES:
-        near = difflib.get_close_matches(recipe, RECIPES, 1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
-        raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
-    layers = [
-        Layer(f"recipe {recipe}", explicit(RECIPES[recipe]())),
-        Layer(f"setting {setting}", explicit(setting_values(setting))),
-        Layer("command line", {"setting": setting, "recipe": recipe, **(options or {})}),
-        Layer("--set", parse_assignments(assignments)),
-    ]
+    experiment = read_experiment(file) if file else Experiment(None, None, {}, ())
+    chosen = _names(setting, recipe, experiment, file)
     merged = _Merged()
-    for layer in layers:
-        merged.add(layer)
-    config, problems = None, merged.problems
-    try:
-        config = Config.model_validate(nested(merged.values))
-    except ValidationError as error:
-        for item in error.errors():
-            problems += _problems(item)
-    if config is None or problems:
+    merged.problems += [f"{file}: {problem}" for problem in experiment.problems]
+    merged.add(Layer(f"recipe {chosen.recipe}", explicit(RECIPES[chosen.recipe]())))
+    merged.add(Layer(f"setting {chosen.setting}", explicit(setting_values(chosen.setting))))
+    if file:
+        of_file = {name: value for name, value in chosen._asdict().items() if getattr(experiment, name) is not None}
+        merged.add(Layer(str(file), {**of_file, **experiment.values}, is_file=True))
+    given = {name: value for name, value in chosen._asdict().items() if {"setting": setting, "recipe": recipe}[name]}
+    merged.add(Layer("command line", {**given, **(options or {})}))
+    merged.add(Layer("--set", parse_assignments(assignments)))
+    merged.values |= chosen._asdict()
+    config = merged.validated()
+    if config is None or merged.problems:
         raise UserError(
-            f"the configuration has {len(problems)} problem(s):\n  - " + "\n  - ".join(problems),
+            f"the configuration has {len(merged.problems)} problem(s):\n  - " + "\n  - ".join(merged.problems),
             "known keys with values of their type",
             "see `mcis config show` for every key, its value and where it comes from",
         )
     return Resolved(config, {key: merged.origins.get(key, "default") for key, _ in leaves(config)})
 
 
-def _problems(error: ErrorDetails) -> Sequence[str]:
+def _names(setting: str | None, recipe: str | None, experiment: Experiment, file: Path | None) -> Names:
+    """Setting and recipe, as given or as a file says.
+
+    Raises:
+        UserError: there is no setting, one of the two is unknown, or another one is given beside the file.
+    """
+    try:
+        of_file = "+".join(sources_of(experiment.setting)) if experiment.setting is not None else None
+        if experiment.recipe is not None:
+            _check_recipe(experiment.recipe)
+    except UserError as error:
+        raise UserError(f"{file}: {error.found}", error.expected, error.remedy) from None
+    given = "+".join(sources_of(setting)) if setting is not None else None
+    if recipe is not None:
+        _check_recipe(recipe)
+    for word, one, other in (("setting", given, of_file), ("recipe", recipe, experiment.recipe)):
+        if one is not None and other is not None and one != other:
+            raise UserError(
+                f"{word} {one} is given beside {file}, which is of {word} {other}",
+                f"one {word}",
+                f"leave {word} {one} out, or change `{word}` in a copy of the file",
+            )
+    chosen = given or of_file
+    if chosen is None:
+        raise UserError(
+            f"{file} without a setting" if file else "no setting",
+            f"one of {', '.join(SETTINGS)}, or other sources joined by +",
+            "name it as the first argument, or name a file that has one by --config",
+        )
+    return Names(chosen, recipe or experiment.recipe or "paper")
+
+
+def _check_recipe(recipe: str) -> None:
+    if recipe not in RECIPES:
+        near = difflib.get_close_matches(recipe, RECIPES, 1)
+        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
+
+
+def _problems(key: str, error: ErrorDetails) -> Sequence[str]:
     """What is wrong with a value, by its dotted key; or all that contradicts itself, which names its keys."""
-    key, message, value = key_of_error(Config, error["loc"]), error["msg"], error["input"]
+    message, value = error["msg"], error["input"]
     if isinstance(reason := error.get("ctx", {}).get("error"), Contradictions):
         return reason.problems
     if error["type"] == "union_tag_invalid":
@@ -101,20 +154,40 @@ class _Merged:
         self.tags: dict[str, str] = {key: defaults[f"{key}.{union.tag}"] for key, union in self.unions.items()}
         self.values: Values = {f"{key}.{union.tag}": self.tags[key] for key, union in self.unions.items()}
         self.origins: dict[str, str] = {}
+        self.files: set[str] = set()
         self.problems: list[str] = []
 
     def add(self, layer: Layer) -> None:
-        """Puts a layer on top; what is no key of it joins the problems."""
+        """Puts a layer on top; its keys that are none join the problems."""
+        if layer.is_file:
+            self.files.add(layer.origin)
         for key in self.unions:
             self._choose(key, layer)
-        known_keys = set(keys_of(Config, self.tags))
+        known_keys = list(keys_of(Config, self.tags))
         for key, value in layer.values.items():
+            if layer.is_file and value == {} and any(known_key.startswith(f"{key}.") for known_key in known_keys):
+                continue  # a section that a file names and gives no values
             if key not in known_keys:
-                self.problems.append(self._unknown(key, sorted(known_keys)))
-            elif layer.origin == "--set" and key in ("setting", "recipe"):
-                self.problems.append(f"{key} by --set would only change its name; choose it on the command line")
+                self._tell(layer.origin, self._unknown(key, known_keys))
+            elif layer.origin == "--set" and key in Names._fields:
+                self._tell(layer.origin, f"{key} by --set would only change its name; choose it on the command line")
             else:
                 self.values[key], self.origins[key] = value, layer.origin
+
+    def validated(self) -> Config | None:
+        """The configuration; None if it cannot be, which the problems tell."""
+        try:
+            return Config.model_validate(nested(self.values))
+        except ValidationError as error:
+            for item in error.errors():
+                key = key_of_error(Config, item["loc"])
+                origin = next((self.origins[k] for k in self.origins if f"{key}.".startswith(f"{k}.")), "")
+                for problem in _problems(key, item):
+                    self._tell(origin, problem)
+            return None
+
+    def _tell(self, origin: str, problem: str) -> None:
+        self.problems.append(f"{origin}: {problem}" if origin in self.files else problem)
 
     def _choose(self, key: str, layer: Layer) -> None:
         """Takes another variant of the section `key` where the layer names one."""

@@ -82,8 +82,13 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically."""
     with written_aside(path) as aside:
-        aside.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
@@ -151,8 +156,8 @@ class RunFolder:
 
     @property
     def config(self) -> Path:
-        """Every value of the configuration and where it comes from."""
-        return self.path / "config.json"
+        """Every value of the configuration and where it comes from; `mcis run --config` takes this file."""
+        return self.path / "config.toml"
 
     @property
     def scores(self) -> Path:

@@ -146,6 +146,13 @@ def test_maps_masks_and_predictions_are_exported(
         export(workspace, other.context.name, "masks", tmp_path)
 
 
+def test_the_file_that_a_run_wrote_gives_the_same_keys(first: pipeline.RunResult, workspace: Workspace) -> None:
+    resolved = resolve(file=workspace.runs / "first" / "config.toml")
+    again = pipeline.run(resolved, workspace, "fed-back")
+    assert dict(again.context.inputs).keys() == dict(first.context.inputs).keys()
+    assert [stage for stage, computed in again.context.computed.items() if computed] == ["report"]
+
+
 def test_a_second_call_computes_nothing(first: pipeline.RunResult, root: Path, workspace: Workspace) -> None:
     again = pipeline.run(settings(root), workspace, "first")
     assert [stage for stage, computed in again.context.computed.items() if computed] == ["report"]
@@ -269,7 +276,7 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     assert steps == sorted(set(steps))
     assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
     names = {a.path for a in client.list_artifacts(run_id)}
-    assert {"report.html", "scores.json", "config.json", "pictures"} <= names
+    assert {"report.html", "scores.json", "config.toml", "pictures"} <= names
     assert (first.context.folder.pictures / "attention-01.png").exists()
     page = first.context.folder.report.read_text()
     assert "found again" in page

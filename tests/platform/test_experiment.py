@@ -1,0 +1,184 @@
+"""An experiment as a file: what was written is read as it was, and everything wrong with a file is told together."""
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config.experiment import experiment_text
+from mcis.platform.config.keys import leaves, meanings
+from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.settings import SETTINGS
+
+
+def written(resolved: Resolved, folder: Path) -> Path:
+    path = folder / "exp.toml"
+    path.write_text(experiment_text(resolved.config, resolved.origins), encoding="utf-8")
+    return path
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "a path that is no plain text": {"data.train_list": 'a "list"\\ \x7f\t[é] ü 🙂\n#'},
+    "None in place of a recipe's value": {"classifier.keep_epoch": None, "pseudo_masks.saliency_level": None},
+    "None in place of a default": {"predict.crop": None},
+    "numbers": {"segmenter.optimizer.learning_rate": 1e-300, "seed": 2**31 - 1, "segmenter.scales": [1]},
+    "another method": {"localize.method.name": "co_attention", "localize.method.evidence": 0.1},
+    "not in the keys of stages": {"localize.features_gb": 2.5, "classifier.val_every": 0, "compute.gpu": False},
+}
+
+
+@pytest.mark.parametrize(("recipe", "setting"), [*itertools.product(RECIPES, SETTINGS)])
+def test_every_preset_is_read_as_it_was_written(recipe: str, setting: str, tmp_path: Path) -> None:
+    resolved = resolve(setting, recipe)
+    again = resolve(file=written(resolved, tmp_path))
+    assert again.config == resolved.config
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_changes_are_read_as_they_were_written(recipe: str, change: str, tmp_path: Path) -> None:
+    """Stages take their keys from the dump: it has to be the same to the character."""
+    options = {**CHANGES[change], **({"maps.scale": "maximum"} if "method" in change else {})}
+    resolved = resolve("voc", recipe, options)
+    again = resolve(file=written(resolved, tmp_path))
+    assert again.config == resolved.config
+    assert again.config.model_dump_json() == resolved.config.model_dump_json()
+
+
+@settings_of_hypothesis(deadline=None, max_examples=60)
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    resolved = resolve("voc", "paper", {"data.train_list": text})
+    assert resolve(file=written(resolved, tmp_path_factory.mktemp("file"))).config.data.train_list == text
+
+
+def test_text_that_is_no_utf8_is_refused_by_name() -> None:
+    resolved = resolve("voc", "paper", {"data.train_list": "a\udcff"})
+    with pytest.raises(UserError, match="UTF-8"):
+        experiment_text(resolved.config, resolved.origins)
+
+
+def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) -> None:
+    resolved = resolve("voc", "small", assignments=["localize.related=5"])
+    text = written(resolved, tmp_path).read_text()
+    for key, value in leaves(resolved.config):
+        name = key.rpartition(".")[2]
+        assert (f"# {name} is None" if value is None else f"\n{name} = ") in text
+    plain = " ".join(line.removeprefix("# ") for line in text.splitlines())
+    assert all(meaning.replace("\n", " ") in plain for meaning in meanings(resolved.config).values())
+    assert "related = 5  # --set" in text
+    assert 'name = "evidence"  # recipe small' in text
+    assert "[classifier.optimizer]" in text
+    assert "[localize.method]" in text
+
+
+def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    path.write_text("""
+        setting = "voc+single"
+        recipe = "small"
+        seed = 3
+        unset = ["pseudo_masks.saliency_level"]
+        classifier.kinds = 1
+        [classifier.optimizer]
+        momentum = 0.5
+        weight_decay = 0.5
+        [report]
+        """)
+    found = resolve(None, None, {"seed": 4}, ["classifier.optimizer.momentum=0.25"], file=path)
+    flat = dict(leaves(found.config))
+    assert (flat["setting"], flat["recipe"], flat["seed"], flat["classifier.kinds"]) == ("voc+single", "small", 4, 1)
+    assert flat["pseudo_masks.saliency_level"] is None
+    expected = {
+        "setting": str(path), "recipe": str(path), "seed": "command line", "classifier.kinds": str(path),
+        "classifier.optimizer.momentum": "--set", "classifier.optimizer.weight_decay": str(path),
+        "classifier.optimizer.name": "recipe small", "pseudo_masks.saliency_level": str(path),
+    }  # fmt: skip
+    assert {key: found.origins[key] for key in expected} == expected
+    assert resolve("single+voc", "small", file=path).config == resolve(file=path).config
+
+
+@pytest.mark.parametrize(
+    ("setting", "recipe", "said"),
+    [
+        ("voc+web", None, r"setting voc\+web is given .*exp.toml, which is of setting voc"),
+        (None, "paper", "recipe paper"),
+    ],
+)
+def test_another_setting_or_recipe_beside_a_file_is_refused(
+    setting: str | None, recipe: str | None, said: str, tmp_path: Path
+) -> None:
+    path = written(resolve("voc", "small"), tmp_path)
+    with pytest.raises(UserError, match=said):
+        resolve(setting, recipe, file=path)
+
+
+def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    path.write_text("""
+        setting = "voc"
+        recipe = 3
+        sede = 1
+        seed = "x"
+        unset = ["classifer.batch", "predict.crop"]
+        maps = "all"
+        [classifier]
+        color_jitter = [1.0, 1.0, 1.0, 9.0]
+        [clasifier]
+        [localize.method]
+        name = "released"
+        evidence = 3.0
+        [predict]
+        crop = 3
+        split = 1979-05-27
+        """)
+    with pytest.raises(UserError) as caught:
+        resolve(file=path, assignments=["compute.workers=0"])
+    for said in (
+        "recipe: .*found 3",
+        "unknown key 'sede'; did you mean seed",
+        "seed: .*found 'x'",
+        "unknown key 'classifer.batch'; did you mean .*classifier.batch",
+        "predict.crop is in the list unset and has a value",
+        "unknown key 'maps'",
+        "classifier.color_jitter.3: .*found 9",
+        "unknown key 'clasifier'",
+        "unknown key 'localize.method.evidence' .*co_attention or evidence",
+        "predict.split: .*found datetime",
+    ):
+        caught.match(f"{path}: {said}")
+    caught.match("\n  - compute.workers: .*found 0")
+    caught.match(r"11 problem\(s\)")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"setting = ", "is no TOML"),
+        (b"seed = 1\nseed = 2", "is no TOML"),
+        (b"\xff\xfe", "is no TOML"),
+        (b"a = " + b"[" * 100000, "is no TOML"),
+        (b"#" * (2**20 + 1), "larger than 1 MiB"),
+        (b"seed = 1", "without a setting"),
+        (b'setting = "vox"', "exp.toml: unknown setting 'vox'"),
+        (b'setting = "voc"\nrecipe = "smal"', "exp.toml: unknown recipe 'smal'"),
+        (None, "cannot be read"),
+        ("folder", "is a folder"),
+    ],
+)
+def test_what_is_no_experiment_is_told_in_one_message(content: bytes | str | None, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    if content == "folder":
+        path.mkdir()
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=said) as caught:
+        resolve(file=path)
+    assert "exp.toml" in str(caught.value)
