@@ -14,7 +14,7 @@ from mcis.models.losses import PairScores
 
 def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> CoAttentive:
     """F_m^{m∩n} and F_n^{m∩n}, (B, C, H, W) (Eq. 2-4)."""
-    return coattend(f_m, f_n, affinity(f_m, f_n, model.w_p, form=model.affinity_form, scale=model.affinity_scale))
+    return coattend(f_m, f_n, affinity(f_m, f_n, model.w_p, form=model.affinity, scale=model.affinity_scale))
 
 
 def pair_scores(
@@ -22,7 +22,7 @@ def pair_scores(
 ) -> PairScores:
     """All scores of pairs of images, (B, K) each (Eq. 1, 6, 10)."""
     f_m, f_n = model.backbone(images_m), model.backbone(images_n)
-    weight, bias = model.common_weights()
+    weight, bias = model.common_layer()
 
     def head(features: Tensor) -> Tensor:
         return pool(functional.conv2d(features, weight, bias))
@@ -46,5 +46,5 @@ def forward(
 def co_maps(model: CoAttentionClassifier, image: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Activations (K, h, w) of all classes on both images' co-attentive features, from a forward of the pair."""
     seen = co_attentive(model, model.backbone(image[None]), model.backbone(other[None]))
-    own, others = (functional.conv2d(each, *model.common_weights())[0] for each in seen)
+    own, others = (functional.conv2d(each, *model.common_layer())[0] for each in seen)
     return own, others

@@ -1,6 +1,7 @@
-"""Augmentation on the device, from numbers that were drawn for each image: the batch's company changes nothing.
+"""Augmentation of training images on the device.
 
-Every function takes draws in [0, 1), one row an image.
+Every function takes random numbers in [0, 1), one row per image, so how an image is augmented does not depend on the
+other images of its batch.
 """
 
 from dataclasses import dataclass
@@ -15,13 +16,13 @@ _LUMA = (0.299, 0.587, 0.114)
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What is done to a training image.
+    """How training images are augmented.
 
     Attributes:
         jitter: strength of brightness, contrast, saturation and hue jitter; factors are 1 +- strength, hue in turns.
-        flip: mirror with probability 1/2.
-        shift: up to so many pixels in both directions, edges repeated.
-        DRAWS: how many numbers an image takes.
+        flip: whether an image is mirrored with probability 1/2.
+        shift: most pixels by which an image is shifted in both directions; its edges are repeated.
+        DRAWS: numbers that are drawn for each image.
     """
 
     jitter: tuple[float, float, float, float] = (0, 0, 0, 0)
@@ -32,9 +33,9 @@ class Augmentation:
 
 
 def color_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:
-    """Brightness, contrast, saturation, then hue of RGB images (B, 3, H, W) in [0, 1]; draws (B, 4).
+    """Changes brightness, contrast, saturation, then hue of RGB images (B, 3, H, W) in [0, 1]; draws (B, 4).
 
-    Hue is turned in the YIQ plane, which keeps brightness.
+    Hue is a rotation in the YIQ plane, which keeps brightness.
     """
 
     def factor(column: int) -> Tensor:
@@ -50,20 +51,20 @@ def color_jitter(images: Tensor, strength: tuple[float, float, float, float], dr
         gray = (images * luma).sum(1, keepdim=True)
         images = (images - gray) * factor(2) + gray
     if strength[3]:
-        images = _turn_hue(images, 2 * torch.pi * strength[3] * (2 * draws[:, 3] - 1))
+        images = _rotate_hue(images, 2 * torch.pi * strength[3] * (2 * draws[:, 3] - 1))
     return images.clamp(0, 1)
 
 
-def _turn_hue(images: Tensor, angle: Tensor) -> Tensor:
+def _rotate_hue(images: Tensor, angle: Tensor) -> Tensor:
     to_yiq = images.new_tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
-    cosine, sine, zero, one = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
-    turn = torch.stack([one, zero, zero, zero, cosine, -sine, zero, sine, cosine], dim=1).view(-1, 3, 3)
-    matrix = torch.linalg.inv(to_yiq) @ turn @ to_yiq
+    cosine, sine, zeros, ones = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
+    rotation = torch.stack([ones, zeros, zeros, zeros, cosine, -sine, zeros, sine, cosine], dim=1).view(-1, 3, 3)
+    matrix = torch.linalg.inv(to_yiq) @ rotation @ to_yiq
     return torch.einsum("bij,bjhw->bihw", matrix, images)
 
 
 def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor:
-    """RGB images (B, 3, H, W) in [0, 1] -> augmented ones of the same size; draws (B, Augmentation.DRAWS)."""
+    """Augments RGB images (B, 3, H, W) in [0, 1], which keep their size; draws (B, Augmentation.DRAWS)."""
     if any(augmentation.jitter):
         images = color_jitter(images, augmentation.jitter, draws[:, :4])
     if augmentation.flip:

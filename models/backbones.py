@@ -1,7 +1,7 @@
 """Backbones: images (B, 3, H, W), ImageNet-normalized -> features (B, C, H / stride, W / stride).
 
-Every backbone is fully convolutional and has no statistics of the batch in it (frozen batch norm, or no norm at
-all), so that one image's features do not depend on its company or on the number of workers.
+No backbone uses statistics of the batch (batch norm is frozen, or there is no norm at all), so an image's features do
+not depend on the other images of its batch or on the number of workers.
 """
 
 import contextlib
@@ -25,10 +25,9 @@ def to_unit(images: Tensor) -> Tensor:
 
 
 def normalize(images: Tensor) -> Tensor:
-    """RGB (B, 3, H, W) in [0, 1] -> the same with ImageNet's mean 0 and deviation 1."""
-    return (images - images.new_tensor(IMAGENET_MEAN).view(1, 3, 1, 1)) / images.new_tensor(IMAGENET_STD).view(
-        1, 3, 1, 1
-    )
+    """RGB (B, 3, H, W) in [0, 1] -> less ImageNet's mean, divided by its standard deviation, channel by channel."""
+    mean, deviation = (images.new_tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
+    return (images - mean) / deviation
 
 
 class Backbone(nn.Module):
@@ -37,8 +36,9 @@ class Backbone(nn.Module):
     Attributes:
         channels: C of the features.
         stride: input pixels per feature position.
-        new_layers: names (prefixes) of parameters that have no pretrained weights; they learn faster (RECIPE: x10).
-        textures: name of the early layer of the body whose channels tell textures apart, and how many they are.
+        new_layers: prefixes of the names of parameters without pretrained weights, whose learning rate may be higher
+            (RELEASED_RECIPE, "Classifier").
+        textures: name of the early layer of the body whose channels tell textures apart, and the number C' of these.
     """
 
     def __init__(
@@ -60,16 +60,20 @@ class Backbone(nn.Module):
 
     @contextlib.contextmanager
     def watching_textures(self) -> Iterator[list[Tensor]]:
-        """Collects the output of the texture layer, (B, C', h, w), of the first pass inside."""
-        seen: list[Tensor] = []
+        """Collects the output of the texture layer, (B, C', h, w), in the first forward pass of the block.
+
+        Yields:
+            A list that holds that output once the pass is done.
+        """
+        outputs: list[Tensor] = []
 
         def watch(layer: nn.Module, inputs: Any, output: Tensor) -> None:
-            if not seen:
-                seen.append(output)
+            if not outputs:
+                outputs.append(output)
 
         handle = self.body.get_submodule(self.textures[0]).register_forward_hook(watch)
         try:
-            yield seen
+            yield outputs
         finally:
             handle.remove()
 
@@ -77,16 +81,19 @@ class Backbone(nn.Module):
 def small(*, channels: int = 96, stride: int = 8) -> Backbone:
     """Five 3x3 convolutions with ReLU between them, 0.2 million weights: trains from scratch on a CPU.
 
-    Without normalization layers: group norm over an image's own positions takes away how much of a pattern there is,
-    which is what global average pooling has to tell a small head by. Without a last ReLU: features of both signs tell
-    positions apart by their cosine, which an affinity between features that are all positive hardly does.
+    There are no normalization layers: group norm over an image's positions would remove how much of a pattern the image
+    has, and that is what global average pooling hands to the class layer. There is no last ReLU: features of both signs
+    tell positions apart by their cosine, which features that are all positive hardly do.
 
     Args:
         channels: C, a multiple of 3.
-        stride: 8, or 4 (the last reduction becomes a dilation, with the same weights).
+        stride: 8, or 4, where the last reduction becomes a dilation with the same weights.
+
+    Raises:
+        UserError: another stride.
     """
     if stride not in (4, 8):
-        raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set the stride to 4 or 8")
+        raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set `stride` to 4 or 8")
     last, dilation = (2, 1) if stride == 8 else (1, 2)
     third = channels // 3
     layers: list[nn.Module] = []
@@ -136,7 +143,7 @@ class _Vgg16(nn.Module):
 def vgg16(*, extra_convs: bool = True) -> Backbone:
     """VGG-16, stride 8: pool4 3x3 with stride 1, conv5 dilated by 2, no pool5, then three 3x3 convolutions of 512.
 
-    256x256 pixels -> 32x32x512 (section 4.1 of the paper; strides and dilations from the released recipe).
+    256x256 pixels -> 32x32x512 (section 3.3; strides and dilations: RELEASED_RECIPE, "Classifier").
     """
     return Backbone(
         _Vgg16(extra_convs),
@@ -170,7 +177,10 @@ def resnet50() -> Backbone:
 
 
 def resnet101() -> Backbone:
-    """ResNet-101, stride 8, dilation 2 in res4 and 4 in res5, batch norm frozen (released recipe's segmenter)."""
+    """ResNet-101, stride 8, dilation 2 in res4 and 4 in res5, batch norm frozen.
+
+    The released segmentation network has it as its backbone (RELEASED_RECIPE, "Segmentation network").
+    """
     return _resnet("resnet101")
 
 
@@ -192,24 +202,24 @@ class Vit(nn.Module):
             images = nn.functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
         patches = self.conv_proj(images).flatten(2).transpose(1, 2)
         tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
-        tokens = self.encoder.ln(self.encoder.layers(tokens + self.places(height, width)))
+        tokens = self.encoder.ln(self.encoder.layers(tokens + self.position_embeddings(height, width)))
         return tokens[:, 1:].transpose(1, 2).unflatten(2, (height, width))
 
-    def places(self, height: int, width: int) -> Tensor:
-        """Position embeddings (1, 1 + height * width, C), those of the trained square resized bicubically."""
-        places: Tensor = self.encoder.pos_embedding
+    def position_embeddings(self, height: int, width: int) -> Tensor:
+        """Position embeddings (1, 1 + height * width, C): those of the trained square, resized bicubically."""
+        trained: Tensor = self.encoder.pos_embedding
         side = self.trained_side
         if (height, width) == (side, side):
-            return places
-        square = places[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+            return trained
+        square = trained[:, 1:].transpose(1, 2).unflatten(2, (side, side))
         resized = nn.functional.interpolate(square, size=(height, width), mode="bicubic", align_corners=False)
-        return torch.cat([places[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
+        return torch.cat([trained[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
 
 
 def vit_b_16() -> Backbone:
-    """Vision transformer B/16: stride 16, 768 channels of both signs, every position aware of the whole image.
+    """Vision transformer B/16: stride 16, 768 channels of both signs; every position attends to the whole image.
 
-    256x256 pixels -> 16x16x768. Images are resized to whole patches, the position embeddings to the image.
+    256x256 pixels -> 16x16x768. Images are resized to whole patches, and the position embeddings to the image.
     """
     return Backbone(Vit(), channels=768, stride=16, textures=("conv_proj", 768))
 
@@ -233,7 +243,7 @@ _HEADS = ("fc.", "classifier.", "heads.")  # torchvision's names of the classifi
 
 
 def pretrained_url(name: str) -> str:
-    """Where torchvision publishes the ImageNet weights of backbone `name`; its file name ends in the content's hash."""
+    """The URL of torchvision's ImageNet weights of backbone `name`; its file name ends in the hash of the content."""
     from torchvision import models
 
     enum, member = PRETRAINED[name]
@@ -241,16 +251,19 @@ def pretrained_url(name: str) -> str:
 
 
 def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
-    """The `state_dict` in a file, plain or under the key `state_dict`; nothing in the file is run.
+    """Reads the `state_dict` in a file, plain or under the key `state_dict`, and runs nothing that the file holds.
+
+    Args:
+        remedy: what the errors tell the user to do.
 
     Raises:
-        UserError: there is no file, or it holds more or other things than tensors; `remedy` says what to do.
+        UserError: there is no file, or it holds anything but named tensors.
     """
     if not path.is_file():
         raise UserError(f"no weights file {path}", "a state_dict file", remedy)
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # whatever a hostile or damaged file makes the unpickler raise, in words for programmers
+    except Exception:  # a hostile or damaged file makes the unpickler raise errors of any type
         raise UserError(f"{path} cannot be read as weights", "an undamaged file of tensors alone", remedy) from None
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
@@ -260,7 +273,7 @@ def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
 
 
 def load_pretrained(backbone: Backbone, path: Path) -> None:
-    """Loads torchvision's ImageNet weights (a `state_dict` file) into `backbone`, in place.
+    """Loads torchvision's ImageNet weights, a `state_dict` file, into `backbone`.
 
     The classification layers of the file are not used, and the backbone's `new_layers` stay as initialized.
 
@@ -268,7 +281,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
             backbone are new, so that nothing of the file would be used.
     """
-    remedy = "pass torchvision's ImageNet state_dict file of this backbone as weights.backbone"
+    remedy = "name torchvision's ImageNet state_dict file of this backbone by `path`"
     state = read_state(path, remedy)
     wanted = {
         k: v
@@ -279,7 +292,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         raise UserError(
             f"{path} is given for a backbone all of whose layers are new",
             f"a backbone with pretrained weights: {', '.join(PRETRAINED)}",
-            "choose such a backbone, or set weights.backbone=none to train from scratch",
+            "choose such a backbone, or leave out `path` to train from scratch",
         )
     missing = [k for k in wanted if k not in state]
     unused = [k for k in state if k.startswith(_HEADS) or k.endswith("num_batches_tracked")]

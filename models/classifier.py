@@ -1,6 +1,6 @@
-"""The co-attention classifier (section 3.1): pairs of images -> class scores from own, shared and unshared features."""
+"""The co-attention classifier (section 3.1): pairs of images -> class scores of own, shared and unshared semantics."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +14,29 @@ Attention = Literal["none", "co", "co+contrastive"]
 Head = Literal["shared", "own"]
 SELF_TRANSFORMS = ("flip", "x0.75", "x2")
 MOST_ENTRIES = 2**26
-"""Entries of P, over a batch, that are laid out on a CPU: 256 MiB in float32."""
+"""Most entries of P, over a batch, for which P is laid out on a CPU: 256 MiB in float32."""
+
+
+class ClassLayer(NamedTuple):
+    """A linear layer from features to classes: weight (K, C, 1, 1), and bias (K,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class BatchScores(NamedTuple):
+    """Class scores of a batch: of its pairs, and of the self pairs (m, tau m) of each transformation tau."""
+
+    pairs: PairScores
+    selves: list[PairScores]
 
 
 def pool(activations: Tensor, top: float = 1.0) -> Tensor:
-    """Activation maps (B, K, H, W) -> scores (B, K): the mean over the `top` share of positions, 1 = GAP (Eq. 1)."""
+    """Activation maps (B, K, H, W) -> scores (B, K), the mean over the highest positions.
+
+    Args:
+        top: fraction of the positions that are averaged; 1 is global average pooling (Eq. 1).
+    """
     flat = activations.flatten(2)
     if top >= 1:
         return flat.mean(dim=2)
@@ -34,7 +52,11 @@ def transform(images: Tensor, name: str) -> Tensor:
 
 
 def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
-    """Kind of a pair from whether its images are of the source: 0 target-target, 1 source-source, 2 one of each."""
+    """Kinds of pairs, (B,): 0 target-target, 1 source-source, 2 one image of each domain.
+
+    Args:
+        source_m, source_n: whether the images are of the domain source, (B,).
+    """
     return torch.where(source_m == source_n, source_m.long(), 2)
 
 
@@ -45,11 +67,11 @@ class CoAttentionClassifier(nn.Module):
         backbone: the convolutional embedding, features F (B, C, H, W).
         classes: K.
         attention: which terms are computed; `none` is the basic classifier of the ablation.
-        head: `shared` uses phi on co-attentive and contrastive features too (paper); `own` a second 1x1 layer
-            without bias for both (released).
-        affinity_form, affinity_scale: see `coattention.affinity`.
+        head: `shared` applies phi to co-attentive and contrastive features too (paper); `own` applies a second 1x1
+            layer without bias to both (RELEASED_RECIPE, "Classifier").
+        affinity, affinity_scale: form and scale of P, see `coattention.affinity`.
         affinity_init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C).
-        common_top: share of the positions over which co-attentive activations are pooled, 1 = GAP.
+        common_top: fraction of the positions over which co-attentive activations are pooled; 1 is GAP.
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
     """
@@ -61,7 +83,7 @@ class CoAttentionClassifier(nn.Module):
         classes: int,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
-        affinity_form: AffinityForm = "bilinear",
+        affinity: AffinityForm = "bilinear",
         affinity_scale: float = 1.0,
         affinity_init: float | None = None,
         common_top: float = 1.0,
@@ -69,7 +91,7 @@ class CoAttentionClassifier(nn.Module):
     ):
         super().__init__()
         self.backbone = backbone
-        self.attention, self.affinity_form, self.affinity_scale = attention, affinity_form, affinity_scale
+        self.attention, self.affinity, self.affinity_scale = attention, affinity, affinity_scale
         self.common_top = common_top
         c = backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
@@ -87,13 +109,17 @@ class CoAttentionClassifier(nn.Module):
             self.w_b = nn.Conv2d(c, 1, 1, bias=False)
         self.own_head = head == "own"
 
-    def common_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Weight (K, C, 1, 1) and bias (K,) of the layer for co-attentive features: phi's, or the second head's."""
+    def common_layer(self) -> ClassLayer:
+        """The layer for co-attentive and contrastive features: phi, or the second one."""
         layer = self.common_head if self.own_head else self.phi
-        return layer.weight, layer.bias
+        return ClassLayer(layer.weight, layer.bias)
 
     def affinity_weights(self, kind: Tensor | None) -> Tensor:
-        """W_P: the only one, (C, C), or that of each pair's kind, (B,) -> (B, C, C)."""
+        """W_P: the only one, (C, C), or the one for each pair's kind, (B,) -> (B, C, C).
+
+        Raises:
+            ValueError: there are three, and no kinds.
+        """
         if self.w_p.ndim == 2:
             return self.w_p
         if kind is None:
@@ -103,15 +129,19 @@ class CoAttentionClassifier(nn.Module):
     def pair_scores(
         self, f_m: Tensor, f_n: Tensor, kind: Tensor | None = None, *, contrastive: bool = True
     ) -> PairScores:
-        """Scores of two images from features (B, C, H, W): own, shared (Eq. 6) and unshared semantics (Eq. 10).
+        """Scores of B pairs from features (B, C, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
 
-        All layers on the features are linear, so they are applied before attention: its values are the K class
-        activations and W_B's.
+        All layers on the features are linear, so they are applied before attention: the values that attention averages
+        are the K class activations and the output of W_B.
+
+        Args:
+            kind: of the pairs, (B,), where there are three W_P.
+            contrastive: whether unshared semantics are scored, if the classifier has such a term.
         """
         basic = PairScores(pool(self.phi(f_m)), pool(self.phi(f_n)))
         if self.attention == "none":
             return basic
-        weight, bias = self.common_weights()
+        weight, bias = self.common_layer()
         contrastive = contrastive and self.attention == "co+contrastive"
         layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
         values_m, values_n = (nn.functional.conv2d(f, layers) for f in (f_m, f_n))
@@ -132,24 +162,38 @@ class CoAttentionClassifier(nn.Module):
         return out
 
     def _coattend(self, f_m: Tensor, f_n: Tensor, w_p: Tensor, values_m: Tensor, values_n: Tensor) -> CoAttentive:
-        """Attention both ways: fused on a GPU and where P would be large, with P on a CPU, where that is faster."""
+        """Attention in both directions: with P laid out where that is faster, on a CPU while P is small, else fused."""
         entries = len(f_m) * f_m.shape[2:].numel() * f_n.shape[2:].numel()
-        form, scale = self.affinity_form, self.affinity_scale
+        form, scale = self.affinity, self.affinity_scale
         if f_m.is_cuda or entries > MOST_ENTRIES:
             return coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=scale)
         return coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=scale))
 
     def facing_weights(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor:
-        """W_P from the target's side, (C, C) or (R, C, C): transposed where the target is the pair's n."""
+        """W_P as a target meets it, (C, C) or (R, C, C): transposed where the target is image n of the pair.
+
+        Args:
+            kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
+            target_is_n: for all pairs, or (R,).
+        """
         w_p = self.affinity_weights(kind)
         if isinstance(target_is_n, Tensor):
             return torch.where(target_is_n[:, None, None], w_p.mT, w_p)
         return w_p.mT if target_is_n else w_p
 
     def query(self, target: Tensor, *, kind: Tensor | None = None, target_is_n: bool | Tensor = False) -> Tensor:
-        """What of `co_map` and `contrastive_map` an image's maps share, (HW, C), or (R, HW, C) for R W_P."""
+        """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
+
+        It may be computed once and handed to `co_map` and `contrastive_map` for all maps of the target (C, H, W).
+
+        Args:
+            kind, target_is_n: as of `facing_weights`.
+
+        Returns:
+            (HW, C), or (R, HW, C) where R pairs have a W_P each.
+        """
         w_p = self.facing_weights(kind, target_is_n)
-        return affinity_query(target, w_p, form=self.affinity_form, scale=self.affinity_scale)
+        return affinity_query(target, w_p, form=self.affinity, scale=self.affinity_scale)
 
     def co_map(
         self,
@@ -161,16 +205,21 @@ class CoAttentionClassifier(nn.Module):
         target_is_n: bool | Tensor = False,
         query: Tensor | None = None,
     ) -> Tensor:
-        """Mean co-attentive activation (H, W) of a class in `target` (C, H, W), seen with `related` (R, C, H', W').
+        """Mean co-attentive activation of a class in a target over its related images (section 3.2), (H, W).
 
-        Where `target_is_n`, for all or (R,), the target is the pair's second image, whose affinity is the transpose:
-        F_n^T W_P^T F_m. That is so for an image of the source related to one of the target; `kind` is (R,). `query`
-        stands for both, where several maps share it.
+        Args:
+            target: features of the image whose map it is, (C, H, W).
+            related: features of its related images, (R, C, H', W').
+            tag: the class.
+            kind: of the R pairs, (R,), where there are three W_P.
+            target_is_n: whether the target is image n of a pair, for all pairs or (R,). Its affinity is then the
+                transpose, F_n^T W_P^T F_m. That holds for an image of the domain source and one of the domain target.
+            query: `query` of the target, where several maps share it; takes the place of `kind` and `target_is_n`.
         """
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
-        weight, bias = self.common_weights()
+        weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
-        return multi_round(query, related, *of_tag, form=self.affinity_form).view(target.shape[1:])
+        return multi_round(query, related, *of_tag, form=self.affinity).view(target.shape[1:])
 
     def contrastive_map(
         self,
@@ -182,15 +231,19 @@ class CoAttentionClassifier(nn.Module):
         target_is_n: bool | Tensor = False,
         query: Tensor | None = None,
     ) -> Tensor:
-        """Mean contrastive activation (H, W) of a class in `target` against `others` (Q, C, H', W') that lack it.
+        """Mean contrastive activation of a class in a target against images that lack the class (section 4.5), (H, W).
 
-        `kind`, `target_is_n` and `query` as in `co_map`, for Q images.
+        Args:
+            target: features of the image whose map it is, (C, H, W).
+            others: features of the images that lack the class, (Q, C, H', W').
+            tag: the class.
+            kind, target_is_n, query: as of `co_map`, for Q pairs.
         """
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
-        weight, bias = self.common_weights()
+        weight, bias = self.common_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
         of_tag = weight[tag, :, 0, 0] @ target.flatten(1), None if bias is None else bias[tag]
-        return contrastive_round(query, others, w_b, *of_tag, form=self.affinity_form).view(target.shape[1:])
+        return contrastive_round(query, others, w_b, *of_tag, form=self.affinity).view(target.shape[1:])
 
     def forward(
         self,
@@ -199,22 +252,24 @@ class CoAttentionClassifier(nn.Module):
         self_transforms: tuple[str, ...] = (),
         kind: Tensor | None = None,
         plain_m: Tensor | None = None,
-    ) -> tuple[PairScores, list[PairScores]]:
-        """Scores of the pairs, and of each self pair (m, tau m), from one backbone pass over both images of a pair.
+    ) -> BatchScores:
+        """Scores of the pairs and of each self pair (m, tau m); one backbone pass embeds both images of a pair.
 
         Args:
             images_m, images_n: (B, 3, H, W), normalized.
-            self_transforms: names out of SELF_TRANSFORMS; without contrastive terms, m's features are shared.
-            kind: (B,), where there are three W_P.
-            plain_m: m without color jitter, of which tau(m) is made (RECIPE); None = images_m.
+            self_transforms: names out of SELF_TRANSFORMS. Self pairs take m's features from the pairs and have no
+                contrastive term.
+            kind: of the pairs, (B,), where there are three W_P.
+            plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if there is
+                no jitter.
         """
         f_m, f_n = self.backbone(torch.cat([images_m, images_n])).chunk(2)
         pairs = self.pair_scores(f_m, f_n, kind)
-        # m is of the source in the second kind alone, and a self pair is of one domain.
-        own = None if kind is None else (kind == 1).long()
+        # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
+        self_kind = None if kind is None else (kind == 1).long()
         plain = images_m if plain_m is None else plain_m
         selves = [
-            self.pair_scores(f_m, self.backbone(transform(plain, name)), own, contrastive=False)
+            self.pair_scores(f_m, self.backbone(transform(plain, name)), self_kind, contrastive=False)
             for name in self_transforms
         ]
-        return pairs, selves
+        return BatchScores(pairs, selves)

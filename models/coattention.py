@@ -1,9 +1,9 @@
 """Co-attention between two images: affinity, both normalizations, attention summaries, contrast (Eq. 2-4, 7-9).
 
 Plain functions on tensors. m and n may differ in spatial size. Names follow section 3.1: F_m, F_n (B, C, H, W), W_P
-(C, C), P (B, HW_m, HW_n). What is summarised, `values` (B, V, H, W), are the features themselves or anything linear
-in them: a linear layer of a co-attentive feature is the attention-weighted mean of that layer, phi(F A) = phi(F) A, so
-that K values a position travel in place of C.
+(C, C), P (B, HW_m, HW_n). What attention averages, `values` (B, V, H, W), are the features themselves or anything
+linear in them: a linear layer of a co-attentive feature is the attention-weighted mean of that layer, phi(F A) =
+phi(F) A, so attention averages K values per position in place of C.
 """
 
 from typing import Literal, NamedTuple
@@ -16,14 +16,14 @@ AffinityForm = Literal["bilinear", "cosine"]
 
 
 class CoAttentive(NamedTuple):
-    """What m sees of n, (B, V, H_m, W_m), and n of m, (B, V, H_n, W_n): F_m^{m∩n} and F_n^{m∩n} of Eq. 4."""
+    """Attention summaries of Eq. 4: F_m^{m∩n}, of n for each position of m, (B, V, H_m, W_m), and F_n^{m∩n}."""
 
     m: Tensor
     n: Tensor
 
 
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
-    """(B, C, H, W) -> one vector a position, (B, HW, C); of unit length for the cosine form."""
+    """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for the cosine form."""
     flat = features.flatten(2).transpose(1, 2)
     return functional.normalize(flat, dim=2, eps=1e-6) if form == "cosine" else flat
 
@@ -39,14 +39,14 @@ def affinity(f_m: Tensor, f_n: Tensor, w_p: Tensor, *, form: AffinityForm = "bil
 
 
 def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
-    """Attention summaries of each image in the light of the other (Eq. 3, 4), from one affinity normalized both ways.
+    """Attention summaries of both images (Eq. 3, 4), from one affinity that is normalized in both directions.
 
     Row i of softmax(P, over n) weighs the positions of n for position i of m: F_m^{m∩n} = F_n A_n; and the transpose.
     """
     flat_m, flat_n = positions(values_m), positions(values_n)
     common_m = torch.softmax(p, dim=2) @ flat_n
     common_n = torch.softmax(p.transpose(1, 2), dim=2) @ flat_m
-    return CoAttentive(_picture(common_m, values_m), _picture(common_n, values_n))
+    return CoAttentive(_spatial(common_m, values_m), _spatial(common_n, values_n))
 
 
 def coattend_fused(
@@ -61,18 +61,18 @@ def coattend_fused(
 ) -> CoAttentive:
     """`coattend` of `affinity` without P in memory: Eq. 2-4 as scaled dot product attention in both directions.
 
-    m asks with F_m^T W_P for keys F_n; n asks with F_n for keys F_m^T W_P, as its affinity is the transpose.
+    For m the queries are F_m^T W_P and the keys F_n; for n they change roles, as its affinity is the transpose.
     """
     query, key = positions(f_m, form) @ w_p * scale, positions(f_n, form)
     common_m = _fused(query, key, positions(values_n))
     common_n = _fused(key, query, positions(values_m))
-    return CoAttentive(_picture(common_m, values_m), _picture(common_n, values_n))
+    return CoAttentive(_spatial(common_m, values_m), _spatial(common_n, values_n))
 
 
 def _fused(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
-    """softmax(query key^T) values. The CPU's fused kernel wants all of one width, CUDA's multiples of 8."""
+    """softmax(query key^T) values. The CPU's fused kernel needs all of one width, CUDA's needs multiples of 8."""
     width, common = values.shape[2], max(values.shape[2], key.shape[2])
-    # A head of its own, and contiguous rows: without either PyTorch falls back to the explicit matrix.
+    # With a dimension of heads and contiguous rows PyTorch takes a fused kernel, else it lays the matrix out.
     query, key, padded = (
         functional.pad(t, (0, -t.shape[2] % 8 if t.is_cuda else common - t.shape[2])).contiguous()[:, None]
         for t in (query, key, values)
@@ -80,12 +80,12 @@ def _fused(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, padded, scale=1.0)[:, 0, :, :width]
 
 
-def _picture(flat: Tensor, like: Tensor) -> Tensor:
+def _spatial(flat: Tensor, like: Tensor) -> Tensor:
     return flat.transpose(1, 2).unflatten(2, like.shape[2:])
 
 
 def unshared(values: Tensor, gate: Tensor) -> Tensor:
-    """values * (1 - sigmoid(gate)), (B, V, H, W): what of an image is not shared (Eq. 7-9).
+    """values * (1 - sigmoid(gate)), (B, V, H, W): the part of an image that the pair does not share (Eq. 7-9).
 
     Args:
         values: the image's features F, which give F^{m\\n}, or anything linear in them without a bias.

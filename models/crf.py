@@ -7,13 +7,15 @@ from numpy.typing import NDArray
 
 
 class CrfParameters(NamedTuple):
-    """Dense CRF settings; the defaults are the released recipe's inference settings.
+    """Parameters of the dense CRF; the defaults are the released ones (RELEASED_RECIPE, "Inference").
 
     Attributes:
         iterations: mean-field steps.
-        position_std: standard deviation of the smoothness kernel, pixels; `position_weight` its compatibility.
-        bilateral_std: spatial deviation of the appearance kernel, pixels; `color_std` its deviation in RGB levels;
-            `bilateral_weight` its compatibility.
+        position_std: standard deviation of the smoothness kernel, pixels.
+        position_weight: compatibility of the smoothness kernel.
+        bilateral_std: spatial standard deviation of the appearance kernel, pixels.
+        color_std: standard deviation of the appearance kernel in RGB levels, 0..255.
+        bilateral_weight: compatibility of the appearance kernel.
         floor: smallest probability before the logarithm.
     """
 
@@ -29,7 +31,11 @@ class CrfParameters(NamedTuple):
 def dense_crf(
     rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters
 ) -> NDArray[np.float32]:
-    """Refines probabilities (L, H, W) of labels along the edges of the image (H, W, 3) -> (L, H, W), sum 1 a pixel."""
+    """Refines probabilities (L, H, W) of L labels along the edges of the image (H, W, 3).
+
+    Returns:
+        (L, H, W), with sum 1 at every pixel.
+    """
     import pydensecrf.densecrf as pydensecrf
 
     labels, height, width = probabilities.shape

@@ -1,8 +1,8 @@
 """Localization maps from features (section 3.2): single-round activations, and multi-round ones with related images.
 
-The class layer is linear and attention weights sum to one, so that the activation of a co-attentive feature is the
-attention-weighted mean of the related image's own activations: phi(F_r A) = phi(F_r) A. One value a position is
-attended over in place of C, and each image is embedded once whatever the number of maps it takes part in.
+The class layer is linear and attention weights sum to one, so the activation of a co-attentive feature is the
+attention-weighted mean of the related image's activations: phi(F_r A) = phi(F_r) A. Attention averages one value per
+position in place of C, and each image is embedded once, whatever the number of maps that use it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,14 +15,18 @@ from mcis.models.coattention import AffinityForm, positions, unshared
 
 
 def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Class-aware activation maps S = phi(F), (B, C, H, W) -> (B, K, H, W); section 3.2, first strategy."""
+    """Class-aware activation maps S = phi(F), (B, C, H, W) -> (B, K, H, W) (section 3.2, first strategy)."""
     return functional.conv2d(features, weight, bias)
 
 
 def embed(backbone: nn.Module, images: Tensor, *, extra_scales: Sequence[float] = (), mirror: bool = False) -> Tensor:
-    """Features of images (B, 3, H, W), averaged with those at further scales and of mirror images -> (B, C, h, w).
+    """Features of images (B, 3, H, W), averaged over scales and mirror images, (B, C, h, w).
 
     The class layer is linear, so the map of the averaged features is the average of the maps.
+
+    Args:
+        extra_scales: factors of the images' size beside 1.
+        mirror: whether mirror images are averaged in, mirrored back.
     """
     total: Tensor | None = None
     for scale in (1.0, *extra_scales):
@@ -41,20 +45,20 @@ def embed(backbone: nn.Module, images: Tensor, *, extra_scales: Sequence[float] 
 def affinity_query(target: Tensor, w_p: Tensor, *, form: AffinityForm = "bilinear", scale: float = 1.0) -> Tensor:
     """The target's side of Eq. 2, scale * F_n^T W_P: (C, H, W) -> (HW, C), or (R, HW, C) for W_P (R, C, C).
 
-    It is the same for all related images that share W_P, whatever their class.
+    It is the same for all related images with the same W_P, for any class.
     """
     return positions(target[None], form)[0] @ w_p * scale
 
 
-def _attended(query: Tensor, seen: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
-    """weight^T F^{n∩r}: attention over one value a position, (HW,), for each image r seen (R, C, H', W') in turn.
+def _attended(query: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
+    """weight^T F^{n∩r}, (HW,), for each related image r (R, C, H', W') in turn.
 
-    One after the other, so that no more than one affinity (HW, H'W') is laid out.
+    Image by image, so that no more than one affinity (HW, H'W') is laid out.
     """
-    keys = positions(seen, form)
-    values = torch.einsum("rchw,c->rhw", seen, weight).flatten(1)
-    for asked, key, value in zip(query.expand(len(seen), *query.shape[-2:]), keys, values, strict=True):
-        yield torch.softmax(asked @ key.T, dim=1) @ value
+    keys = positions(related, form)
+    values = torch.einsum("rchw,c->rhw", related, weight).flatten(1)
+    for image_query, key, value in zip(query.expand(len(related), *query.shape[-2:]), keys, values, strict=True):
+        yield torch.softmax(image_query @ key.T, dim=1) @ value
 
 
 def multi_round(
@@ -63,9 +67,9 @@ def multi_round(
     """Mean over related images of the target's co-attentive activation of one class (section 3.2, second strategy).
 
     Args:
-        query: `affinity_query` of the image whose map is wanted, (HW, C), or one a related image, (R, HW, C).
+        query: `affinity_query` of the image whose map it is, (HW, C), or one for each related image, (R, HW, C).
         related: F_r of R images that share the class, (R, C, H', W').
-        weight, bias: the class's row of the layer for co-attentive features, (C,) and ().
+        weight, bias: of the class in the layer for co-attentive features, (C,) and ().
 
     Returns:
         L_{n,k} position by position, (HW,), before clipping and normalizing.
@@ -85,14 +89,14 @@ def contrastive_round(
 ) -> Tensor:
     """Mean over other images of the target's contrastive activation of one class (Eq. 7-10; section 4.5).
 
-    W_B F^{n∩q} is attention over W_B F_q, one value a position, and the class layer on F_n * (1 - B) is that on F_n
-    times (1 - B), so neither feature is laid out.
+    W_B F^{n∩q} is attention over W_B F_q, one value per position, and the class layer on F_n * (1 - B) is the class
+    layer on F_n times (1 - B), so neither feature is laid out.
 
     Args:
-        query: as in `multi_round`, for Q images.
+        query: as of `multi_round`, for Q images.
         others: F_q of Q images that lack the class, (Q, C, H', W').
         w_b: W_B, (C,).
-        values: the class's row of the layer for contrastive features times F_n, without its bias, (HW,).
+        values: the class's activation in F_n by the layer for contrastive features, without its bias, (HW,).
         bias: that bias, ().
 
     Returns:
@@ -109,7 +113,7 @@ def normalize_maps(maps: Tensor) -> Tensor:
     return positive / positive.amax(dim=(-2, -1), keepdim=True).clamp(min=1e-6)
 
 
-def _whole_range(maps: Tensor) -> Tensor:
+def _normalize_range(maps: Tensor) -> Tensor:
     low = maps.amin(dim=(-2, -1), keepdim=True)
     return (maps - low) / (maps.amax(dim=(-2, -1), keepdim=True) - low).clamp(min=1e-6)
 
@@ -120,18 +124,23 @@ def _signed_logarithm(maps: Tensor) -> Tensor:
 
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     "maximum": normalize_maps,
-    "range": _whole_range,
+    "range": _normalize_range,
     "logarithm": _signed_logarithm,
 }
 
 
 def scale_maps(maps: Tensor, scale: str) -> Tensor:
-    """Activation maps (..., H, W) -> scores in [0, 1] that tags compete with.
+    """Activation maps (..., H, W) -> scores in [0, 1], by which the tags of an image compete for its pixels.
 
-    `maximum`: each map is clipped at 0 and divided by its maximum (RECIPE). `range`: each is min-max normalized whole,
-    so that evidence against a class still orders positions: where no class is seen, the least unlikely wins.
-    `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped, is one scale for all maps, so that what the class layer is
-    surer of wins over what is merely an image's strongest; 0 becomes 0.5, and up to +-1,095 activations stay apart.
+    - `maximum`: each map is clipped at 0 and divided by its maximum (RELEASED_RECIPE, "Localization maps").
+    - `range`: each map is min-max normalized. Negative activations keep their order: where no class is found, the
+      least unlikely one wins.
+    - `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped to [0, 1]. All maps share this scale, so a class of which
+      the class layer is surer wins over one that is merely the strongest of its image. Activation 0 becomes 0.5, and
+      activations up to +-1,095 stay apart.
+
+    Args:
+        scale: one of these names.
 
     Raises:
         ValueError: an unknown scale.
@@ -142,12 +151,17 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
 
 
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
-    """One map of the released sum: clipped and normalized, or zero where the sigmoid of its mean is not above 0.1."""
+    """One map of the released sum: clipped at 0 and divided by its maximum (RELEASED_RECIPE, "Localization maps").
+
+    Args:
+        activation: (..., H, W).
+        always: False makes the map zero where the sigmoid of its mean activation is not above 0.1.
+    """
     keep = always or bool(torch.sigmoid(activation.mean()) > 0.1)
     return normalize_maps(activation) * keep
 
 
 def resize_maps(maps: Tensor, height: int, width: int) -> Tensor:
-    """Bicubic resizing of maps (T, h, w) in [0, 1] to (T, height, width), clipped to [0, 1] (released recipe)."""
+    """Resizes maps (T, h, w) in [0, 1] bicubically to (T, height, width), clipped to [0, 1]."""
     out = functional.interpolate(maps[None].float(), size=(height, width), mode="bicubic", align_corners=False)
     return out[0].clamp(0, 1)

@@ -1,7 +1,7 @@
-"""Losses of the classifier (Eq. 1, 6, 10) and of the segmenter, as sums over samples with the count they are means of.
+"""Losses of the classifier (Eq. 1, 6, 10) and of the segmenter, per sample, or as a sum with the count it is a mean of.
 
-A worker sees a part of the batch. Sums over its samples, divided by the whole batch's count, add up over workers to
-the loss of the whole batch, whatever the split: gradients weigh samples, not workers.
+A worker sees a part of the batch. Sums over its samples, divided by the count of the whole batch, add up over workers
+to the loss of the whole batch for any number of workers: gradients weigh samples, not workers.
 """
 
 from typing import Literal, NamedTuple
@@ -25,20 +25,24 @@ class PairScores(NamedTuple):
 
 
 def sigmoid_ce(scores: Tensor, tags: Tensor) -> Tensor:
-    """Sigmoid cross entropy L_CE(s, l), mean over the K classes, one value an image: (B, K), (B, K) -> (B,)."""
+    """Sigmoid cross entropy L_CE(s, l), mean over the K classes, of each image: (B, K), (B, K) -> (B,)."""
     return functional.binary_cross_entropy_with_logits(scores, tags, reduction="none").mean(dim=1)
 
 
 def pair_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, *, reduction: LossReduction) -> dict[str, Tensor]:
-    """Each loss term of a batch of pairs, (B,) a term: its mean over the whole batch's pairs is the term of Eq. 5.
-
-    basic: L_CE(s_m, l_m) + L_CE(s_n, l_n) (Eq. 1); common: against l_m ∩ l_n (Eq. 6); contrastive: s^{m\\n}
-    against l_m \\ l_n and s^{n\\m} against l_n \\ l_m (Eq. 10).
+    """The loss terms of each pair of a batch, (B,) per term; their means over the batch's pairs are the terms of Eq. 5.
 
     Args:
+        scores: of the pairs.
         tags_m, tags_n: l_m and l_n, (B, K) of 0 and 1, float.
-        reduction: `paper` adds both sides; `released` takes the mean over the 2B images for basic and common, so that
-            the contrastive term, the mean over m plus the mean over n, counts twice as much per image.
+        reduction: `paper` adds the terms of both images; `released` takes the mean over the 2B images for basic and
+            common, so the contrastive term, the mean over the images m plus that over the images n, counts twice as
+            much per image (RELEASED_RECIPE, "Classifier").
+
+    Returns:
+        `basic`: L_CE(s_m, l_m) + L_CE(s_n, l_n) (Eq. 1). `common`: the same of the common scores against l_m ∩ l_n
+        (Eq. 6). `contrastive_m` and `contrastive_n`: s^{m\\n} against l_m \\ l_n, and s^{n\\m} against l_n \\ l_m
+        (Eq. 10). A term without scores is absent.
     """
     half = 0.5 if reduction == "released" else 1.0
     common = tags_m * tags_n

@@ -1,4 +1,4 @@
-"""Scores: confusion matrices over pixels, IoU, and the sweep of a background threshold in one pass over the pixels.
+"""Metrics: confusion matrices over pixels, IoU, and all background thresholds in one pass over the pixels.
 
 Labels: 0 is background, class index k is label k + 1, 255 in the truth is not scored. A prediction has no ignore label.
 """
@@ -26,7 +26,10 @@ def confusion(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: 
 
 
 def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Intersection over union of labels in percent, (..., K + 1), of confusion matrices; NaN where one never occurs."""
+    """Intersection over union of each label in percent, (..., K + 1), from confusion matrices (..., K + 1, K + 1).
+
+    It is NaN for a label that occurs in neither truth nor prediction.
+    """
     hits = np.diagonal(matrix, axis1=-2, axis2=-1).astype(np.float64)
     union = matrix.sum(axis=-1) + matrix.sum(axis=-2) - hits
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -46,7 +49,11 @@ def map_histogram(
     `sweep` turns the sum of these over all images into the confusion matrix of every background threshold at once.
 
     Args:
-        maps: (T, H, W) in [0, 1], one map a tag; tags: (T,) class indices.
+        truth: (H, W).
+        maps: (T, H, W) in [0, 1], one map per tag.
+        tags: (T,) class indices.
+        classes: K.
+        bins: number of intervals of equal width into which [0, 1] is divided.
     """
     scored = truth != IGNORE
     best = maps.argmax(axis=0)[scored]
@@ -70,12 +77,24 @@ def sweep(histogram: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def random_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], draw: float) -> NDArray[np.uint8]:
-    """The mark without a classifier: one tag of the image, picked by `draw` in [0, 1), on its salient pixels."""
+    """The baseline without a classifier: one tag of the image on its salient pixels, (H, W), background elsewhere.
+
+    Args:
+        salient: (H, W).
+        tags: (T,) class indices.
+        draw: a random number in [0, 1), which chooses the tag.
+    """
     return np.where(salient, tags[int(draw * len(tags))] + 1, 0).astype(np.uint8)
 
 
 def best_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The mark of a perfect classifier: on each salient pixel the true tag, or the first tag where none is true."""
+    """The baseline of a perfect classifier: the true tag on each salient pixel, (H, W), background elsewhere.
+
+    Args:
+        salient: (H, W).
+        tags: (T,) class indices; the first is taken where none is true.
+        truth: (H, W).
+    """
     tagged = np.isin(truth, tags + 1)
     return np.where(salient, np.where(tagged, truth, tags[0] + 1), 0).astype(np.uint8)
 

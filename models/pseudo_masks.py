@@ -11,11 +11,11 @@ IGNORE = 255
 
 
 class PseudoMask(NamedTuple):
-    """A pseudo mask before and after doubtful pixels are taken out.
+    """A pseudo mask before and after doubtful pixels are ignored.
 
     Attributes:
-        labels: (H, W) uint8, the most likely label of every pixel: what is scored.
-        mask: the same with 255 where the segmenter shall not learn: what is trained on.
+        labels: (H, W) uint8, the most likely label of every pixel; the evaluation scores it.
+        mask: (H, W) uint8, the same with 255 at ignored pixels; the segmentation network learns from it.
     """
 
     labels: NDArray[np.uint8]
@@ -39,18 +39,20 @@ def from_saliency(
     doubt: int = 32,
     smallest: float = 0.01,
 ) -> PseudoMask:
-    """Pseudo mask with 1 - saliency as the background's score (released recipe, "Pseudo ground truth with saliency").
+    """Pseudo mask in which 1 - saliency is the score of the background (RELEASED_RECIPE, "Pseudo masks").
 
     Args:
-        maps: (T, H, W) in [0, 1], one a tag. tags: (T,) class indices.
+        maps: (T, H, W) in [0, 1], one per tag.
+        tags: (T,) class indices.
         saliency: (H, W), 0..255, class-agnostic.
-        stretch: each map is min-max normalized first; without, maps compete as they are.
-        saliency_level: saliency, of 255, from which background never wins and under which it always does; None if
+        stretch: whether each map is min-max normalized first; else maps compete as they are.
+        saliency_level: saliency, of 255, from which on background never wins and below which it always does; None if
             background competes with the maps by its score.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.
-        confident, doubt: background is ignored where saliency >= `doubt` (of 255) or a map exceeds `confident`.
-        smallest: an image whose foreground covers less than this share is ignored whole.
+        confident: a background pixel where a map exceeds it is ignored.
+        doubt: a background pixel whose saliency is at least this, of 255, is ignored.
+        smallest: an image whose foreground covers less than this fraction is ignored as a whole.
     """
     if stretch:
         low = maps.min(axis=(1, 2), keepdims=True)
@@ -65,8 +67,8 @@ def from_saliency(
     labels = _labels(winners, tags)
     mask = labels.copy()
     mask[(scores > conflict).sum(axis=0) >= 2] = IGNORE
-    seen = np.maximum(saliency, np.where((maps > confident).any(axis=0), 255, 0))
-    mask[(labels == 0) & (seen >= doubt)] = IGNORE
+    salient = np.maximum(saliency, np.where((maps > confident).any(axis=0), 255, 0))
+    mask[(labels == 0) & (salient >= doubt)] = IGNORE
     if (labels > 0).mean() < smallest:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
@@ -82,14 +84,21 @@ def from_crf(
     certainty: float = 0.7,
     parameters: CrfParameters,
 ) -> PseudoMask:
-    """Pseudo mask without saliency: the dense CRF refines two thresholds, and what they disagree on is ignored.
+    """Pseudo mask without saliency: two background thresholds refined by the dense CRF, ignored where they disagree.
 
-    A constant background score, first `threshold`, then `background_threshold`, wins or loses against the maps; each
-    winner gets the probability `certainty` and the CRF moves its edges to the image's (after Ahn et al., CVPR 2019,
-    section 4). Foreground of the first is foreground; background of the second is background; the rest is ignored.
+    The maps compete with a constant background score. The label that wins gets the probability `certainty` at its
+    pixels, and the CRF moves its edges to those of the image (after Ahn et al., CVPR 2019, section 4). Pixels that are
+    foreground against `threshold` are foreground, pixels that are background against `background_threshold` are
+    background, and the others are ignored.
 
     Args:
-        rgb: (H, W, 3). maps: (T, H, W) in [0, 1], one a tag. tags: (T,) class indices.
+        rgb: the image, (H, W, 3).
+        maps: (T, H, W) in [0, 1], one per tag.
+        tags: (T,) class indices.
+        threshold: background score that foreground has to exceed.
+        background_threshold: background score, at most `threshold`, that background has to win with.
+        certainty: probability of the label that wins at a pixel, before the CRF.
+        parameters: of the CRF.
     """
 
     def refined(background: float) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""A checkpoint of the authors' released code -> weights of the classifier of recipe `released` (RECIPE)."""
+"""A checkpoint of the authors' code -> weights of the classifier that it trains (RELEASED_RECIPE, "Classifier")."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,22 +18,27 @@ NAMES = {
     "extra_gate.weight": "common_head.weight",
     "extra_gate_merge.weight": "w_b.weight",
 }
-"""Names, or their beginnings, there and here. `vgg.features` is numbered as torchvision's VGG-16 is."""
+"""Names of parameters, or their prefixes, in a released checkpoint and in `CoAttentionClassifier`."""
 _REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16"
 
 
 def released_name(name: str) -> str:
-    """The name that a parameter of `CoAttentionClassifier` has in a released checkpoint, without `module.`."""
-    for there, here in NAMES.items():
-        if name.startswith(here):
-            return there + name[len(here) :]
+    """The name that a parameter of `CoAttentionClassifier` has in a released checkpoint, without `module.`.
+
+    Raises:
+        KeyError: a released checkpoint has no such parameter.
+    """
+    for released_prefix, prefix in NAMES.items():
+        if name.startswith(prefix):
+            return released_prefix + name[len(prefix) :]
     raise KeyError(name)
 
 
 def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of `CoAttentionClassifier(vgg16(), classes=K, head="own")` with a released checkpoint's values.
 
-    There the affinity is (W_e f_m)^T f_n, here F_m^T W_P F_n: W_P is W_e transposed. K is that of the checkpoint.
+    The released affinity is (W_e f_m)^T f_n and Eq. 2 is F_m^T W_P F_n, so W_P is W_e transposed. K is that of the
+    checkpoint.
 
     Raises:
         UserError: tensors are missing, surplus or of another shape; all are named.
@@ -46,19 +51,19 @@ def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     names = {released_name(name): name for name in wanted}
     problems = [f"missing: {name}" for name in names if name not in state]
     problems += [f"surplus: {name}" for name in state if name not in names]
-    for there, here in names.items():
-        if there in state and state[there].shape != wanted[here].shape:
-            found, expected = (tuple(t.shape) for t in (state[there], wanted[here]))
-            problems.append(f"misshapen: {there} is {found}, expected {expected}")
+    for released, name in names.items():
+        if released in state and state[released].shape != wanted[name].shape:
+            shape, expected = (tuple(t.shape) for t in (state[released], wanted[name]))
+            problems.append(f"misshapen: {released} is {shape}, expected {expected}")
     if problems:
         raise UserError(
             f"the checkpoint does not fit, {len(problems)} tensor(s):\n  - " + "\n  - ".join(problems),
             f"the {len(names)} tensors of the released classifier",
             _REMEDY,
         )
-    out = {here: state[there].float() for there, here in names.items()}
-    out["w_p"] = out["w_p"].T.contiguous()
-    return out
+    weights = {name: state[released].float() for released, name in names.items()}
+    weights["w_p"] = weights["w_p"].T.contiguous()
+    return weights
 
 
 def read_released(path: Path) -> dict[str, Tensor]:

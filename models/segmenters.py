@@ -1,4 +1,4 @@
-"""Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W), and prediction over scales and mirror."""
+"""Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W); prediction over scales and mirror images."""
 
 from collections.abc import Sequence
 
@@ -13,12 +13,14 @@ from mcis.models.dropout import SampleDropout
 class LargeFov(nn.Module):
     """DeepLab-LargeFOV (Chen et al., PAMI 2017): 3x3 convolution with a large dilation, 1x1, 1x1 to the labels.
 
+    The defaults are the released values (RELEASED_RECIPE, "Segmentation network").
+
     Args:
         backbone: features (B, C, h, w).
         labels: K + 1, background first.
-        width: channels of the head; 1024 in the released recipe.
-        dilation: of the 3x3 convolution; 12 in the released recipe.
-        dropout: after both hidden layers; 0.5 in the VGG-16 version, 0 in the ResNet one.
+        width: channels of the head.
+        dilation: of the 3x3 convolution.
+        dropout: fraction of units dropped after both hidden layers; 0.5 in the VGG-16 version.
     """
 
     def __init__(self, backbone: Backbone, *, labels: int, width: int = 1024, dilation: int = 12, dropout: float = 0.0):
@@ -42,13 +44,13 @@ class LargeFov(nn.Module):
         nn.init.normal_(last.weight, std=0.01)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' size, (B, K + 1, H, W), upsampled with aligned corners (released recipe)."""
+        """Logits of the images' size, (B, K + 1, H, W), upsampled with aligned corners."""
         logits = self.head(self.backbone(images))
         return functional.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=True)
 
 
 def _windows(length: int, crop: int) -> list[int]:
-    """Starts of windows of `crop` that cover `length` with a stride of two thirds of the window."""
+    """Where windows of `crop` pixels start that cover `length` pixels with a stride of two thirds of a window."""
     if length <= crop:
         return [0]
     stride = -(-2 * crop // 3)
@@ -82,8 +84,10 @@ def predict(
     """Label probabilities (K + 1, H, W) of one image (3, H, W), averaged over scales and mirror images.
 
     Args:
-        scales: factors of the image's size, bilinear.
-        crop: side of sliding windows with two thirds' stride, pixels of the scaled image; None = the image whole.
+        scales: factors of the image's size, resized bilinearly.
+        mirror: whether the mirror image is predicted as well, at every scale.
+        crop: side of sliding windows with a stride of two thirds, pixels of the scaled image; None predicts the image
+            as a whole.
     """
     height, width = image.shape[1:]
     total: Tensor | None = None

@@ -1,4 +1,4 @@
-"""Lets torchvision import where its compiled operators do not load; imported before torchvision, everywhere in `mcis`.
+"""Lets torchvision be imported where its compiled operators do not load; `mcis` imports this module first.
 
 torchvision's registry wheel is compiled for CUDA. Beside a CPU-only torch its library does not load, and
 `import torchvision` then fails because it registers fake kernels for operators that were never defined. The
@@ -32,7 +32,7 @@ def compiled_operators_load() -> bool:
 
 
 def define_missing_schemas() -> None:
-    """Defines the operators' schemas, once a process, if the compiled ones do not load."""
+    """Defines the operators' schemas, once per process, if the compiled operators do not load."""
     global _library
     if _library is not None or compiled_operators_load():
         return

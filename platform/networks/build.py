@@ -24,7 +24,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
         classes=classes,
         attention=config.attention,
         head=config.head,
-        affinity_form=config.affinity,
+        affinity=config.affinity,
         affinity_scale=config.affinity_scale,
         affinity_init=config.affinity_init,
         common_top=config.common_top,

@@ -83,7 +83,7 @@ class _Maker:
             own, others = self.source[place], self.source[torch.tensor(related)]
             facing: dict[str, Any] = {"kind": pair_kinds(own, others), "target_is_n": own & ~others}
             query = self.model.query(target, **facing)
-            attention = torch.softmax(query @ positions(near, self.model.affinity_form).transpose(1, 2), dim=2)
+            attention = torch.softmax(query @ positions(near, self.model.affinity).transpose(1, 2), dim=2)
             strong = final.flatten() >= final.flatten().quantile(0.8)
             received = attention[:, strong].mean(dim=1).view(len(related), *near.shape[2:])
             out += [self._tile("attended to", other, tag, one) for other, one in zip(related, received, strict=True)]

@@ -226,9 +226,9 @@ def test_vit_takes_images_of_any_size(built: dict[str, Backbone]) -> None:
     backbone = built["vit_b_16"].eval()
     body = backbone.body
     assert isinstance(body, Vit)
-    places = body.places(5, 3)
-    assert places.shape == (1, 16, 768)
-    torch.testing.assert_close(places[:, 0], body.encoder.pos_embedding[:, 0])
+    embeddings = body.position_embeddings(5, 3)
+    assert embeddings.shape == (1, 16, 768)
+    torch.testing.assert_close(embeddings[:, 0], body.encoder.pos_embedding[:, 0])
     with torch.inference_mode():
         assert backbone(images(1, 3, 75, 90)).shape == (1, 768, 5, 6)
 
@@ -317,7 +317,7 @@ def test_a_file_that_is_no_weights_is_named(
     with pytest.raises(UserError, match=message) as raised:
         load_pretrained(built["resnet50"], path)
     assert str(path) in raised.value.found
-    assert "weights.backbone" in raised.value.remedy
+    assert "`path`" in raised.value.remedy
     assert torch.equal(state_of(built["resnet50"])["conv1.weight"], before)
 
 

@@ -22,7 +22,7 @@ FORMS: list[dict[str, Any]] = [
     {},
     {"head": "own"},
     {"common_top": 0.3},
-    {"head": "own", "affinity_form": "cosine", "affinity_scale": 5.0, "affinity_init": 1.0},
+    {"head": "own", "affinity": "cosine", "affinity_scale": 5.0, "affinity_init": 1.0},
     {"attention": "co"},
     {"attention": "co", "head": "own"},
     {"attention": "none"},
@@ -68,7 +68,7 @@ def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[st
         return np.exp(p) / np.exp(p).sum(axis=0)
 
     def unit(f: Array) -> Array:
-        return f / np.linalg.norm(f, axis=0) if model.affinity_form == "cosine" else f
+        return f / np.linalg.norm(f, axis=0) if model.affinity == "cosine" else f
 
     scores = {"basic_m": phi(f_m).mean(axis=1), "basic_n": phi(f_n).mean(axis=1)}
     if model.attention == "none":
@@ -268,7 +268,7 @@ def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: 
         head = model.common_head if model.own_head else model.phi
         maps = []
         for one in related:
-            p = affinity(target, one[None], model.w_p, form=model.affinity_form, scale=model.affinity_scale)
+            p = affinity(target, one[None], model.w_p, form=model.affinity, scale=model.affinity_scale)
             common = coattend(target, one[None], p).m
             maps.append(head(common)[0, tag])
         got = model.co_map(target[0], related, tag)
@@ -313,10 +313,10 @@ def test_any_backbone_will_do() -> None:
 def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
     """Seen from n, the map is phi of F_n^{m∩n}; W_P is not symmetric here, so that the two sides differ."""
     torch.manual_seed(0)
-    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity_form="bilinear").double()
+    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity="bilinear").double()
     f_m, f_n = torch.randn(1, 6, 2, 3, dtype=torch.float64), torch.randn(1, 6, 3, 2, dtype=torch.float64)
     common = coattend(f_m, f_n, affinity(f_m, f_n, model.w_p))
-    weight, _ = model.common_weights()
+    weight, _ = model.common_layer()
     for seen, target, other, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
         expected = torch.nn.functional.conv2d(seen, weight)[0, 1]
         torch.testing.assert_close(model.co_map(target[0], other, 1, target_is_n=second), expected)
@@ -337,7 +337,7 @@ def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: 
         maps = []
         for one, k, second in zip(others, kind, target_is_n, strict=True):
             w_p = model.w_p[k].T if second else model.w_p[k]
-            p = affinity(target, one[None], w_p, form=model.affinity_form, scale=model.affinity_scale)
+            p = affinity(target, one[None], w_p, form=model.affinity, scale=model.affinity_scale)
             maps.append(head(unshared(target, model.w_b(coattend(target, one[None], p).m)))[0, tag])
         got = model.contrastive_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
         torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))

@@ -29,8 +29,11 @@ def test_evidence_is_the_mean_match_in_related_images_less_that_in_others(
         cosines = sorted((float(vector(0, at) @ vector(image, j)) for j in range(6)), reverse=True)
         return sum(cosines[:closest]) / min(closest, 6)
 
-    near, far = range(1, 1 + related), range(1 + related, 3 + related)
-    expected = [sum(match(at, i) for i in near) / related - sum(match(at, i) for i in far) / 2 for at in range(6)]
+    with_class, without_class = range(1, 1 + related), range(1 + related, 3 + related)
+    expected = [
+        sum(match(at, i) for i in with_class) / related - sum(match(at, i) for i in without_class) / 2
+        for at in range(6)
+    ]
     vectors = texture_vectors(*(torch.from_numpy(a) for a in (textures, mean, deviation)))
     matches = texture_match(vectors[0], vectors[1:], closest=closest)
     got = shared_evidence(matches[:related], matches[related:])
@@ -46,9 +49,12 @@ def test_a_bank_weighs_evidence_by_its_images_without_the_class_in_deviations_of
     bank = Bank(textures, lacks, activations)
     channels = textures.transpose(0, 1).flatten(1)
     torch.testing.assert_close(bank.mean, channels.mean(dim=1))
-    target = bank.of(related[0])
+    target = bank.texture_vectors(related[0])
     torch.testing.assert_close(target, texture_vectors(related[0], channels.mean(dim=1), channels.std(dim=1)))
     for tag, without in ((0, [0, 2, 4]), (1, [2, 3])):
         got = bank.evidence(target, bank.match(target), related[1:], tag)
-        here, there = (texture_match(target, bank.of(t)).mean(dim=0) for t in (related[1:], textures[without]))
-        torch.testing.assert_close(got, activations.std() * (here - there))
+        in_related, without_class = (
+            texture_match(target, bank.texture_vectors(images)).mean(dim=0)
+            for images in (related[1:], textures[without])
+        )
+        torch.testing.assert_close(got, activations.std() * (in_related - without_class))

@@ -133,7 +133,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         own, seen = features(image), features(other)
         kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
         w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
-        form, scale = model.affinity_form, model.affinity_scale
+        form, scale = model.affinity, model.affinity_scale
         if source[image] and not source[other]:  # m is the target's
             common = coattend(seen, own, affinity(seen, own, w_p, form=form, scale=scale)).n
         else:
@@ -215,7 +215,7 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
 
     def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        p = affinity(m, n, model.w_p, form=model.affinity_form, scale=model.affinity_scale)
+        p = affinity(m, n, model.w_p, form=model.affinity, scale=model.affinity_scale)
         common = coattend(m, n, p)
         return layer(common.m)[0], layer(common.n)[0]
 

@@ -60,13 +60,13 @@ def test_the_network(networks: dict[str, CoAttentionClassifier], recipe: str) ->
     bounded_by(model.w_p, 512**-0.5)
     assert model.w_b.weight.shape == (1, 512, 1, 1)
     assert model.w_b.bias is None
-    assert (model.affinity_form, model.affinity_scale, model.common_top) == ("bilinear", 1.0, 1.0)
+    assert (model.affinity, model.affinity_scale, model.common_top) == ("bilinear", 1.0, 1.0)
     if recipe == "paper":
-        assert model.common_weights()[0] is model.phi.weight
+        assert model.common_layer()[0] is model.phi.weight
     else:
         assert model.common_head.weight.shape == (K, 512, 1, 1)
         assert model.common_head.bias is None
-        assert model.common_weights() == (model.common_head.weight, None)
+        assert model.common_layer() == (model.common_head.weight, None)
 
 
 def test_single_label_data_brings_three_w_p() -> None:

@@ -205,7 +205,7 @@ class Relate:
             queries = self.model.query(features, kind=kinds, target_is_n=source & ~self.domains)
         of_bank = None
         if self.bank:
-            vectors = self.bank.of(textures)
+            vectors = self.bank.texture_vectors(textures)
             of_bank = vectors, self.bank.match(vectors)
         single = single_round(features[None], self.model.phi.weight, self.model.phi.bias)[0]
         return _Target(slot, features, single, queries, of_bank)
