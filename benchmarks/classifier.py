@@ -1,8 +1,8 @@
-"""A training step of the classifier, data resident, over the same step as the equations stand.
+"""A training step of the classifier, data resident, compared with the same step as the equations stand.
 
 VGG-16 at 256x256, loss, gradients and update, recipes `paper` and `released`. The other side embeds both images of
-each pair on their own (`released`: four pairs a step, each of which embeds m again) and lays out every affinity and all
-co-attentive features. Each side runs in processes of its own, in turn; gradients and peak memory are compared too.
+each pair on their own (`released`: four pairs per step, each of which embeds m again) and lays out every affinity and
+all co-attentive features. Each side runs in processes of its own, in turn; gradients and peak memory are compared too.
 """
 
 import argparse
@@ -31,7 +31,7 @@ CLASSES = 20
 
 
 def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradients: Path | None) -> dict[str, float]:
-    """Seconds a step, peak memory in bytes, and on a GPU the floating point operations a second."""
+    """Seconds per step, peak memory in bytes, and on a GPU the floating point operations per second."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     config = resolve("voc", recipe).config.classifier
     torch.manual_seed(0)
@@ -70,12 +70,13 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
     step()
     if gradients:
         torch.save({name: p.grad.cpu() for name, p in model.named_parameters()}, gradients)
-    found = {"seconds": timed(steps)}
+    measured = {"seconds": timed(steps)}
     if device.type == "cuda":
-        found |= {"memory": float(torch.cuda.max_memory_allocated()), "rate": _operations(step) / found["seconds"]}
+        measured["memory"] = float(torch.cuda.max_memory_allocated())
+        measured["rate"] = _operations(step) / measured["seconds"]
     else:
-        found["memory"] = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return found
+        measured["memory"] = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return measured
 
 
 def _operations(step: Any) -> float:
@@ -87,7 +88,7 @@ def _operations(step: Any) -> float:
 
 
 def matrix_rate() -> float:
-    """Measured bf16 operations a second of the GPU in a product of two square matrices."""
+    """Measured bf16 operations per second of the GPU in a product of two square matrices."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     for count in (3, 20):
         torch.cuda.synchronize()
@@ -108,7 +109,7 @@ def main() -> None:
     """Runs both sides of both recipes in turn and prints the ratios of their medians."""
     gpu = torch.cuda.is_available()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=5 if gpu else 2, help="pairs a step")
+    parser.add_argument("--batch", type=int, default=5 if gpu else 2, help="pairs per step")
     parser.add_argument("--steps", type=int, default=20 if gpu else 1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
@@ -123,29 +124,29 @@ def main() -> None:
     lines = []
     with tempfile.TemporaryDirectory() as folder:
         for recipe, target in TARGETS.items():
-            found: dict[str, list[dict[str, float]]] = {"ours": [], "literal": []}
+            measured: dict[str, list[dict[str, float]]] = {"ours": [], "literal": []}
             for number in range(arguments.rounds):
-                for side, results in found.items():
+                for side, results in measured.items():
                     keep = str(Path(folder) / side) if number == 0 else "none"
                     words = [f"--{name}={getattr(arguments, name)}" for name in ("batch", "steps")]
                     words += ["--bf16" if arguments.bf16 else "--no-bf16"]
                     command = [sys.executable, __file__, *words, "--one", recipe, side, keep]
                     results.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
             seconds, memory = (
-                {side: statistics.median(r[key] for r in results) for side, results in found.items()}
+                {side: statistics.median(r[key] for r in results) for side, results in measured.items()}
                 for key in ("seconds", "memory")
             )
             apart = difference(Path(folder) / "ours", Path(folder) / "literal")
             if not arguments.bf16 and apart > 1e-4:
                 raise SystemExit(f"{recipe}: gradients differ by {apart:.1e} of their norm, more than 1e-4")
-            for side in found:
+            for side in measured:
                 print(
-                    f"{recipe}, {side}: {seconds[side]:.2f} s a step of {arguments.batch} pairs, "
+                    f"{recipe}, {side}: {seconds[side]:.2f} s per step of {arguments.batch} pairs, "
                     f"peak {memory[side] / 2**30:.2f} GiB"
                 )
             print(f"{recipe}: gradients differ by {apart:.1e} of their norm")
             if gpu:
-                rate = statistics.median(r["rate"] for r in found["ours"])
+                rate = statistics.median(r["rate"] for r in measured["ours"])
                 print(f"{recipe}: {rate / matrix_rate():.2f} of the GPU's measured bf16 matrix rate")
             lines.append(
                 f"ratio {seconds['literal'] / seconds['ours']:.2f} target {target:g}: training step `{recipe}` against "

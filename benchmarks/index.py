@@ -1,4 +1,4 @@
-"""Images a second that the index verifies, and how much faster it is when nothing has changed.
+"""Images per second that the index verifies, and how much faster it is when nothing has changed.
 
 The limit, measured in turn: reading, decoding and hashing the same files in as many processes as there are cores. The
 index is the stage itself, in a Ray that is up, from the listing to the written tables; each first run has its own
@@ -43,7 +43,7 @@ def _verify(paths: list[str]) -> list[str]:
 
 
 def indexed(table: Path, workspace: Path) -> float:
-    """Seconds of the stage index, its listing included, as the run's account has it."""
+    """Seconds of the stage index, its listing included, as the run records them."""
     resolved = resolve("tags", "paper", {"data.tags.table": str(table)})
     result = pipeline.run(resolved, Workspace(workspace), "index", until="index")
     return result.context.seconds["index"]
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     print(machine.describe())
-    found: dict[str, list[float]] = {"bare": [], "first": [], "again": []}
+    measured: dict[str, list[float]] = {"bare": [], "first": [], "again": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = photos.make(Path(folder) / "images", arguments.images)
         table = Path(folder) / "tags.parquet"
@@ -66,17 +66,16 @@ def main() -> None:
             indexed(table, Path(folder) / "warm-up")  # Ray starts its processes at the first task
             for number in range(arguments.rounds):
                 workspace = Path(folder) / f"workspace{number}"
-                found["bare"].append(bare(paths))
-                found["first"].append(indexed(table, workspace))
-                found["again"].append(indexed(table, workspace))
-    middle = {side: statistics.median(seconds) for side, seconds in found.items()}
+                measured["bare"].append(bare(paths))
+                measured["first"].append(indexed(table, workspace))
+                measured["again"].append(indexed(table, workspace))
+    medians = {side: statistics.median(seconds) for side, seconds in measured.items()}
     print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT}")
-    for side, seconds in middle.items():
+    for side, seconds in medians.items():
         print(f"{side:10}{seconds:8.2f} s {arguments.images / seconds:10.0f} images/s")
-    print(f"ratio {middle['first'] / middle['again']:.1f} target 20: an unchanged index, times faster than the first")
-    print(
-        f"ratio {middle['bare'] / middle['first']:.2f} target 0.7: images/s of the index, of bare reading and decoding"
-    )
+    print(f"ratio {medians['first'] / medians['again']:.1f} target 20: an unchanged index, times faster than the first")
+    rate = medians["bare"] / medians["first"]
+    print(f"ratio {rate:.2f} target 0.7: images/s of the index, of bare reading and decoding")
 
 
 if __name__ == "__main__":

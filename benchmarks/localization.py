@@ -1,8 +1,9 @@
-"""Localization maps a second over forwards of every pair of an image and a related one.
+"""Localization maps per second, compared with forwards of every pair of an image and a related one.
 
-VGG-16 at 256x256, R = 3 related images a class, tags an image as in VOC's train_aug. This side is what the stage runs:
-each image embedded once, features kept in float16, attention over one activation a position, queries shared by all maps
-of an image. The other side runs the classifier on each pair, as the released code does, for both aggregations.
+VGG-16 at 256x256, R = 3 related images per class, as many tags per image as in VOC's train_aug. One side is what the
+stage runs: each image is embedded once, features are kept in float16, attention is over one activation per position,
+and all maps of an image share their queries. The other side runs the classifier on each pair, as the released code
+does, for both aggregations.
 """
 
 import argparse
@@ -37,37 +38,37 @@ TARGETS = {"paper": 7.0, "released": 2.2}
 MOST_APART = 5e-3  # with float16 features
 CLASSES = 20
 TAGS = (0.6375, 0.2735, 0.0731, 0.0133, 0.0026)
-"""Shares of train_aug's 10,582 images with 1, 2, ... tags: 1.47 tags an image."""
+"""Fractions of train_aug's 10,582 images with 1, 2, ... tags: 1.47 tags per image."""
 
 
 def table(paths: list[str]) -> tuple[pa.Table, Tags]:
     """Index rows of images with as many tags each as TAGS says, of few classes, so that each has related images."""
     bounds = np.cumsum(TAGS)
     counts = 1 + np.searchsorted(bounds, (np.arange(len(paths)) + 0.5) / len(paths) * bounds[-1])
-    tags = [[(place + k) % 5 for k in range(count)] for place, count in enumerate(counts)]
+    tags = [[(index + k) % 5 for k in range(count)] for index, count in enumerate(counts)]
     matrix = np.zeros((len(paths), CLASSES), bool)
-    for place, own in enumerate(tags):
-        matrix[place, own] = True
+    for index, classes in enumerate(tags):
+        matrix[index, classes] = True
     columns: dict[str, Any] = {"image_id": paths, "uri": paths, "domain": ["target"] * len(paths)}
-    return pa.table({**columns, "tags": [sorted(own) for own in tags]}), Tags.of_matrix(matrix)
+    return pa.table({**columns, "tags": [sorted(classes) for classes in tags]}), Tags.of_matrix(matrix)
 
 
 def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) -> tuple[float, list[torch.Tensor]]:
     """Seconds, and the maps."""
-    everyone, nowhere = np.arange(len(rows)), np.zeros(len(rows), bool)
-    relations = draw_relations(config.localize, config.seed, tags, nowhere)
+    every_image, no_source = np.arange(len(rows)), np.zeros(len(rows), bool)
+    relations = draw_relations(config.localize, config.seed, tags, no_source)
     features, selves = folder / "features.npy", folder / "selves.npy"
     shape = feature_shape(config, folder, CLASSES)
     create_file(features, (len(rows), *shape), np.float16)
     create_file(selves, (len(relations.tag), *shape[1:]), np.float32)
     kept = selves if config.localize.method.name == "released" else None
     embed = Embed(config, folder, CLASSES, gpu, features, kept)
-    relate = Relate(config, folder, CLASSES, gpu, features, kept, nowhere, None)
-    to_embed = embed_rows(rows, relations.start, everyone, ~nowhere)
-    to_relate = relate_rows(rows, relations, range(CLASSES), everyone)
+    relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source, None)
+    to_embed = embed_rows(rows, relations.start, every_image, ~no_source)
+    to_relate = relate_rows(rows, relations, range(CLASSES), every_image)
     began = time.perf_counter()
     embed(to_embed)
-    maps = [one for row in to_relate.to_pylist() for one in relate.maps(row).cpu()]
+    maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row).cpu()]
     return time.perf_counter() - began, maps
 
 
@@ -81,16 +82,16 @@ def pair_by_pair(
     # Decoded beforehand, so that opening an image for every pair does not count.
     images = [normalize(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris]
     began = time.perf_counter()
-    for position, own in enumerate(rows["tags"].to_pylist()):
-        image = images[position]
-        selves = torch.zeros(len(own))
+    for index, image_tags in enumerate(rows["tags"].to_pylist()):
+        image = images[index]
+        selves = torch.zeros(len(image_tags))
         if config.localize.method.name == "released":
-            selves = torch.stack([_self_maps(model, image, name, own) for name in SELF_TRANSFORMS]).sum(dim=0)
-        for place, tag in enumerate(own):
-            others = relations.related[relations.start[position] + place].tolist()
+            selves = torch.stack([_self_maps(model, image, name, image_tags) for name in SELF_TRANSFORMS]).sum(dim=0)
+        for number, tag in enumerate(image_tags):
+            others = relations.related[relations.start[index] + number].tolist()
             mean = torch.stack([literal.co_maps(model, image, images[other])[0][tag] for other in others]).mean(dim=0)
             if config.localize.method.name == "released":
-                mean = ((selves[place] + released_map(mean)) / 5 * 255).round() / 255
+                mean = ((selves[number] + released_map(mean)) / 5 * 255).round() / 255
             maps.append(mean.cpu())
     return time.perf_counter() - began, maps
 
@@ -123,25 +124,24 @@ def main() -> None:
             model = build_classifier(config.classifier, CLASSES).eval()
             save(model.state_dict(), folder / WEIGHTS)
             model.to(device)
-            found: dict[str, list[float]] = {"ours": [], "pairs": []}
+            measured: dict[str, list[float]] = {"ours": [], "pairs": []}
             for _ in range(arguments.rounds):
                 seconds, maps = ours(config, folder, rows, tags, gpu)
-                found["ours"].append(seconds)
+                measured["ours"].append(seconds)
                 seconds, expected = pair_by_pair(config, model, rows, tags, device)
-                found["pairs"].append(seconds)
+                measured["pairs"].append(seconds)
             # Released maps are in [0, 1] as they are, in steps of 1 / 255.
             scaled = normalize_maps if recipe == "paper" else torch.clone
             apart = max(float((scaled(a) - scaled(b)).abs().max()) for a, b in zip(maps, expected, strict=True))
             if apart >= MOST_APART:
                 raise SystemExit(f"{recipe}: maps in [0, 1] differ by {apart:.1e}, more than {MOST_APART:g}")
-            middle = {side: statistics.median(each) for side, each in found.items()}
-            for side, each in middle.items():
-                print(f"{recipe}, {side}: {len(rows) / each:.2f} images/s, {len(maps) / each:.2f} maps/s")
+            medians = {side: statistics.median(values) for side, values in measured.items()}
+            for side, median in medians.items():
+                print(f"{recipe}, {side}: {len(rows) / median:.2f} images/s, {len(maps) / median:.2f} maps/s")
             print(f"{recipe}: maps in [0, 1] differ by at most {apart:.1e}")
-            lines.append(
-                f"ratio {middle['pairs'] / middle['ours']:.2f} target {target:g}: localization maps `{recipe}`, R = 3, "
-                "against a forward of each pair"
-            )
+            ratio = medians["pairs"] / medians["ours"]
+            what = f"localization maps `{recipe}`, R = 3, against a forward of each pair"
+            lines.append(f"ratio {ratio:.2f} target {target:g}: {what}")
     print("\n".join(lines))
 
 

@@ -17,7 +17,7 @@ def cores() -> int:
 
 @contextlib.contextmanager
 def processes() -> Iterator[Any]:
-    """A multiprocessing pool of one process a core, all of them up."""
+    """A multiprocessing pool of one process per core, all of which have started."""
     context = multiprocessing.get_context("spawn")
     meeting = context.Barrier(cores() + 1)
     with context.Pool(cores(), initializer=meeting.wait) as pool:

@@ -1,6 +1,6 @@
 """What orchestration costs: the demo's wall time over the same computing in a plain loop.
 
-The loop walks the demo's stages with the same numerics, drawn numbers and files, in one process without Ray, MLflow,
+The loop runs the demo's stages with the same numerics, drawn numbers and files, in one process without Ray, MLflow,
 progress bars and report, torch on all cores in training. Both sides begin with an empty workspace and the embedded
 data drawn. Target: at most 1.3.
 """
@@ -76,9 +76,9 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
         began = time.perf_counter()
 
     torch.set_num_threads(machine.cores())
-    found = listing(config)
-    classes = len(found.classes)
-    rows = verify(found.table, min_side=config.data.min_side)
+    listed = listing(config)
+    classes = len(listed.classes)
+    rows = verify(listed.table, min_side=config.data.min_side)
     train_rows, val_rows = (rows.filter(pc.equal(rows["split"], s)) for s in ("train", "val"))
     tags = Tags.of_index(train_rows["tags"], classes)
     uris = train_rows["uri"].to_pylist()
@@ -89,23 +89,23 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
             seed=config.seed,
             tags=tags,
             source=None,
-            pictures=Squares(uris, config.classifier.input_size),
+            images=Squares(uris, config.classifier.input_size),
             pretrained=None,
         ),
         folder / "classifier",
     )
     lap("train_classifier")
-    features, nowhere = folder / "features.npy", np.zeros(len(train_rows), bool)
-    relations = draw_relations(config.localize, config.seed, tags, nowhere)
-    everyone = np.arange(len(train_rows))
+    features, no_source = folder / "features.npy", np.zeros(len(train_rows), bool)
+    relations = draw_relations(config.localize, config.seed, tags, no_source)
+    every_image = np.arange(len(train_rows))
     shape = feature_shape(config, folder / "classifier", classes)
     create_file(features, (len(train_rows), *shape), np.float16)
     embed = Embed(config, folder / "classifier", classes, False, features, None)
-    embedded = embed(embed_rows(train_rows, relations.start, everyone, ~nowhere))
+    embedded = embed(embed_rows(train_rows, relations.start, every_image, ~no_source))
     write_table(folder / "single" / "part-000000.parquet", embedded)
     bank = (relations.bank, tags.matrix(relations.bank)) if len(relations.bank) else None
-    relate = Relate(config, folder / "classifier", classes, False, features, None, nowhere, bank)
-    related = relate(relate_rows(train_rows, relations, range(classes), everyone))
+    relate = Relate(config, folder / "classifier", classes, False, features, None, no_source, bank)
+    related = relate(relate_rows(train_rows, relations, range(classes), every_image))
     write_table(folder / "maps" / "part-000000.parquet", related)
     lap("localize")
     make = pseudo_masks.MakeMasks(config.pseudo_masks, config.maps.scale, Shards(folder / "maps"))

@@ -1,8 +1,8 @@
-"""Pairs a second, in millions, that one core draws from the tags of 100 million images.
+"""Pairs per second, in millions, that one core draws from the tags of 100 million images.
 
-Tags are made up: 200 classes whose sizes fall as one over the rank, 1 to 3 tags an image, 1.5 on average. Beside the
-sampler stands its limit, measured in the same run on the same arrays: numpy's gathering of one number at a random place
-of each of the three that a pair has to look into. Targets: at least 1 million pairs a second; under 12 bytes a tag.
+Tags are made up: 200 classes whose sizes fall as one over the rank, 1 to 3 tags per image, 1.5 on average. Its
+limit is measured in the same run on the same arrays: numpy gathers one number at a random position of each of the three
+arrays that a pair has to look into. Targets: at least 1 million pairs per second; under 12 bytes per tag.
 Past one machine: see `datasets/pairs.py`.
 """
 
@@ -22,7 +22,7 @@ from mcis.datasets.tags import Tags, number_type
 
 TARGET, BYTES_TARGET = 1.0, 12
 CLASSES, BATCH, SMALL_BATCH, BATCHES, REPEATS = 200, 4096, 8, 300, 5
-_IMAGES_A_CHUNK = 2**20
+_IMAGES_PER_CHUNK = 2**20
 
 
 def synthetic(images: int, seed: int = 0) -> Tags:
@@ -37,21 +37,21 @@ def synthetic(images: int, seed: int = 0) -> Tags:
     start = np.zeros(images + 1, number_type(3 * images))
     np.cumsum(counts, out=start[1:])
     values = np.empty(start[-1], np.uint16)
-    for first in range(0, images, _IMAGES_A_CHUNK):
-        here = counts[first : first + _IMAGES_A_CHUNK]
-        # Three classes an image, none twice: one that came already moves on to the next, twice at most.
-        drawn = class_of[rng.integers(0, 2**16, (3, len(here)), np.uint16)]
+    for first in range(0, images, _IMAGES_PER_CHUNK):
+        chunk = counts[first : first + _IMAGES_PER_CHUNK]
+        # Three classes per image, none twice: one that came already moves on to the next, twice at most.
+        drawn = class_of[rng.integers(0, 2**16, (3, len(chunk)), np.uint16)]
         drawn[1] = np.where(drawn[1] == drawn[0], (drawn[1] + 1) % CLASSES, drawn[1])
         for _ in range(2):
             drawn[2] = np.where((drawn[2] == drawn[0]) | (drawn[2] == drawn[1]), (drawn[2] + 1) % CLASSES, drawn[2])
-        kept = np.arange(3)[:, None] < here
+        kept = np.arange(3)[:, None] < chunk
         drawn = np.sort(np.where(kept, drawn, CLASSES), axis=0)
-        values[start[first] : start[first + len(here)]] = drawn.T[kept.T]
+        values[start[first] : start[first + len(chunk)]] = drawn.T[kept.T]
     return Tags(values=values, start=start, classes=CLASSES)
 
 
 def rate(batch: Callable[[int], object], size: int) -> float:
-    """Rows a second of a function of a batch's number: the median of several runs over batches that differ."""
+    """Rows per second of a function of a batch's number: the median of several runs over batches that differ."""
     rates = []
     for repeat in range(REPEATS):
         began = time.perf_counter()
@@ -80,12 +80,10 @@ def main() -> None:
     sampler = PairSampler(tags, seed=0)
     built = time.perf_counter()
     count = len(tags.values)
-    bytes_a_tag = sampler.nbytes / count
+    bytes_per_tag = sampler.nbytes / count
     sizes = np.sort(np.bincount(tags.values[: 10**7], minlength=CLASSES)) / min(count, 10**7)
-    print(
-        f"{images:,} images, {count:,} tags, {count / images:.3f} an image, {CLASSES} classes of which the most", end=""
-    )
-    print(f" frequent has {sizes[-1]:.1%} and the rarest {sizes[0]:.2%} of the tags")
+    print(f"{images:,} images, {count:,} tags, {count / images:.3f} per image, {CLASSES} classes", end="")
+    print(f" of which the most frequent has {sizes[-1]:.1%} and the rarest {sizes[0]:.2%} of the tags")
     print(f"tags made in {made - began:.1f} s, sampler built in {built - made:.1f} s")
     print(f"memory: {sampler.nbytes / 2**30:.2f} GiB kept", end="")
     print(f", peak resident {peak_bytes() / 2**30:.2f} GiB, of which {without / 2**30:.2f} before the first tag")
@@ -95,12 +93,12 @@ def main() -> None:
     pairs = rate(lambda number: sampler.rows(firsts[number], firsts[number] + BATCH), BATCH)
     small = rate(lambda number: sampler.rows(firsts[number], firsts[number] + SMALL_BATCH), SMALL_BATCH)
     arrays: list[NDArray[np.unsignedinteger]] = [tags.start, tags.values, sampler.members.images]
-    places = [rng.integers(0, len(array), (REPEATS * BATCHES, BATCH)) for array in arrays]
-    limit = rate(lambda number: [a.take(p[number]) for a, p in zip(arrays, places, strict=True)], BATCH)
-    print(f"pairs a second: {pairs:,.0f} in batches of {BATCH}")
+    positions = [rng.integers(0, len(array), (REPEATS * BATCHES, BATCH)) for array in arrays]
+    limit = rate(lambda number: [a.take(p[number]) for a, p in zip(arrays, positions, strict=True)], BATCH)
+    print(f"pairs per second: {pairs:,.0f} in batches of {BATCH}")
     print(f"a batch of {SMALL_BATCH} takes {SMALL_BATCH / small * 1e6:.0f} µs")
-    print(f"limit: {limit:,.0f} a second of three numbers gathered each; the sampler reaches {pairs / limit:.2f} of it")
-    print(f"bytes a tag {bytes_a_tag:.2f} target {BYTES_TARGET}")
+    print(f"limit: {limit:,.0f} times three gathered numbers per second; the sampler reaches {pairs / limit:.2f} of it")
+    print(f"bytes per tag {bytes_per_tag:.2f} target {BYTES_TARGET}")
     print(f"ratio {pairs / 1e6:.2f} target {TARGET}")
 
 

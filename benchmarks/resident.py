@@ -1,4 +1,4 @@
-"""Training from the stream over training with all batches in memory.
+"""Training from the stream, compared with training with all batches in memory.
 
 Recipe `small`, whose step is the shortest and so leaves the stream the least time. The stream reads the decoded cache,
 as the stage does, in a thread beside the training. Both sides train the same network on the same batches, in turn.
@@ -31,7 +31,7 @@ TARGET = 0.95
 
 
 def train(learner: ClassifierLearner, stream: Iterator[PairBatch], steps: int) -> float:
-    """Images a second of `steps` updates."""
+    """Images per second of `steps` updates."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(0)
     model: Any = learner.model()
@@ -73,23 +73,22 @@ def main() -> None:
             seed=0,
             tags=tags_of(arguments.images),
             source=None,
-            pictures=Squares(paths, config.input_size, cache=cache),
+            images=Squares(paths, config.input_size, cache=cache),
             pretrained=None,
         )
         shard = WorkerShard(0, 1, 0, arguments.steps)
         decode = learner.decoder(shard)
         resident = [decode(np.array([step])) for step in range(arguments.steps)]
-        found: dict[str, list[float]] = {"stream": [], "resident": []}
+        measured: dict[str, list[float]] = {"stream": [], "resident": []}
         for _ in range(arguments.rounds):
             streamed = batches(decode, batch=config.batch, shard=shard, decode_in="threads", threads=1)
-            found["stream"].append(train(learner, streamed, arguments.steps))
-            found["resident"].append(train(learner, iter(resident), arguments.steps))
-    middle = {side: statistics.median(rates) for side, rates in found.items()}
-    for side, rate in middle.items():
-        print(f"{side:10}{rate:8.0f} images/s ({min(found[side]):.0f}..{max(found[side]):.0f})")
-    print(
-        f"ratio {middle['stream'] / middle['resident']:.2f} target {TARGET}: training from the stream, of resident data"
-    )
+            measured["stream"].append(train(learner, streamed, arguments.steps))
+            measured["resident"].append(train(learner, iter(resident), arguments.steps))
+    medians = {side: statistics.median(rates) for side, rates in measured.items()}
+    for side, rate in medians.items():
+        print(f"{side:10}{rate:8.0f} images/s ({min(measured[side]):.0f}..{max(measured[side]):.0f})")
+    ratio = medians["stream"] / medians["resident"]
+    print(f"ratio {ratio:.2f} target {TARGET}: training from the stream, of resident data")
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ def run(script: Path) -> tuple[list[tuple[str, str, str]], str]:
             print(line, end="", flush=True)
             lines.append(line.strip())
     pattern = re.compile(r"ratio (\S+) target (\S+?)(?:: (.+))?")
-    found = [match for line in lines if (match := pattern.fullmatch(line))]
-    if process.returncode or not found or not pattern.fullmatch(lines[-1]):
+    figures = [match for line in lines if (match := pattern.fullmatch(line))]
+    if process.returncode or not figures or not pattern.fullmatch(lines[-1]):
         sys.exit(f"{script.name} failed or did not end in `ratio R target T`")
     what = (script.read_text().split('"""')[1]).splitlines()[0].rstrip(".")
     machine = next((line.removeprefix("machine: ") for line in lines if line.startswith("machine: ")), "")
-    return [(match[3] or what, match[1], match[2]) for match in found], machine
+    return [(match[3] or what, match[1], match[2]) for match in figures], machine
 
 
 def main() -> None:

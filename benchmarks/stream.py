@@ -1,4 +1,4 @@
-"""Pair images a second that a training worker is given.
+"""Pair images per second that a training worker is given.
 
 Sides, in turn in each round: bare decoding and resizing in as many processes as there are cores, the limit; a torch
 DataLoader with as many processes, the same images and the same transforms; the stream that decodes, and the stream from
@@ -35,7 +35,7 @@ SKIPPED = 20  # batches before the clock starts, so that what was prepared befor
 
 
 def tags_of(images: int) -> Tags:
-    """Made-up tags, 1.5 an image."""
+    """Made-up tags, 1.5 per image."""
     rng = np.random.default_rng(0)
     matrix = np.zeros((images, CLASSES), bool)
     matrix[np.arange(images), rng.integers(0, CLASSES, images)] = True
@@ -65,7 +65,7 @@ class Pairs(Dataset[Any]):
 
 
 def bare(paths: list[str], pairs: Pairs) -> float:
-    """Images a second of decoding and resizing alone."""
+    """Images per second of decoding and resizing alone."""
     wanted = [paths[i] for pair in zip(pairs.m, pairs.n, strict=True) for i in pair]
     with machine.processes() as pool:
         began = time.perf_counter()
@@ -79,7 +79,7 @@ def _bare(paths: list[str]) -> int:
 
 
 def loader(pairs: Pairs, processes: int) -> float:
-    """Images a second of the DataLoader."""
+    """Images per second of the DataLoader."""
     ready = iter(DataLoader(pairs, batch_size=BATCH, num_workers=processes, multiprocessing_context="spawn"))
     for _ in range(SKIPPED):
         next(ready)
@@ -90,7 +90,7 @@ def loader(pairs: Pairs, processes: int) -> float:
 
 
 def delivered(images: Squares, sampler: PairSampler, pairs: int, threads: int) -> float:
-    """Images a second that a Ray Train worker gets from the stream."""
+    """Images per second that a Ray Train worker gets from the stream."""
     import ray.train
     import ray.train.torch
 
@@ -136,21 +136,21 @@ def main() -> None:
             write_table(
                 cache / f"part-{first:08d}-{first + len(part):08d}.arrow", MakeSquares(SIZE)(pa.table({"uri": part}))
             )
-        found: dict[str, list[float]] = {"bare": [], "loader": [], "decoding": [], "cache": []}
+        measured: dict[str, list[float]] = {"bare": [], "loader": [], "decoding": [], "cache": []}
         squares, cached = Squares(paths, SIZE), Squares(paths, SIZE, cache=cache)
         with ray_session(ComputeConfig()):
             for _ in range(arguments.rounds):
-                found["bare"].append(bare(paths, pairs))
-                found["loader"].append(loader(pairs, cores))
-                found["decoding"].append(delivered(squares, sampler, arguments.images, cores))
-                found["cache"].append(delivered(cached, sampler, 8 * arguments.images, cores))
-    middle = {side: statistics.median(rates) for side, rates in found.items()}
+                measured["bare"].append(bare(paths, pairs))
+                measured["loader"].append(loader(pairs, cores))
+                measured["decoding"].append(delivered(squares, sampler, arguments.images, cores))
+                measured["cache"].append(delivered(cached, sampler, 8 * arguments.images, cores))
+    medians = {side: statistics.median(rates) for side, rates in measured.items()}
     print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT} to {SIZE}x{SIZE}, batches of {BATCH} pairs")
-    for side, rate in middle.items():
-        spread = f"{min(found[side]):.0f}..{max(found[side]):.0f}"
-        print(f"{side:10}{rate:10.0f} images/s ({spread}), {rate / middle['bare']:.2f} of bare decoding")
-    print(f"ratio {middle['cache'] / middle['loader']:.2f} target 4: pair images/s from the cache, of a DataLoader")
-    print(f"ratio {middle['decoding'] / middle['loader']:.2f} target 1: pair images/s, decoding, of a DataLoader")
+    for side, rate in medians.items():
+        spread = f"{min(measured[side]):.0f}..{max(measured[side]):.0f}"
+        print(f"{side:10}{rate:10.0f} images/s ({spread}), {rate / medians['bare']:.2f} of bare decoding")
+    print(f"ratio {medians['cache'] / medians['loader']:.2f} target 4: pair images/s from the cache, of a DataLoader")
+    print(f"ratio {medians['decoding'] / medians['loader']:.2f} target 1: pair images/s, decoding, of a DataLoader")
 
 
 if __name__ == "__main__":

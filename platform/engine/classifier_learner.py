@@ -32,7 +32,7 @@ class ClassifierLearner:
     Attributes:
         tags: of the N training images.
         source: (N,), whether an image is of the domain source; None where no image is.
-        pictures: the N images at the classifier's size.
+        images: the N images at the classifier's size.
         pretrained: file of the backbone's pretrained weights, or None.
     """
 
@@ -40,7 +40,7 @@ class ClassifierLearner:
     seed: int
     tags: Tags
     source: NDArray[np.bool_] | None
-    pictures: Squares
+    images: Squares
     pretrained: Path | None
 
     @property
@@ -66,7 +66,7 @@ class ClassifierLearner:
 
     def decoder(self, shard: WorkerShard) -> PairDecoder:
         scales = self.config.crop_scales if self.config.sizing == "random_crop" else None
-        return PairDecoder(self.pictures, self.sampler(), batch=self.config.batch, shard=shard, crop_scales=scales)
+        return PairDecoder(self.images, self.sampler(), batch=self.config.batch, shard=shard, crop_scales=scales)
 
     def sampler(self) -> PairSampler:
         """Draws the pairs.
@@ -87,7 +87,7 @@ class ClassifierLearner:
         )
 
     def image_uris(self, batch: PairBatch) -> list[str]:
-        return [self.pictures.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
+        return [self.images.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
 
     def count(self, batch: PairBatch) -> int:
         return len(batch)

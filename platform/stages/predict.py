@@ -14,27 +14,10 @@ from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 
 
-def predicted_split(config: Config, there: Mapping[str, int]) -> str:
-    """The split whose images are predicted, of those that are there with so many images.
-
-    Raises:
-        UserError: a split without an image is asked for.
-    """
-    if config.predict.split == "auto":
-        return "val" if there.get("val") else "train"
-    if not there.get(config.predict.split):
-        raise UserError(
-            f"predict.split is {config.predict.split}, which has no image",
-            f"one of {', '.join(there)}",
-            "set predict.split to one of them, or name a list for that split",
-        )
-    return config.predict.split
-
-
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where the split that is asked for has no image."""
     counts = listing.table["split"].value_counts().to_pylist()
-    predicted_split(config, {row["values"]: row["counts"] for row in counts})
+    _predicted_split(config, {row["values"]: row["counts"] for row in counts})
 
 
 def inputs(config: Config, context: RunContext) -> None:
@@ -44,7 +27,7 @@ def inputs(config: Config, context: RunContext) -> None:
 def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, over the configured scales and mirror images."""
     gpu = uses_gpu(config.compute)
-    split = predicted_split(config, context.result("index", IndexResult).images)
+    split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     mapped = map_table(
         rows,
@@ -56,3 +39,23 @@ def run(config: Config, context: RunContext) -> PredictResult:
         gpu=gpu,
     )
     return PredictResult(busy=mapped.busy, split=split, counts={"images": len(rows)})
+
+
+def _predicted_split(config: Config, images: Mapping[str, int]) -> str:
+    """The split whose images are predicted.
+
+    Args:
+        images: number of images by split.
+
+    Raises:
+        UserError: a split without an image is asked for.
+    """
+    if config.predict.split == "auto":
+        return "val" if images.get("val") else "train"
+    if not images.get(config.predict.split):
+        raise UserError(
+            f"predict.split is {config.predict.split}, which has no image",
+            f"one of {', '.join(images)}",
+            "set predict.split to one of them, or name a list for that split",
+        )
+    return config.predict.split

@@ -108,7 +108,7 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=np.array(rows["domain"].to_pylist()) == "source",
-        pictures=Squares(rows["uri"].to_pylist(), c.input_size, middle=middle, cache=cache),
+        images=Squares(rows["uri"].to_pylist(), c.input_size, middle=middle, cache=cache),
         pretrained=classifier_weights(config, context.workspace),
     )
     return learner, 0 if cache is None else len(rows)

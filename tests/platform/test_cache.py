@@ -18,7 +18,7 @@ from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 
 SIZE = 64
-COMPUTE = ComputeConfig(cache_gb=10 * image_bytes(SIZE) / 2**30, shard_rows=2)  # room for ten images
+COMPUTE = ComputeConfig(cache_gb=10 * image_bytes(SIZE) / 2**30, shard_rows=2)  # ten images fit
 
 HOLD = """
 import sys
@@ -66,18 +66,18 @@ def test_a_cache_is_made_once_and_holds_the_images(context: RunContext, tmp_path
     for uri in uris:
         Path(uri).unlink()
     np.testing.assert_array_equal(Squares(uris, SIZE, cache=folder)(np.arange(3)), wanted)
-    assert cached(rows, context) == folder, "the files are gone: it can only have been found"
+    assert cached(rows, context) == folder, "the files are gone: the cache can only have been there already"
     assert folders(context) == {folder.name}
 
 
-def test_no_more_images_than_there_is_room_for(context: RunContext, tmp_path: Path) -> None:
+def test_no_more_images_than_fit(context: RunContext, tmp_path: Path) -> None:
     folder = cached(pictures(tmp_path / "images", "a", 12), context)
     assert sorted(file.name for file in folder.iterdir())[-1] == "part-00000008-00000010.arrow"
     none = ComputeConfig(cache_gb=0)
     assert decoded_cache(pictures(tmp_path / "images", "b", 2), SIZE, context, none) is None
 
 
-def test_what_was_not_used_for_longest_makes_room(context: RunContext, tmp_path: Path) -> None:
+def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path: Path) -> None:
     old, used = (cached(pictures(tmp_path / "images", name, 3), context) for name in "ab")
     half_removed = context.workspace.cache / "squash64-c.gone"
     half_removed.mkdir()
@@ -102,7 +102,7 @@ def test_a_part_that_another_run_is_making_stays_and_one_left_half_made_goes(
         assert other.stdout.readline() == "held\n"
         first = cached(pictures(tmp_path / "images", "a", 2), context)
         second = cached(pictures(tmp_path / "images", "b", 2), context)
-        assert folders(context) == {part.name, second.name}, "what nobody holds makes room in its stead"
+        assert folders(context) == {part.name, second.name}, "a cache that nobody holds is removed in its place"
         assert not first.exists()
         other.communicate()
     assert other.returncode == 0

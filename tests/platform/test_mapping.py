@@ -57,10 +57,10 @@ def shards(folder: Path) -> list[str]:
 
 def check(folder: Path) -> None:
     """The shards in order are the whole table, mapped row by row."""
-    found = read_table(folder / "out")
-    assert found["id"].to_pylist() == TABLE["id"].to_pylist()
-    assert found["power"].to_pylist() == [n**2 for n in range(23)]
-    assert found["list"].to_pylist() == TABLE["list"].to_pylist()
+    mapped_rows = read_table(folder / "out")
+    assert mapped_rows["id"].to_pylist() == TABLE["id"].to_pylist()
+    assert mapped_rows["power"].to_pylist() == [n**2 for n in range(23)]
+    assert mapped_rows["list"].to_pylist() == TABLE["list"].to_pylist()
 
 
 def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_local: None) -> None:
@@ -126,12 +126,12 @@ def test_a_workers_user_error_arrives_as_it_was_raised(tmp_path: Path, ray_local
 
     with pytest.raises(UserError) as caught:
         run()
-    known = user_error_in(caught.value)
-    assert known is not None
-    assert (known.found, known.expected, known.remedy) == ("no map of i12", "a map", "draw one")
-    assert "Traceback" not in str(known)
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert (error.found, error.expected, error.remedy) == ("no map of i12", "a map", "draw one")
+    assert "Traceback" not in str(error)
     assert CUT[2] not in shards(tmp_path)
-    # Mended, the same call goes on from what was finished.
+    # Once it is repaired, the same call goes on from what was finished.
     (tmp_path / "repaired").touch()
     assert run().rows >= 5
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
@@ -157,9 +157,9 @@ def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None)
 
     with pytest.raises(UserError) as caught:
         ray.get(ray.remote(num_cpus=1)(fail).remote())
-    known = user_error_in(caught.value)
-    assert type(known) is UserError
-    assert str(known) == str(UserError("no map of i12", "a map", "draw one"))
+    error = user_error_in(caught.value)
+    assert type(error) is UserError
+    assert str(error) == str(UserError("no map of i12", "a map", "draw one"))
 
 
 def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
@@ -189,8 +189,8 @@ ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp
 out = Path(sys.argv[1])
 
 def make():
-    mine = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-    (out / f"made by {os.getpid()} with {','.join(mine)}").touch()
+    gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    (out / f"made by {os.getpid()} with {','.join(gpus)}").touch()
     return lambda rows: rows
 
 result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)

@@ -25,7 +25,7 @@ def learner(recipe: str, setting: str = "voc") -> ClassifierLearner:
         seed=0,
         tags=Tags.of_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool)),
         source=None,
-        pictures=Squares([f"{i}.jpg" for i in range(10)], 256),
+        images=Squares([f"{i}.jpg" for i in range(10)], 256),
         pretrained=None,
     )
 
@@ -81,11 +81,11 @@ def test_learning_rates_of_the_released_code(networks: dict[str, CoAttentionClas
     model = networks["released"]
     settings = learner("released").schedule.optimizer
     factors = {id(p): g["factor"] for g in build_optimizer(model, settings).param_groups for p in g["params"]}
-    found = {name: factors[id(p)] for name, p in model.named_parameters()}
-    for name, factor in found.items():
+    by_name = {name: factors[id(p)] for name, p in model.named_parameters()}
+    for name, factor in by_name.items():
         pretrained = name.startswith("backbone.body.features")
         assert factor == (1 if pretrained else 10) * (2 if name.endswith("bias") else 1), name
-    assert {1.0, 2.0, 10.0, 20.0} == set(found.values())
+    assert {1.0, 2.0, 10.0, 20.0} == set(by_name.values())
     assert settings.nesterov
     paper = build_optimizer(networks["paper"], learner("paper").schedule.optimizer)
     assert [(g["factor"], g["weight_decay"], g["momentum"], g["nesterov"]) for g in paper.param_groups] == [

@@ -1,4 +1,4 @@
-"""Training: one loop, on two workers, in micro batches, or through a kill, to the same weights."""
+"""Training: on two workers, in micro batches, or through a kill, the loop ends in the same weights."""
 
 import json
 import os
@@ -158,7 +158,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         seed=3,
         tags=Tags.of_index(rows["tags"], 4),
         source=None,
-        pictures=Squares(rows["uri"].to_pylist(), config.input_size),
+        images=Squares(rows["uri"].to_pylist(), config.input_size),
         pretrained=None,
     )
     assert learner.schedule.steps == 20
@@ -244,10 +244,10 @@ def test_workers_and_micro_batches_train_the_same_weights(
     assert result.steps == learner.schedule.steps
     assert result.precision == "float32"
     assert result.val_ap is None
-    found = trained(tmp_path)
-    assert found.keys() == weights.keys()
+    fitted = trained(tmp_path)
+    assert fitted.keys() == weights.keys()
     for key, value in weights.items():
-        torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(fitted[key], value, rtol=1e-3, atol=1e-5)
     # What is logged is the whole batch's loss, not a worker's.
     records = [json.loads(line) for line in (tmp_path / STEPS).read_text().splitlines()]
     assert [r["step"] for r in records] == sorted({10, learner.schedule.steps})
@@ -273,7 +273,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     """
     (tmp_path / "masks").mkdir()
     rng = np.random.default_rng(0)
-    shapes = [read_rgb(uri).shape[:2] for uri in here.learner.pictures.uris]
+    shapes = [read_rgb(uri).shape[:2] for uri in here.learner.images.uris]
     masks = [rng.integers(0, 5, shape).astype(np.uint8) for shape in shapes]
     for mask in masks[::2]:
         mask[4:] = 255
@@ -296,7 +296,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
         seed=3,
         classes=4,
         image_ids=ids,
-        uris=here.learner.pictures.uris,
+        uris=here.learner.images.uris,
         masks=Shards(tmp_path / "masks"),
         backbone=None,
         pretrained=None,
@@ -318,10 +318,10 @@ def test_bf16_trains_float32_weights_to_about_the_same_loss(
     result = fit(learner, tmp_path, ComputeConfig(threads=1), here.tracker("bf16"), label="classifier")
     assert result.precision == "bf16"
     weights, terms = plain_loop(here.learner)
-    found = trained(tmp_path)
-    assert {value.dtype for value in found.values()} == {torch.float32}
-    assert not any(torch.equal(value, weights[key]) for key, value in found.items())
-    assert any(not torch.equal(value, value.bfloat16().float()) for value in found.values())
+    fitted = trained(tmp_path)
+    assert {value.dtype for value in fitted.values()} == {torch.float32}
+    assert not any(torch.equal(value, weights[key]) for key, value in fitted.items())
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in fitted.values())
     last = json.loads((tmp_path / STEPS).read_text().splitlines()[-1])
     assert last["loss"] == pytest.approx(sum(terms[19].values()), rel=0.02)
 
@@ -334,7 +334,7 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
     validation = replace(here.validation, every=2)
     learner = here.learner
     weights, _ = plain_loop(learner)
-    found = {}
+    val_maps = {}
     for workers in (1, 2):
         folder, tracker = tmp_path / str(workers), here.tracker(f"validated-{workers}")
         folder.mkdir()
@@ -343,12 +343,12 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
         records = [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
         assert [r["step"] for r in records if "val_map" in r] == [10, 20]
         assert result.val_ap is not None
-        found[workers] = [r["val_map"] for r in records]
+        val_maps[workers] = [r["val_map"] for r in records]
         logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
-        assert [(m.step, m.value) for m in logged] == list(zip([10, 20], found[workers], strict=True))
+        assert [(m.step, m.value) for m in logged] == list(zip([10, 20], val_maps[workers], strict=True))
         if workers == 1:
             assert all(torch.equal(value, weights[key]) for key, value in trained(folder).items())
-    assert found[1] == pytest.approx(found[2], abs=1e-6)
+    assert val_maps[1] == pytest.approx(val_maps[2], abs=1e-6)
 
     network: Any = learner.model()
     network.load_state_dict(weights)
@@ -357,9 +357,9 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
     with torch.inference_mode():
         scores = torch.cat([val_scores(network, torch.from_numpy(validation.images(every[[i]]))) for i in every])
     expected = average_precision(scores.double().numpy(), validation.tags.matrix(every))
-    assert found[1][-1] == pytest.approx(np.nanmean(expected))
+    assert val_maps[1][-1] == pytest.approx(np.nanmean(expected))
     assert result.val_ap == [None if np.isnan(v) else pytest.approx(v, abs=0.006) for v in expected]
-    assert 0 < found[1][-1] < 100
+    assert 0 < val_maps[1][-1] < 100
 
 
 SNAPSHOT = "checkpoints/checkpoint_manager_snapshot.json"
@@ -585,14 +585,14 @@ def test_a_checkpoint_of_another_configuration_is_named(here: Surroundings, tmp_
 def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
-    pictures = here.learner.pictures
-    uris = [*pictures.uris[:-1], str(tmp_path / "gone.jpg")]
-    learner = replace(here.learner, pictures=Squares(uris, pictures.size))
+    images = here.learner.images
+    uris = [*images.uris[:-1], str(tmp_path / "gone.jpg")]
+    learner = replace(here.learner, images=Squares(uris, images.size))
     with pytest.raises(Exception, match=r"gone\.jpg cannot be read any more") as caught:
         fit(learner, tmp_path, ComputeConfig(max_failures=0), here.tracker("vanished"), label="classifier")
-    known = user_error_in(caught.value)
-    assert type(known) is UserError
-    assert "Traceback" not in str(known)
+    error = user_error_in(caught.value)
+    assert type(error) is UserError
+    assert "Traceback" not in str(error)
     assert not (tmp_path / WEIGHTS).exists()
 
 
@@ -631,5 +631,5 @@ def test_a_loss_that_is_not_finite_stops_with_step_and_images(
     error = user_error_in(caught.value)
     assert error is not None
     assert "not finite at step" in error.found
-    assert sum(error.found.count(uri) for uri in learner.pictures.uris) == 10  # both images of five pairs
+    assert sum(error.found.count(uri) for uri in learner.images.uris) == 10  # both images of five pairs
     assert not (tmp_path / WEIGHTS).exists()
