@@ -1,11 +1,11 @@
-"""The index: one row an image, whatever its source, and a table of what was rejected and why.
+"""The index: one row per image, whatever its source, and a table of what was rejected and why.
 
 INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every later stage.
 """
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,9 +46,9 @@ class Listing(NamedTuple):
     """What a source says it holds, before any image is opened.
 
     Attributes:
-        table: LISTING_SCHEMA, one row an image.
+        table: LISTING_SCHEMA, one row per image.
         classes: K class names.
-        notes: what a user should know about the source, in plain words.
+        notes: sentences that a user should read.
     """
 
     table: pa.Table
@@ -62,61 +62,99 @@ def merge(first: Listing, *others: Listing) -> Listing:
     Raises:
         UserError: they name different classes, or an image twice.
     """
-    for other in others:
-        if other.classes != first.classes:
+    for listing in others:
+        if listing.classes != first.classes:
             raise UserError(
-                f"sources of different classes: {shown(first.classes)}; {shown(other.classes)}",
+                f"sources of different classes: {shown(first.classes)}; {shown(listing.classes)}",
                 "the same class names in the same order",
                 "name one class file for all sources",
             )
-    table = pa.concat_tables([first.table, *(other.table for other in others)])
+    table = pa.concat_tables([first.table, *(listing.table for listing in others)])
     counts = pc.value_counts(table["image_id"])
     twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
     if twice:
         raise UserError(
             f"{len(twice)} image(s) are in two sources: {shown(twice)}", "each image once", "name each source once"
         )
-    return Listing(table, first.classes, tuple(note for each in (first, *others) for note in each.notes))
+    return Listing(table, first.classes, tuple(note for listing in (first, *others) for note in listing.notes))
+
+
+class Verdict(NamedTuple):
+    """What opening an image file has shown.
+
+    Attributes:
+        height, width: pixels, orientation applied; 0 where there is no picture.
+        content_hash: SHA-256 of the file, empty where it could not even be read.
+        reason: why the image is rejected, None for one that is sound.
+    """
+
+    height: int
+    width: int
+    content_hash: str
+    reason: str | None
+
+    def with_least_side(self, pixels: int) -> "Verdict":
+        """The same verdict, or a rejection where a side is shorter than so many pixels."""
+        if self.reason is not None or min(self.height, self.width) >= pixels:
+            return self
+        size = f"{self.width}x{self.height}"
+        return self._replace(reason=f"too small: {size} pixels, both sides must be at least {pixels}")
 
 
 def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
     """Opens, decodes and hashes every image of a part of a listing.
 
+    Args:
+        min_side: images with a shorter side are rejected, pixels.
+
     Returns:
-        INDEX_SCHEMA and a column `reason`, null for an image that is in order.
+        INDEX_SCHEMA and a column `reason`, null for an image that is sound.
     """
-    heights, widths, hashes, reasons = [], [], [], []
-    for uri in listing["uri"].to_pylist():
-        height, width, digest, reason = 0, 0, "", None
-        try:
-            data = read_bytes(uri)
-            digest = hashlib.sha256(data).hexdigest()
-            height, width = decode_shape(data, min_side=min_side)
-        except RejectedImage as error:
-            reason = error.reason
-        except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-            reason = one_line(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-        heights.append(height)
-        widths.append(width)
-        hashes.append(digest)
-        reasons.append(reason)
-    columns: dict[str, Any] = {name: listing[name] for name in LISTING_SCHEMA.names}
-    columns |= {"height": heights, "width": widths, "content_hash": hashes}
+    verdicts = [_verify_file(uri, min_side) for uri in listing["uri"].to_pylist()]
     schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
-    arrays = [columns[n] if n in LISTING_SCHEMA.names else pa.array(columns[n]) for n in INDEX_SCHEMA.names]
-    return pa.table([*arrays, pa.array(reasons, pa.string())], names=schema.names).cast(schema)
+    columns = {name: listing[name] for name in LISTING_SCHEMA.names}
+    columns |= {
+        name: pa.array([getattr(verdict, name) for verdict in verdicts], schema.field(name).type)
+        for name in Verdict._fields
+    }
+    return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def duplicates(index: pa.Table) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Content that lies in more than one split: what is trained on would be scored on.
+def _verify_file(uri: str, min_side: int) -> Verdict:
+    content_hash = ""
+    try:
+        data = read_bytes(uri)
+        content_hash = hashlib.sha256(data).hexdigest()
+        height, width = decode_shape(data, min_side=min_side)
+    except RejectedImage as error:
+        return Verdict(0, 0, content_hash, error.reason)
+    except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
+        reason = one_line(f"cannot be read: {getattr(error, 'strerror', None) or error}")
+        return Verdict(0, 0, content_hash, reason)
+    return Verdict(height, width, content_hash, None)
 
-    Returns:
-        For each such content its hash and the (split, image id) of all its images, in the order of the index.
-    """
-    places: dict[str, list[tuple[str, str]]] = {}
+
+class SplitImage(NamedTuple):
+    """An image and its split."""
+
+    split: str
+    image_id: str
+
+
+class Repeated(NamedTuple):
+    """Content that several images have: its SHA-256, and these images in the order of the index."""
+
+    content_hash: str
+    images: list[SplitImage]
+
+
+def duplicates(index: pa.Table) -> list[Repeated]:
+    """Content that lies in more than one split: images that are trained on would be scored."""
+    images: dict[str, list[SplitImage]] = {}
     for row in index.select(["content_hash", "split", "image_id"]).to_pylist():
-        places.setdefault(row["content_hash"], []).append((row["split"], row["image_id"]))
-    return [(digest, found) for digest, found in places.items() if digest and len({split for split, _ in found}) > 1]
+        images.setdefault(row["content_hash"], []).append(SplitImage(row["split"], row["image_id"]))
+    repeated = [Repeated(digest, copies) for digest, copies in images.items()]
+    return [each for each in repeated if each.content_hash and len({image.split for image in each.images}) > 1]
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:
