@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-import pyarrow as pa
-
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
-from mcis.datasets.index import LISTING_SCHEMA, Listing, shown
+from mcis.datasets.index import Listing, shown
 from mcis.datasets.masks import read_tags
-from mcis.datasets.sources.lists import class_indices, read_lines
+from mcis.datasets.sources.lists import class_indices, listing_table, read_lines
 
 MASKS = "SegmentationClassAug"
 """The folder of masks whose absence the devkit's own masks and SBD's make up for."""
@@ -30,11 +28,77 @@ _MAX_XML = 2**20
 
 
 class _Devkit(NamedTuple):
-    """What the ways to an image's tags need: folders of the devkit and the K class names."""
+    """Folders of a devkit, the names in the folder of its images, and the K class names."""
 
     root: Path
+    images: Path
+    image_names: set[str]
     lists: Path
     classes: tuple[str, ...]
+
+
+class _List(NamedTuple):
+    """A list of the devkit.
+
+    Attributes:
+        split: that its images are of.
+        path: of the file `<name>.txt`.
+        ids: of its images, in its order.
+        notes: about the list.
+    """
+
+    split: str
+    path: Path
+    ids: list[str]
+    notes: list[str]
+
+    @property
+    def tags_path(self) -> Path:
+        """Path of the file with the tags of the list's images."""
+        return self.path.with_name(f"{self.path.stem}_cls.txt")
+
+
+class _Tags(NamedTuple):
+    """The class indices of each image of a list, ascending, and notes about them."""
+
+    indices: list[list[int]]
+    notes: list[str]
+
+
+class _Labels(NamedTuple):
+    """The tags of a list's images, the paths of their ground-truth masks, and notes about both."""
+
+    tags: list[list[int]]
+    masks: list[str | None]
+    notes: list[str]
+
+
+class _MaskFolder(NamedTuple):
+    """A folder of ground-truth masks, their suffix, and the names in it."""
+
+    path: Path
+    suffix: str
+    names: set[str]
+
+
+class _Masks(NamedTuple):
+    """Where ground-truth masks are.
+
+    Attributes:
+        folders: the ones that exist, the first that has an image's mask counts.
+        complete: one of them that was named for all masks, so that a mask which it lacks is still expected there, and
+            the evaluation names it.
+    """
+
+    folders: list[_MaskFolder]
+    complete: Path | None
+
+    def of(self, image_id: str) -> str | None:
+        """The path of an image's mask, None where it has none."""
+        for path, suffix, names in self.folders:
+            if f"{image_id}{suffix}" in names:
+                return str(path / f"{image_id}{suffix}")
+        return str(self.complete / f"{image_id}.png") if self.complete else None
 
 
 def list_voc(
@@ -53,92 +117,131 @@ def list_voc(
 
     Args:
         root: the folder VOC2012 with JPEGImages and ImageSets/Segmentation.
-        classes: file with one class name a line; None = VOC's 20 names.
+        classes: file with one class name per line; None = VOC's 20 names.
         train_list, val_list, test_list: list names; <name>.txt holds ids. Without a train_aug.txt, that list is made
             of SBD's ids and train.txt without val.txt. Images of the test list have neither tags nor masks.
-        saliency, masks: folders with <id>.png, inside root or absolute. Each may be absent as a whole; where the
-            saliency folder is there, it has a map for every training image. What the default folder of masks lacks
-            is looked for in SegmentationClass and in SBD; a split that is not covered then has no masks at all.
+        saliency, masks: folders with <id>.png, inside root or absolute. Each may be absent as a whole; a saliency
+            folder that exists has a map for every training image. What the default folder of masks lacks is looked
+            for in SegmentationClass and in SBD; a split that is not covered then has no masks at all.
         sbd: the unpacked SBD, the folder benchmark_RELEASE or the one around it.
         tags_from: a name in TAGS. `lists`: <name>_cls.txt, `<id> <class index from 0> ...`. `xml`: the objects of
-            Annotations/<id>.xml. `masks`: the ground truth, which nothing else opens here. `auto`: lists, else xml.
+            Annotations/<id>.xml. `masks`: the ground truth, which is opened for nothing else here. `auto`: lists, else
+            xml.
 
     Raises:
         UserError: a folder or list is missing, empty or contradictory, a class is unknown, a listed image, annotation
             or single saliency map is absent, a class has no training image.
     """
     if tags_from not in TAGS:
-        raise UserError(f"tags_from {tags_from!r}", f"one of {', '.join(TAGS)}", "name one of them")
+        raise UserError(f"tags_from {tags_from!r}", f"one of {', '.join(TAGS)}", "name one of them by `tags_from`")
+    devkit = _open_devkit(root, classes)
+    sbd_folder = _sbd_folder(sbd) if sbd else None
+    truth = _masks(devkit.root, masks, sbd_folder)
+    names = {"train": train_list, "val": val_list} | ({"test": test_list} if test_list else {})
+    lists = [_read_list(devkit, split, name, val_list, sbd_folder) for split, name in names.items()]
+    labels = [_label(devkit, listed, truth, tags_from) for listed in lists]
+    _check_once(lists)
+    _check_classes(devkit.classes, lists[0], labels[0])
+    ids = [image_id for listed in lists for image_id in listed.ids]
+    table = listing_table(
+        image_id=ids,
+        uri=[str(devkit.images / f"{image_id}.jpg") for image_id in ids],
+        domain="target",
+        split=[listed.split for listed in lists for _ in listed.ids],
+        tags=[tags for of_list in labels for tags in of_list.tags],
+        mask_uri=[mask for of_list in labels for mask in of_list.masks],
+        saliency_uri=_saliency(devkit.root / saliency, lists),
+    )
+    notes = [] if truth.folders else [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
+    for listed, of_list in zip(lists, labels, strict=True):
+        notes += [*listed.notes, *of_list.notes]
+    return Listing(table, devkit.classes, tuple(notes))
+
+
+def _open_devkit(root: Path, classes: Path | None) -> _Devkit:
     root = root.expanduser().resolve()
     names = read_classes(classes) if classes else VOC_CLASSES
     remedy = "point `root` at the folder VOC2012"
     images = _folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
     lists = _folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
-    devkit, bounds = _Devkit(root, lists, names), _sbd_folder(sbd) if sbd else None
-    masked, notes = _masks(root, masks, bounds)
-    salient = _within(root / saliency)
-    present = _within(images)
-    rows: list[dict[str, object]] = []
-    seen: dict[str, str] = {}
-    named = {"train": train_list, "val": val_list} | ({"test": test_list} if test_list else {})
-    for split, list_name in named.items():
-        path = lists / f"{list_name}.txt"
-        if split == "train" and list_name == "train_aug" and not path.is_file():
-            ids = _train_aug(lists, val_list, bounds)
-            notes.append(f"{path.name} is made of SBD's ids and train.txt without val.txt: {len(ids)} images")
-        else:
-            ids = _ids(path, f"add it, or name another list by `{split}_list`")
-        if not ids:
-            raise UserError(f"{path} lists no image", "at least one image id", f"name another list by `{split}_list`")
-        absent = [i for i in ids if f"{i}.jpg" not in present]
-        if absent:
-            raise UserError(
-                f"{path.name} names {len(absent)} image(s) that are not in {images}: {shown(absent)}",
-                f"<id>.jpg for each of the {len(ids)} ids",
-                "add the images or take their ids off the list",
-            )
-        mask_uris: list[str | None] = [None for _ in ids]
-        tags: list[list[int]] = [[] for _ in ids]
-        if split != "test":
-            mask_uris = masked(ids)
-            tags = TAGS[tags_from](devkit, list_name, ids, mask_uris, notes)
-            lacking = mask_uris.count(None)
-            if lacking and not any("nothing is scored" in note for note in notes):
-                notes.append(
-                    f"no ground-truth mask for {lacking} of {len(ids)} images of {path.name}: split {split} is not "
-                    f"scored (a folder {MASKS}, or SBD by `sbd`, would change that)"
-                )
-                mask_uris = [None] * len(ids)
-        for image_id in ids:
-            if image_id in seen:
-                where = f"twice in {path}" if seen[image_id] == path.name else f"in {path} and in {seen[image_id]}"
+    return _Devkit(root, images, _names_in(images), lists, names)
+
+
+def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> _List:
+    """The list of a split, made anew where it is an absent train_aug.txt; all of its images exist."""
+    path, notes = devkit.lists / f"{name}.txt", []
+    if split == "train" and name == "train_aug" and not path.is_file():
+        ids = _train_aug(devkit.lists, val_list, sbd)
+        notes.append(f"{path.name} is made of SBD's ids and train.txt without val.txt: {len(ids)} images")
+    else:
+        ids = _ids(path, f"add it, or name another list by `{split}_list`")
+    if not ids:
+        raise UserError(f"{path} lists no image", "at least one image id", f"name another list by `{split}_list`")
+    absent = [image_id for image_id in ids if f"{image_id}.jpg" not in devkit.image_names]
+    if absent:
+        raise UserError(
+            f"{path.name} names {len(absent)} image(s) that are not in {devkit.images}: {shown(absent)}",
+            f"<id>.jpg for each of the {len(ids)} ids",
+            "add the images or take their ids off the list",
+        )
+    return _List(split, path, ids, notes)
+
+
+def _label(devkit: _Devkit, listed: _List, truth: _Masks, tags_from: str) -> _Labels:
+    """The tags and masks of a list's images; those of the test split have neither."""
+    if listed.split == "test":
+        return _Labels([[] for _ in listed.ids], [None for _ in listed.ids], [])
+    masks = [truth.of(image_id) for image_id in listed.ids]
+    tags = TAGS[tags_from](devkit, listed, masks)
+    absent = masks.count(None)
+    if not absent or not truth.folders:
+        return _Labels(tags.indices, masks, tags.notes)
+    note = (
+        f"no ground-truth mask for {absent} of {len(masks)} images of {listed.path.name}: split {listed.split} is not "
+        f"scored (a folder {MASKS}, or SBD by `sbd`, would change that)"
+    )
+    return _Labels(tags.indices, [None for _ in listed.ids], [*tags.notes, note])
+
+
+def _check_once(lists: Sequence[_List]) -> None:
+    """Every image is listed once."""
+    first: dict[str, Path] = {}
+    for listed in lists:
+        for image_id in listed.ids:
+            if image_id in first:
+                path, before = listed.path, first[image_id]
+                where = f"twice in {path}" if before == path else f"in {path} and in {before.name}"
                 raise UserError(
                     f"image {image_id} is listed {where}", "each image once, in one split", "delete one of the lines"
                 )
-            seen[image_id] = path.name
-        without = [i for i in ids if f"{i}.png" not in salient]
-        if without and split == "train" and (root / saliency).is_dir():
+            first[image_id] = listed.path
+
+
+def _check_classes(names: tuple[str, ...], train: _List, labels: _Labels) -> None:
+    """Every class has a training image."""
+    tagged = {tag for tags in labels.tags for tag in tags}
+    empty = [name for index, name in enumerate(names) if index not in tagged]
+    if empty:
+        raise UserError(
+            f"no training image of class {shown(empty)} in {train.path.name}",
+            "at least one tagged image for each class",
+            "add images, or take the class out of the class file (`classes`)",
+        )
+
+
+def _saliency(folder: Path, lists: Sequence[_List]) -> list[str | None]:
+    """The saliency map of each image, None for images without; where the folder exists, training images have one."""
+    names = _names_in(folder)
+    for listed in lists:
+        absent = [image_id for image_id in listed.ids if f"{image_id}.png" not in names]
+        if absent and listed.split == "train" and folder.is_dir():
             raise UserError(
-                f"no saliency map in {root / saliency} for {len(without)} of {len(ids)} training images: "
-                f"{shown(without)}",
+                f"no saliency map in {folder} for {len(absent)} of {len(listed.ids)} training images: {shown(absent)}",
                 "<id>.png for each of them",
                 "add the maps, or point `saliency` at a folder that does not exist, which means that there are none",
             )
-        for image_id, image_tags, mask_uri in zip(ids, tags, mask_uris, strict=True):
-            rows.append(
-                {
-                    "image_id": image_id,
-                    "uri": str(images / f"{image_id}.jpg"),
-                    "domain": "target",
-                    "split": split,
-                    "tags": image_tags,
-                    "mask_uri": mask_uri,
-                    "saliency_uri": str(root / saliency / f"{image_id}.png") if f"{image_id}.png" in salient else None,
-                }
-            )
-    table = pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
-    _check_classes(table, names, train_list)
-    return Listing(table, names, tuple(notes))
+    ids = [image_id for listed in lists for image_id in listed.ids]
+    return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in ids]
 
 
 def _folder(path: Path, what: str, remedy: str) -> Path:
@@ -158,14 +261,14 @@ def _lines(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
     Raises:
         UserError: no such file, or no UTF-8.
     """
-    expected = "a UTF-8 text file with one image id a line"
+    expected = "a UTF-8 text file with one image id per line"
     if not path.is_file():
         raise UserError(f"no list {path}", expected, remedy)
     return [(number, line.split()) for number, line in read_lines(path, expected, remedy, may_be_empty=True)]
 
 
 def _ids(path: Path, remedy: str) -> list[str]:
-    """The image ids of a list, one a line, in its order.
+    """The image ids of a list, one per line, in its order.
 
     Raises:
         UserError: no such file, no UTF-8, or a line of several words.
@@ -174,43 +277,43 @@ def _ids(path: Path, remedy: str) -> list[str]:
     for number, words in lines:
         if len(words) > 1:
             raise UserError(
-                f"{path}, line {number}: {shown(words)}", "one image id a line", "leave the id alone on its line"
+                f"{path}, line {number}: {shown(words)}", "one image id per line", "leave the id alone on its line"
             )
     return [words[0] for _, words in lines]
 
 
-def _tags(path: Path, classes: tuple[str, ...], remedy: str | None = None) -> dict[str, list[int]]:
+def _tags(path: Path, classes: tuple[str, ...], remedy: str) -> dict[str, list[int]]:
     """Image id -> ascending class indices, of lines `<id> <class index from 0> ...`.
 
     Args:
         path: the file.
         classes: K class names.
-        remedy: what to do where there is no such file; None = write it.
+        remedy: what to do where there is no such file.
 
     Raises:
         UserError: no such file, no UTF-8, an unknown index, or an id a second time.
     """
-    line = f"lines '<id> <class index> ...' with indices 0..{len(classes) - 1}"
     correct = "correct the list, or name the right class file by `classes`"
     tags: dict[str, list[int]] = {}
-    for number, (image_id, *indices) in _lines(path, remedy or f"write {line} into {path.name}"):
+    for number, (image_id, *indices) in _lines(path, remedy):
         where = f"{path}, line {number}"
         if image_id in tags:
-            raise UserError(f"{where}: {image_id} a second time", "one line an image", "merge the lines")
+            raise UserError(f"{where}: {image_id} a second time", "one line per image", "merge the lines")
         tags[image_id] = class_indices(where, image_id, indices, len(classes), correct)
     return tags
 
 
-def _within(path: Path) -> set[str]:
-    return {p.name for p in path.iterdir()} if path.is_dir() else set()
+def _names_in(folder: Path) -> set[str]:
+    """The names in a folder, none where there is no such folder."""
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _sbd_folder(sbd: Path) -> Path:
     """SBD's folder with cls, train.txt and val.txt, wherever above it the user points."""
     sbd = sbd.expanduser().resolve()
-    for place in (sbd, sbd / "dataset", sbd / "benchmark_RELEASE" / "dataset"):
-        if (place / "cls").is_dir():
-            return place
+    for folder in (sbd, sbd / "dataset", sbd / "benchmark_RELEASE" / "dataset"):
+        if (folder / "cls").is_dir():
+            return folder
     raise UserError(
         f"no folder benchmark_RELEASE/dataset/cls in {sbd}",
         "the unpacked benchmark.tgz of SBD",
@@ -233,78 +336,68 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
     return sorted(set(ids) - held_out)
 
 
-def _masks(root: Path, masks: str, sbd: Path | None) -> tuple[Callable[[list[str]], list[str | None]], list[str]]:
-    """A function of ids to the paths of their masks, and a note where there are none."""
-    places = [(root / masks, ".png")]
+def _masks(root: Path, masks: str, sbd: Path | None) -> _Masks:
+    """The folders that hold ground-truth masks: `masks`, and where that is the default, the devkit's own and SBD's."""
+    candidates = [(root / masks, ".png")]
     if masks == MASKS:
-        places += [(root / "SegmentationClass", ".png")] + ([(sbd / "cls", ".mat")] if sbd else [])
-    held = [(path, suffix, _within(path)) for path, suffix in places if path.is_dir()]
-    # A folder that was named for all masks is expected to hold them all: evaluation names the ones it lacks.
-    named = root / masks if (root / masks).is_dir() else None
-
-    def uri(image_id: str) -> str | None:
-        for path, suffix, names in held:
-            if f"{image_id}{suffix}" in names:
-                return str(path / f"{image_id}{suffix}")
-        return str(named / f"{image_id}.png") if named else None
-
-    note = f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"
-    return lambda ids: [uri(i) for i in ids], [] if held else [note]
+        candidates += [(root / "SegmentationClass", ".png")] + ([(sbd / "cls", ".mat")] if sbd else [])
+    folders = [_MaskFolder(path, suffix, _names_in(path)) for path, suffix in candidates if path.is_dir()]
+    return _Masks(folders, root / masks if (root / masks).is_dir() else None)
 
 
-def _tags_auto(
-    devkit: _Devkit, list_name: str, ids: list[str], masks: Sequence[str | None], notes: list[str]
-) -> list[list[int]]:
-    listed = (devkit.lists / f"{list_name}_cls.txt").is_file() or not (devkit.root / "Annotations").is_dir()
-    return (_tags_listed if listed else _tags_annotated)(devkit, list_name, ids, masks, notes)
+def _tags_auto(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
+    by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
+    return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks)
 
 
-def _tags_listed(
-    devkit: _Devkit, list_name: str, ids: list[str], masks: Sequence[str | None], notes: list[str]
-) -> list[list[int]]:
-    path = devkit.lists / f"{list_name}_cls.txt"
+def _tags_listed(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
+    path = listed.tags_path
     remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
     tags = _tags(path, devkit.classes, remedy)
-    untagged = [i for i in ids if i not in tags]
+    untagged = [image_id for image_id in listed.ids if image_id not in tags]
     if untagged:
         raise UserError(
             f"{path.name} has no line for {shown(untagged)}",
-            f"a line for each of the {len(ids)} images of {list_name}.txt",
+            f"a line for each of the {len(listed.ids)} images of {listed.path.name}",
             "add the missing lines; an image without any class gets a line with its id alone",
         )
-    return [tags[i] for i in ids]
+    return _Tags([tags[image_id] for image_id in listed.ids], [])
 
 
-def _tags_annotated(
-    devkit: _Devkit, list_name: str, ids: list[str], masks: Sequence[str | None], notes: list[str]
-) -> list[list[int]]:
-    remedy = f"restore the devkit's, or write {list_name}_cls.txt"
-    path = _folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
-    names = _within(path)
-    without = [i for i in ids if f"{i}.xml" not in names]
-    if without:
-        found = f"no annotation in {path} for {len(without)} of {len(ids)} images of {list_name}.txt: {shown(without)}"
-        raise UserError(found, "<id>.xml for each of them", remedy)
-    notes.append(f"tags of {list_name}.txt are those of the objects in {path.name}")
-    return [_annotated(path / f"{i}.xml", devkit.classes) for i in ids]
-
-
-def _tags_masked(
-    devkit: _Devkit, list_name: str, ids: list[str], masks: Sequence[str | None], notes: list[str]
-) -> list[list[int]]:
-    without = [i for i, uri in zip(ids, masks, strict=True) if uri is None]
-    if without:
+def _tags_annotated(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
+    remedy = f"restore the devkit's, or write {listed.tags_path.name}"
+    folder = _folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
+    names = _names_in(folder)
+    absent = [image_id for image_id in listed.ids if f"{image_id}.xml" not in names]
+    if absent:
         raise UserError(
-            f"no ground-truth mask for {len(without)} of {len(ids)} images of {list_name}.txt: {shown(without)}",
-            "a mask for each image whose tags are to come from masks",
-            "add the masks, or take tags from lists or xml",
+            f"no annotation in {folder} for {len(absent)} of {len(listed.ids)} images of {listed.path.name}: "
+            f"{shown(absent)}",
+            "<id>.xml for each of them",
+            remedy,
         )
-    notes.append(f"tags of {list_name}.txt were read off ground-truth masks: the truth of every image was opened")
-    return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
+    tags = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
+    return _Tags(tags, [f"tags of {listed.path.name} are those of the objects in {folder.name}"])
 
 
-TAGS = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
-"""Where an image's tags come from."""
+def _tags_masked(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
+    absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
+    name = listed.path.name
+    if absent:
+        raise UserError(
+            f"no ground-truth mask for {len(absent)} of {len(listed.ids)} images of {name}: {shown(absent)}",
+            "a mask for each image whose tags are to come from masks",
+            "add the masks, or take tags from lists or xml by `tags_from`",
+        )
+    tags = [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
+    return _Tags(tags, [f"tags of {name} were read off ground-truth masks: the truth of every image was opened"])
+
+
+_TagReader = Callable[[_Devkit, _List, Sequence[str | None]], _Tags]
+"""Of a devkit, a list and the masks of its images."""
+
+TAGS: dict[str, _TagReader] = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
+"""What reads the tags of a list's images, by the name of where they come from."""
 
 
 class _Annotation(ElementTree.TreeBuilder):
@@ -333,19 +426,3 @@ def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
             "correct the file, or name the right class file by `classes`",
         )
     return sorted(classes.index(name) for name in names)
-
-
-def _check_classes(table: pa.Table, names: tuple[str, ...], train_list: str) -> None:
-    tagged = {
-        tag
-        for tags, split in zip(table["tags"].to_pylist(), table["split"].to_pylist(), strict=True)
-        if split == "train"
-        for tag in tags
-    }
-    empty = [name for index, name in enumerate(names) if index not in tagged]
-    if empty:
-        raise UserError(
-            f"no training image of class {shown(empty)} in {train_list}.txt",
-            "at least one tagged image for each class",
-            "add images, or take the class out of the class file (`classes`)",
-        )
