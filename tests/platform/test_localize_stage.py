@@ -1,4 +1,4 @@
-"""Localization as a stage: the maps of pairs one by one, the same for any bound and after a kill, by domain."""
+"""Localization as a stage: its maps against pairs one by one, under any bound, after any kill, for each domain."""
 
 import dataclasses
 import functools
@@ -53,7 +53,7 @@ FEATURES = 2 * 24 * 8 * 8  # bytes an image
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """A small data set with a briefly trained classifier, from where the stage is run."""
+    """A small data set with a briefly trained classifier, on which the stage is run."""
 
     root: Path
     context: RunContext
@@ -79,7 +79,7 @@ def trained(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Traine
 
 
 def with_index(trained: Trained, folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Trained:
-    """The same with another index, whose rows are changed one by one."""
+    """The same with another index, each of whose rows went through `change`."""
     index = trained.context.inputs["index"]
     table = read_table(index / "index.parquet")
     rows = [change(row) for row in table.to_pylist()]
@@ -91,7 +91,7 @@ def with_index(trained: Trained, folder: Path, change: Callable[[dict[str, Any]]
 
 
 def three_kinds(trained: Trained, folder: Path) -> Trained:
-    """Every third image is of the source, but for class 0, which has none there; W_P are three, far from each other."""
+    """Every third image without class 0 is of the source domain; the three W_P are far from each other."""
     counted = iter(range(100))
 
     def change(row: dict[str, Any]) -> dict[str, Any]:
@@ -99,9 +99,9 @@ def three_kinds(trained: Trained, folder: Path) -> Trained:
 
     made = with_index(trained, folder, change)
     model = build_classifier(made.config("classifier.kinds=3").classifier, len(made.context.classes))
-    one = torch.load(trained.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    state = torch.load(trained.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
     noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
-    model.load_state_dict({**one, "w_p": one["w_p"] + noise})
+    model.load_state_dict({**state, "w_p": state["w_p"] + noise})
     save(model.state_dict(), folder / WEIGHTS)
     return Trained(
         made.root, dataclasses.replace(made.context, inputs={**made.context.inputs, "train_classifier": folder})
@@ -130,16 +130,16 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         return embed(model.backbone, normalize(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror)
 
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
-        own, seen = features(image), features(other)
+        target, seen = features(image), features(other)
         kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
         w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
         form, scale = model.affinity, model.affinity_scale
         if source[image] and not source[other]:  # m is the target's
-            common = coattend(seen, own, affinity(seen, own, w_p, form=form, scale=scale)).n
+            common = coattend(seen, target, affinity(seen, target, w_p, form=form, scale=scale)).n
         else:
-            common = coattend(own, seen, affinity(own, seen, w_p, form=form, scale=scale)).m
+            common = coattend(target, seen, affinity(target, seen, w_p, form=form, scale=scale)).m
         if contrastive:
-            common = unshared(own, model.w_b(common))
+            common = unshared(target, model.w_b(common))
         return layer(common)[0, tag]
 
     out = []
@@ -147,9 +147,9 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
             first, last = relations.others_start[number : number + 2]
             if co_attention:
-                each = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
-                each += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
-                out.append(torch.stack(each).mean(dim=0))
+                parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
+                parts += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
+                out.append(torch.stack(parts).mean(dim=0))
             else:
                 out.append(model.phi(features(image))[0, tag])
             if config.localize.method.evidence:
@@ -185,9 +185,9 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
         return flat / np.linalg.norm(flat, axis=1, keepdims=True)
 
     def found_again(others: list[int]) -> NDArray[np.float64]:
-        own = vectors(image)
-        each = [[np.sort(vectors(other) @ position)[-5:].mean() for position in own] for other in others]
-        return np.mean(each, axis=0)
+        targets = vectors(image)
+        matches = [[np.sort(vectors(other) @ position)[-5:].mean() for position in targets] for other in others]
+        return np.mean(matches, axis=0)
 
     without = [b for b in bank if tag not in rows["tags"][b].as_py()]
     related = [other for other in related if other != image]
@@ -240,13 +240,13 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
 
 
 def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
-    """The stage's maps in the order of the index; they are there, image by image and tag by tag."""
+    """The stage's maps in the order of the index, after a check that every tag of every image has one."""
     shards, out = Shards(folder / "maps"), []
     for row in split_rows(context, "train", tagged=True).to_pylist():
-        found = shards.maps(row["image_id"])
-        assert found is not None
-        assert found.classes.tolist() == row["tags"]
-        out += list(torch.from_numpy(found.maps))
+        of_image = shards.maps(row["image_id"])
+        assert of_image is not None
+        assert of_image.classes.tolist() == row["tags"]
+        out += list(torch.from_numpy(of_image.maps))
     return out
 
 
@@ -291,11 +291,11 @@ def test_released_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path:
     released = ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum")
     as_it_is = ("localize.extra_scales=[]", "localize.mirror=false", f"classifier.head={head}")
     config, context = trained.config(*released, *as_it_is), trained.into(tmp_path / "part")
-    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    state = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
     if head == "shared":
-        known = {**known, "phi.bias": known["phi.bias"] - 2}
-        known.pop("common_head.weight")
-    save(known, tmp_path / WEIGHTS)
+        state = {**state, "phi.bias": state["phi.bias"] - 2}
+        state.pop("common_head.weight")
+    save(state, tmp_path / WEIGHTS)
     context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
     localization.run(config, context)
     got, (expected, dropped) = maps_of(context.part, context), literal_released(config, context)
@@ -339,8 +339,8 @@ def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> Non
     plain = ("classifier.attention=none", "localize.method.name=evidence")
     config, context = trained.config(*plain), trained.into(tmp_path / "part")
     model = build_classifier(config.classifier, len(context.classes))
-    known = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
-    model.load_state_dict({name: known[name] for name in model.state_dict()})
+    state = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    model.load_state_dict({name: state[name] for name in model.state_dict()})
     save(model.state_dict(), tmp_path / WEIGHTS)
     context = dataclasses.replace(context, inputs={**context.inputs, "train_classifier": tmp_path})
     localization.run(config, context)
@@ -348,7 +348,7 @@ def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> Non
         torch.testing.assert_close(ours, theirs, atol=5e-3 * float(theirs.abs().max()), rtol=0)
 
 
-def test_rows_are_written_over_where_they_belong(tmp_path: Path) -> None:
+def test_rows_are_written_at_their_positions(tmp_path: Path) -> None:
     file = tmp_path / "features.npy"
     create_file(file, (5, 2, 3), np.float16)
     rows = np.arange(12, dtype=np.float16).reshape(2, 2, 3)
@@ -393,7 +393,7 @@ def test_any_bound_gives_the_same_maps(trained: Trained, tmp_path: Path, assignm
     assert {p.name for p in parts.part.iterdir()} == {"single", "maps", "plan.json"}
 
 
-def test_an_images_features_do_not_depend_on_its_company(trained: Trained, tmp_path: Path) -> None:
+def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(trained: Trained, tmp_path: Path) -> None:
     """Every batch is filled up: where kernels are chosen by shape, a smaller one would be computed by others."""
     config, context = trained.config(), trained.context
     rows, everyone = split_rows(context, "train", tagged=True), np.arange(30)
@@ -426,7 +426,7 @@ def test_a_class_that_exceeds_the_bound_is_named(trained: Trained, tmp_path: Pat
 
 
 class Killed(BaseException):
-    """What a kill looks like from inside."""
+    """Stands for a kill of the process."""
 
 
 def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> None:
@@ -480,12 +480,12 @@ def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
         again = computed_by(monkeypatch, config, context)
         same_tables(context.part, undisturbed.part)
         for folder, rows, of in again:
-            place = order.index(folder)
-            assert place >= mapping - (mapping % 2) or place >= len(order) - 2, "a finished round is left alone"
-            if place == mapping:
+            position = order.index(folder)
+            assert position >= mapping - (mapping % 2) or position >= len(order) - 2, "a finished round is left alone"
+            if position == mapping:
                 assert 0 < rows < of
             else:
-                assert rows == (of if place > mapping else 0), folder
+                assert rows == (of if position > mapping else 0), folder
 
 
 def test_after_a_loss_of_shards_only_these_are_related_again(
@@ -542,7 +542,7 @@ def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tm
         assert "no other of the source" in " ".join(result.notes)
 
 
-def test_a_domain_that_no_image_is_of_is_refused(trained: Trained, tmp_path: Path) -> None:
+def test_a_domain_without_an_image_is_refused(trained: Trained, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="related_from is source, but no tagged training image of setting voc"):
         localization.run(trained.config("localize.related_from=source"), trained.into(tmp_path / "part"))
 

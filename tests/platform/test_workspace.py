@@ -1,4 +1,4 @@
-"""The workspace: what is written is there whole or not at all, also on a disk that is really full."""
+"""The workspace: a file is written completely or not at all, also on a disk that is really full."""
 
 import os
 import resource
@@ -42,10 +42,10 @@ def fail_half_way(path: Path, error: type[BaseException]) -> None:
 
 
 def test_fingerprints_are_of_the_content_alone() -> None:
-    one = fingerprint("stage", 1, {"b": [1, 2.5], "a": None})
-    assert one == fingerprint("stage", 1, {"a": None, "b": [1, 2.5]})
-    assert len(one) == 16
-    assert set(one) <= set("0123456789abcdef")
+    first = fingerprint("stage", 1, {"b": [1, 2.5], "a": None})
+    assert first == fingerprint("stage", 1, {"a": None, "b": [1, 2.5]})
+    assert len(first) == 16
+    assert set(first) <= set("0123456789abcdef")
     others = [
         fingerprint("stage", 2, {"b": [1, 2.5], "a": None}),
         fingerprint("stage", 1, {"b": [2.5, 1], "a": None}),
@@ -56,7 +56,7 @@ def test_fingerprints_are_of_the_content_alone() -> None:
         fingerprint("1"),
         fingerprint(1),
     ]
-    assert len({one, *others}) == len(others) + 1
+    assert len({first, *others}) == len(others) + 1
 
 
 def test_fingerprints_stay_as_they_are() -> None:
@@ -113,7 +113,7 @@ def test_a_failure_of_the_first_writing_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system in memory with room for 64 KiB and for eight files and folders."""
+    """A file system in memory with space for 64 KiB and for eight files and folders."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mounted = subprocess.run(
@@ -143,7 +143,7 @@ def test_a_full_disk_is_the_users_error(full_disk: Path, write: Callable[[Path, 
     assert names(full_disk) == ["a"], "half a file would keep the disk full"
 
 
-def test_a_disk_without_room_for_a_folder_is_the_users_error(full_disk: Path) -> None:
+def test_a_disk_without_space_for_a_folder_is_the_users_error(full_disk: Path) -> None:
     for number in range(4):
         write_json(full_disk / f"{number}" / "a.json", number)
     with pytest.raises(UserError, match="no space left"):
@@ -303,7 +303,7 @@ def test_forgetting_removes_one_stage_alone(workspace: Workspace) -> None:
             (folder / "file").touch()
     workspace.forget("index", "k1")
     assert names(workspace.store) == ["index-k2", "index-k2.part", "localize-k1", "localize-k1.part"]
-    workspace.forget("index", "k1")  # nothing is there any more, which is as wanted
+    workspace.forget("index", "k1")  # nothing is left to remove, which is no error
 
 
 def test_a_stage_is_computed_once_at_a_time(workspace: Workspace) -> None:
