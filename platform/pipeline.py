@@ -106,21 +106,16 @@ def run(
         tags: further tags of the MLflow run.
     """
     config, folder = resolved.config, workspace.run(name)
-    values = {key: _plain(value) for key, value in leaves(config)}
+    values = dict(leaves(config))
     write_text(folder.config, experiment_text(config, resolved.origins))
     if start:
         folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
     tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent)
     with tracker.running():
-        tracker.parameters(dict(leaves(config)))
+        tracker.parameters(values)
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})
         context = RunContext(
-            workspace=workspace,
-            name=name,
-            folder=folder,
-            part=folder.path,
-            tracker=tracker,
-            origins=resolved.origins,
+            workspace=workspace, name=name, part=folder.path, tracker=tracker, origins=resolved.origins
         )
         for number, stage in enumerate(STAGES):
             if number <= _number(until) or stage.closes in context.inputs:
@@ -130,7 +125,3 @@ def run(
 
 def _number(stage: str | None) -> int:
     return len(STAGES) if stage is None else STAGE_NAMES.index(stage)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | type(None) | tuple) else str(value)

@@ -15,8 +15,8 @@ class RunContext:
 
     Attributes:
         workspace: all file names.
-        name, folder: of the run.
-        part: the folder that the stage writes into; it gets its final name when the stage returns.
+        name: of the run.
+        part: the folder that the stage writes into; a kept output gets its final name when the stage returns.
         tracker: MLflow.
         origins: where each value of the configuration comes from, by its key.
         afresh: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
@@ -26,7 +26,6 @@ class RunContext:
 
     workspace: Workspace
     name: str
-    folder: RunFolder
     part: Path
     tracker: Tracker
     origins: Mapping[str, str]
@@ -47,6 +46,11 @@ class RunContext:
     def result(self, stage: str, kind: type[Result]) -> Result:
         """The result of a stage that ran before, as a record of type `kind`."""
         return read_result(self.inputs[stage], kind)
+
+    @property
+    def folder(self) -> RunFolder:
+        """The files of the run."""
+        return self.workspace.run(self.name, create=False)
 
     @property
     def classes(self) -> tuple[str, ...]:

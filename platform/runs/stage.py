@@ -56,7 +56,7 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool
     """Runs a stage, unless its output is kept and not to be computed `afresh`; returns the next stage's context."""
     began, workspace = time.monotonic(), context.workspace
     if not stage.kept:
-        stage.module.run(config, dataclasses.replace(context, part=context.folder.path))
+        stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
     key = _key(stage, config, context)
     computed = _compute(stage, key, config, context, afresh=afresh)
