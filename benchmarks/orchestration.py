@@ -37,7 +37,9 @@ from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import write_table
-from mcis.platform.stages import evaluate, pseudo_masks
+from mcis.platform.stages import pseudo_masks
+from mcis.platform.stages.evaluation.segmentation import ScoreVal
+from mcis.platform.stages.evaluation.training_images import ScoreTrain
 from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
 from mcis.platform.stages.localization.workers import Embed, Relate
@@ -129,9 +131,11 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     single, maps, masks = (Shards(folder / name) for name in ("single", "maps", "masks"))
     positions = pa.array(np.arange(len(train_rows)), pa.int64())
     bins, scale, salient = config.evaluate.thresholds, config.maps.scale, config.evaluate.salient
-    score = evaluate.ScoreTrain(classes, bins, scale, salient, 0, single, maps, masks)
+    score = ScoreTrain(
+        classes=classes, bins=bins, scale=scale, salient=salient, seed=0, single=single, related=maps, masks=masks
+    )
     score(train_rows.append_column("position", positions))
-    evaluate.ScoreVal(classes, Shards(folder / "predictions"))(val_rows)
+    ScoreVal(classes=classes, predictions=Shards(folder / "predictions"))(val_rows)
     lap("evaluate")
     return seconds
 

@@ -9,11 +9,12 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace, fingerprint, read_json, write_text
 from mcis.platform.stages import (
-    evaluate,
+    evaluation,
     index,
     localization,
     predict,
@@ -49,10 +50,10 @@ STAGES = (
     ),
     Stage(
         name="evaluate",
-        module=evaluate,
+        module=evaluation,
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "weights", "maps", "evaluate"),
-        version=4,
+        version=5,
         closes="localize",
     ),
     Stage(name="report", module=report, closes="index", kept=False),
@@ -61,10 +62,10 @@ STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 
 class RunResult(NamedTuple):
-    """What a run came to: its context after the last stage, and the entries of scores.json."""
+    """What a run came to: its context after the last stage, and its scores."""
 
     context: RunContext
-    scores: list[dict[str, Any]]
+    scores: list[Score]
 
 
 def check(
@@ -120,7 +121,8 @@ def run(
         for number, stage in enumerate(STAGES):
             if number <= _number(until) or stage.closes in context.inputs:
                 context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
-    return RunResult(context, read_json(folder.scores)["scores"])
+    scores = read_json(folder.scores)["scores"]
+    return RunResult(context, [Score.from_json(score, folder.scores) for score in scores])
 
 
 def _number(stage: str | None) -> int:

@@ -96,6 +96,6 @@ def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Pa
         time.sleep(2)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
-    assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "mark", "segmentation"}
+    assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
     assert "mIoU" in done.stdout
     assert "py_modules_files" in done.stdout, "the job ran the code of an install on the node, not the wheel's"

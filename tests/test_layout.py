@@ -132,11 +132,11 @@ def test_imports_point_one_way(package: str) -> None:
         ("mcis.platform.pipeline", "from mcis.platform.commands.terminal import console"),
         ("mcis.platform.commands.demo", "from .. import cli"),
         # Stages are no libraries of one another.
-        ("mcis.platform.stages.evaluate", "from mcis.platform.stages.pseudo_masks import background_cue"),
-        ("mcis.platform.stages.evaluate", "from . import pseudo_masks"),
-        ("mcis.platform.stages.evaluate", "from mcis.platform.stages.localization.rounds import Plan"),
+        ("mcis.platform.stages.evaluation", "from mcis.platform.stages.pseudo_masks import background_cue"),
+        ("mcis.platform.stages.evaluation", "from . import pseudo_masks"),
+        ("mcis.platform.stages.evaluation", "from mcis.platform.stages.localization.rounds import Plan"),
         ("mcis.platform.stages.localization.workers", "from ..pseudo_masks import MakeMasks"),
-        ("mcis.platform.stages.localization.__init__", "from mcis.platform.stages import evaluate"),
+        ("mcis.platform.stages.localization.__init__", "from mcis.platform.stages import evaluation"),
     ],
 )
 def test_an_import_against_the_direction_is_found(module: str, source: str) -> None:
@@ -156,7 +156,7 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
             "mcis.platform.stages.localization.workers",
             "from mcis.platform.stages.localization.features import read_rows",
         ),
-        ("mcis.platform.pipeline", "from mcis.platform.stages import evaluate, index"),
+        ("mcis.platform.pipeline", "from mcis.platform.stages import evaluation, index"),
         ("mcis.tuning.studies", "import mcis.platform.pipeline, mcis.models.crf, mlflow"),
     ],
 )

@@ -11,6 +11,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.runs.progress import Bar, bar
+from mcis.platform.runs.scores import Score
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -31,7 +32,8 @@ def _trial(parameters: dict[str, Any]) -> None:
         parent=settings["parent"],
         tags={"study": settings["study"]},
     )
-    tune.report({"name": settings["name"], "scores": result.scores})
+    # Tune keeps what is reported in files of JSON.
+    tune.report({"name": settings["name"], "scores": [score.as_json() for score in result.scores]})
 
 
 def _shown(progress: Bar) -> Any:
@@ -65,9 +67,9 @@ class Trial(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The entries of scores.json of each trial that ran to its end, by run name; the first failure of the others."""
+    """The scores of each trial that ran to its end, by the trial's name; the first failure of the others."""
 
-    scores: dict[str, list[dict[str, Any]]]
+    scores: dict[str, list[Score]]
     failure: UserError | None
 
 
@@ -120,4 +122,6 @@ def run_trials(
     finished = [result.metrics for result in results if result.metrics and "scores" in result.metrics]
     if len(finished) + len(errors) < len(space):  # Tune takes Ctrl-C for itself and hands back what there is
         raise KeyboardInterrupt
-    return Outcome({metrics["name"]: metrics["scores"] for metrics in finished}, failure)
+    reported = workspace.run(study).path / "tune"
+    scores = {m["name"]: [Score.from_json(score, reported) for score in m["scores"]] for m in finished}
+    return Outcome(scores, failure)

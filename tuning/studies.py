@@ -1,11 +1,16 @@
-"""The paper's ablations as studies: one MLflow run each, its trials the children, a table at the end."""
+"""The paper's ablations as studies: one MLflow run each, its trials the children, a table at the end.
+
+A study is a table of cells; a cell is made of trials, one per seed; a trial is a run of the pipeline.
+"""
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any
+
+from rich.table import Table
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
@@ -14,105 +19,79 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, written_aside
 from mcis.tuning.search import Outcome, Trial, run_trials
 from mcis.tuning.tables import (
     COLUMNS,
     PAPER_EFFECT,
-    Effect,
+    Cell,
     Meaning,
     caption,
     effect_picture,
     effect_table,
-    headline,
-    meaning,
+    meaning_of_columns,
     related_images_picture,
     related_images_table,
+    scores_by_column,
 )
 
 RELATED = tuple(range(6))
 TRAININGS = ("none", "co", "co+contrastive")
 EFFECT_RELATED = (0, 1, 3, 5)
 
+Plan = Mapping[tuple[str, int], Sequence[Trial]]
+"""The trials of each cell, by its training and its number of related images."""
 
-def _check(resolved: Resolved, trials: Sequence[Trial], place: Workspace, until: str, swept: Sequence[str]) -> None:
-    """What cannot be studied shows before the first trial has trained.
 
-    Raises:
-        UserError: an unknown stage, or one without scores; a value that the study itself sets; no ground truth; or
-            what would end one of the trials.
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study before it runs.
+
+    Attributes:
+        kind: which study it is: references or effect.
+        name: of the study's run; the names of its trials begin with it.
+        resolved: the configuration that all trials share.
+        swept: the keys that the study sets itself.
+        unlike: further keys whose values differ between trials.
+        until: the last stage of its longest trials.
+        parallel: trials at a time.
+        table, picture: show the cells; arguments as in `related_images_table` and `related_images_picture`.
+        title: of the table.
+        log: hands the cells' figures to MLflow.
     """
-    config = resolved.config
-    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
-    if until not in stages:
-        raise UserError(f"--until {until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
-    told = sorted(key for key in swept if resolved.origins[key] in ("command line", "--set"))
-    if told:
-        raise UserError(
-            f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
-        )
-    masks = listing(config).table["mask_uri"]
-    if masks.null_count == len(masks):
-        raise UserError(
-            "no image has a ground-truth mask", "masks of some training or val images, for scores", "name their folder"
-        )
-    for trial in trials:
-        resolve(config.setting, config.recipe, trial.values)
-    # Related images and seeds ask for nothing that another trial of the same training does not.
-    for trial in {trial.values.get("classifier.attention"): trial for trial in trials}.values():
-        one = resolve(config.setting, config.recipe, trial.values).config
-        pipeline.check(one, place, trial.name, until=until)
+
+    kind: str
+    name: str
+    resolved: Resolved
+    workspace: Workspace
+    swept: tuple[str, ...]
+    unlike: tuple[str, ...] = ()
+    until: str
+    parallel: int
+    verbose: bool
+    table: Callable[[Sequence[Cell], str], Table]
+    picture: Callable[[Sequence[Cell], Path, str, str], None]
+    title: str
+    log: Callable[[Tracker, Sequence[Cell]], None]
 
 
-@contextlib.contextmanager
-def _study(
-    resolved: Resolved, place: Workspace, name: str, kind: str, swept: Sequence[str], *, verbose: bool
-) -> Iterator[Tracker]:
-    """A connected Ray, and the study's MLflow run, which the trials' runs become children of.
+@dataclass(frozen=True, kw_only=True)
+class StudyRecord:
+    """The content of study.json: what was studied, what its columns mean, and its figures."""
 
-    It is made first, since it creates MLflow's store before several trials touch it at once.
-    """
-    config = resolved.config
-    with ray_session(config.compute, verbose=verbose):
-        identity = fingerprint(name, kind, resolved.changed(), config.recipe, config.setting)
-        tracker = Tracker(place, name, identity=identity)
-        status = "FAILED"
-        try:
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": kind})
-            tracker.parameters({key: value for key, value in leaves(config) if key not in swept})
-            yield tracker
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            tracker.finish(status)
-
-
-def _keep(
-    resolved: Resolved, name: str, kind: str, means: dict[str, Meaning], cells: list[dict[str, Any]], place: Workspace
-) -> tuple[Path, Path]:
-    """Writes a study's figures and what they mean; the file, and where its picture belongs."""
-    config, folder = resolved.config, place.run(name)
-    about = {"study": kind, "setting": config.setting, "recipe": config.recipe, "changed": resolved.changed()}
-    write_json(folder.study, {**about, "means": means, "cells": cells})
-    return folder.study, folder.study_picture
-
-
-def _end(outcome: Outcome, tracker: Tracker, files: Sequence[Path], means: dict[str, Meaning]) -> None:
-    """Keeps a study's files with its MLflow run, says what its columns mean, and raises what went wrong."""
-    for path in files:
-        tracker.artifact(path)
-    console.print(caption(means))
-    console.print(f"table and picture: {files[0]}, {files[1].name} beside it")
-    if outcome.failure:
-        raise outcome.failure
+    study: str
+    setting: str
+    recipe: str
+    changed: Values
+    means: dict[str, Meaning]
+    cells: list[Cell]
 
 
 def references(
     resolved: Resolved, workspace: Path, name: str, *, until: str, parallel: int, verbose: bool = False
-) -> dict[int, dict[str, float]]:
+) -> list[Cell]:
     """Related images R = 0..5 over one trained classifier (table 7): mIoU in percent by R and column.
 
     Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0 .. NAME-r5. Contrastive features need
@@ -121,40 +100,33 @@ def references(
     Raises:
         UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
     """
-    place, swept = Workspace(workspace), ("localize.related",)
-    method = resolved.config.localize.method
-    alone: Values = {"localize.method.contrastive": False} if method.contrastive else {}
-    trials = {
-        related: Trial(
-            f"{name}-r{related}",
-            {**resolved.changed(), "localize.related": related, **(alone if not related else {})},
-            until,
-        )
-        for related in RELATED
-    }
-    _check(resolved, list(trials.values()), place, until, swept)
-    with _study(resolved, place, name, "references", swept, verbose=verbose) as tracker:
-        outcome = run_trials(
-            resolved.config,
-            list(trials.values()),
-            workspace=place,
-            study=name,
-            parent=tracker.run_id,
-            parallel=parallel,
-        )
-        found = {r: outcome.scores[trial.name] for r, trial in trials.items() if trial.name in outcome.scores}
-        figures = {related: headline(scores, related) for related, scores in found.items()}
-        means = meaning([(scores, related) for related, scores in found.items()])
-        cells = [{"related": related, "miou": row} for related, row in figures.items()]
-        files = _keep(resolved, name, "references", means, cells, place)
-        with written_aside(files[1]) as aside:
-            related_images_picture(figures, aside, name, caption(means))
-        for related, row in figures.items():
-            for column, value in row.items():
-                tracker.metric_at(f"miou.{column.replace(',', '')}", value, related)
-        console.print(related_images_table(figures, f"mIoU % by number of related images, {name}"))
-        _end(outcome, tracker, files, means)
-    return figures
+    config, changed = resolved.config, resolved.changed()
+    alone: Values = {"localize.method.contrastive": False} if config.localize.method.contrastive else {}
+    plan: dict[tuple[str, int], Sequence[Trial]] = {}
+    for related in RELATED:
+        values: Values = {**changed, "localize.related": related, **(alone if not related else {})}
+        plan[config.classifier.attention, related] = [Trial(f"{name}-r{related}", values, until)]
+
+    def log(tracker: Tracker, cells: Sequence[Cell]) -> None:
+        for cell in cells:
+            for column, values in cell.miou.items():
+                tracker.metric_at(f"miou.{column.replace(',', '')}", mean(values), cell.related)
+
+    study = Study(
+        kind="references",
+        name=name,
+        resolved=resolved,
+        workspace=Workspace(workspace),
+        swept=("localize.related",),
+        until=until,
+        parallel=parallel,
+        verbose=verbose,
+        table=related_images_table,
+        picture=related_images_picture,
+        title=f"mIoU % by number of related images, {name}",
+        log=log,
+    )
+    return _run(study, plan)
 
 
 def effect(
@@ -168,7 +140,7 @@ def effect(
     until: str,
     parallel: int,
     verbose: bool = False,
-) -> list[Effect]:
+) -> list[Cell]:
     """What co-attention brings (tables 5 and 6): training with neither, one or both, times related images R.
 
     Each cell is the mean over seeds of whole runs. Up to the pseudo masks all cells are computed; `until=evaluate`
@@ -184,58 +156,165 @@ def effect(
     Raises:
         UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
     """
-    place, swept, config = Workspace(workspace), ("classifier.attention", "localize.related"), resolved.config
     unknown = sorted(set(trainings) - set(TRAININGS))
     if unknown or not trainings or not related:
         raise UserError(f"--training {', '.join(unknown)}", f"some of {', '.join(TRAININGS)}", "choose of them")
-    cells = [
-        (attention, r)
-        for attention, r in itertools.product(trainings, sorted(set(related)))
-        if attention != "none" or r == 0 or config.localize.method.name == "evidence"
-    ]
-    trials = {
-        (attention, r, seed): Trial(
-            f"{name}-{attention.replace('+', '-')}-r{r}-s{seed}",
-            {
-                **resolved.changed(),
-                "classifier.attention": attention,
-                "localize.related": r,
-                "seed": config.seed + seed,
-            },
-            until if (attention, r) in {*PAPER_EFFECT, ("none", 3)} else earlier(until, "pseudo_masks"),
-        )
-        for seed in range(seeds)
-        for attention, r in cells
-    }
-    _check(resolved, list(trials.values()), place, until, swept)
-    with _study(resolved, place, name, "effect", (*swept, "seed"), verbose=verbose) as tracker:
+
+    def log(tracker: Tracker, cells: Sequence[Cell]) -> None:
+        metrics = {}
+        for cell in cells:
+            for column, values in cell.miou.items():
+                training = cell.attention.replace("+", "-")
+                metrics[f"miou.{column.replace(',', '')}.{training}.r{cell.related}"] = mean(values)
+        tracker.metrics(metrics)
+
+    study = Study(
+        kind="effect",
+        name=name,
+        resolved=resolved,
+        workspace=Workspace(workspace),
+        swept=("classifier.attention", "localize.related"),
+        unlike=("seed",),
+        until=until,
+        parallel=parallel,
+        verbose=verbose,
+        table=effect_table,
+        picture=effect_picture,
+        title=f"mIoU %, mean and deviation over {seeds} seeds, {name}",
+        log=log,
+    )
+    return _run(study, _effect_plan(study, trainings, related, seeds))
+
+
+def _effect_plan(study: Study, trainings: Sequence[str], related: Sequence[int], seeds: int) -> Plan:
+    """Every training with every number of related images that it can use, over seeds."""
+    config, changed = study.resolved.config, study.resolved.changed()
+    plan: dict[tuple[str, int], Sequence[Trial]] = {}
+    for attention, r in itertools.product(trainings, sorted(set(related))):
+        if attention == "none" and r and config.localize.method.name != "evidence":
+            continue
+        in_paper = (attention, r) in {*PAPER_EFFECT, ("none", 3)}
+        last = study.until if in_paper else earlier(study.until, "pseudo_masks")
+        plan[attention, r] = [
+            Trial(
+                f"{study.name}-{attention.replace('+', '-')}-r{r}-s{seed}",
+                {**changed, "classifier.attention": attention, "localize.related": r, "seed": config.seed + seed},
+                last,
+            )
+            for seed in range(seeds)
+        ]
+    return plan
+
+
+def earlier(stage: str, other: str) -> str:
+    """The stage of the two that comes first in the pipeline."""
+    return min(stage, other, key=pipeline.STAGE_NAMES.index)
+
+
+def _run(study: Study, plan: Plan) -> list[Cell]:
+    """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its table.
+
+    Raises:
+        UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
+    """
+    trials = [trial for of_seed in itertools.zip_longest(*plan.values()) for trial in of_seed if trial]
+    _check(study, trials)
+    with _tracked(study) as tracker:
         outcome = run_trials(
-            config, list(trials.values()), workspace=place, study=name, parent=tracker.run_id, parallel=parallel
+            study.resolved.config,
+            trials,
+            workspace=study.workspace,
+            study=study.name,
+            parent=tracker.run_id,
+            parallel=study.parallel,
         )
-        figures, every = [], []
-        for attention, r in cells:
-            names = [trials[attention, r, seed].name for seed in range(seeds)]
-            found = [outcome.scores[each] for each in names if each in outcome.scores]
-            rows = [headline(scores, r) for scores in found]
-            every += [(scores, r) for scores in found]
-            if rows:
-                figures.append(Effect(attention, r, {c: [row[c] for row in rows] for c in COLUMNS if c in rows[0]}))
-        means = meaning(every)
-        files = _keep(resolved, name, "effect", means, [cell._asdict() for cell in figures], place)
-        with written_aside(files[1]) as aside:
-            effect_picture(figures, aside, name, caption(means))
-        tracker.metrics(
-            {
-                f"miou.{column.replace(',', '')}.{cell.attention.replace('+', '-')}.r{cell.related}": mean(values)
-                for cell in figures
-                for column, values in cell.miou.items()
-            }
-        )
-        console.print(effect_table(figures, f"mIoU %, mean and deviation over {seeds} seeds, {name}"))
-        _end(outcome, tracker, files, means)
-    return figures
+        record = _record(study, plan, outcome)
+        folder = study.workspace.run(study.name)
+        write_json(folder.study, asdict(record))
+        with written_aside(folder.study_picture) as aside:
+            study.picture(record.cells, aside, study.name, caption(record.means))
+        study.log(tracker, record.cells)
+        tracker.artifact(folder.study)
+        tracker.artifact(folder.study_picture)
+        console.print(study.table(record.cells, study.title))
+        console.print(caption(record.means))
+        console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it")
+        if outcome.failure:
+            raise outcome.failure
+    return record.cells
 
 
-def earlier(one: str, other: str) -> str:
-    """The stage of the two that comes first on the journey."""
-    return min(one, other, key=pipeline.STAGE_NAMES.index)
+def _check(study: Study, trials: Sequence[Trial]) -> None:
+    """Finds what cannot be studied before the first trial has trained.
+
+    Raises:
+        UserError: an unknown stage, or one without scores; a value that the study itself sets; no ground truth; or
+            what would end one of the trials.
+    """
+    config = study.resolved.config
+    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
+    if study.until not in stages:
+        raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
+    told = sorted(key for key in study.swept if study.resolved.origins[key] in ("command line", "--set"))
+    if told:
+        raise UserError(
+            f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
+        )
+    masks = listing(config).table["mask_uri"]
+    if masks.null_count == len(masks):
+        raise UserError(
+            "no image has a ground-truth mask", "masks of some training or val images, for scores", "name their folder"
+        )
+    for trial in trials:
+        resolve(config.setting, config.recipe, trial.values)
+    # Related images and seeds ask for nothing that another trial of the same training does not.
+    for trial in {trial.values.get("classifier.attention"): trial for trial in trials}.values():
+        changed = resolve(config.setting, config.recipe, trial.values).config
+        pipeline.check(changed, study.workspace, trial.name, until=study.until)
+
+
+@contextlib.contextmanager
+def _tracked(study: Study) -> Iterator[Tracker]:
+    """A connected Ray, and the study's MLflow run, which the trials' runs become children of.
+
+    The MLflow run is made first, since it creates MLflow's store before several trials touch it at once.
+    """
+    config = study.resolved.config
+    with ray_session(config.compute, verbose=study.verbose):
+        identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
+        tracker = Tracker(study.workspace, study.name, identity=identity)
+        status = "FAILED"
+        try:
+            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": study.kind})
+            different = {*study.swept, *study.unlike}
+            tracker.parameters({key: value for key, value in leaves(config) if key not in different})
+            yield tracker
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            tracker.finish(status)
+
+
+def _record(study: Study, plan: Plan, outcome: Outcome) -> StudyRecord:
+    """The figures of the trials that ran to their end; a cell without any is left out."""
+    cells: list[Cell] = []
+    finished: list[dict[str, Score]] = []
+    for (attention, related), trials in plan.items():
+        scores = [
+            scores_by_column(outcome.scores[trial.name], related) for trial in trials if trial.name in outcome.scores
+        ]
+        if scores:
+            miou = {column: [of[column].miou for of in scores] for column in COLUMNS if column in scores[0]}
+            cells.append(Cell(attention, related, miou))
+        finished += scores
+    config = study.resolved.config
+    return StudyRecord(
+        study=study.kind,
+        setting=config.setting,
+        recipe=config.recipe,
+        changed=study.resolved.changed(),
+        means=meaning_of_columns(finished),
+        cells=cells,
+    )

@@ -1,13 +1,19 @@
 """Tables of studies, ours beside the paper's, on the terminal and as a picture."""
 
-import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from rich.table import Table
+
+from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # VOC 2012 val, mIoU of the segmentation network, ResNet-101, VOC only (table 7 and section 4.5 of the paper).
 PAPER_RELATED_IMAGES: Mapping[int, float] = {0: 64.7, 1: 65.9, 2: 66.0, 3: 66.2, 4: 66.1, 5: 66.0}
@@ -22,69 +28,74 @@ PAPER_EFFECT: Mapping[tuple[str, int], float] = {
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
-_MEANING = ("split", "images", "background_cue", "map_scale", "aggregation", "scales", "mirror", "weights", "git")
+_OF_A_CELL = {"threshold", "related images", "ignored share", "seed"}
+"""Headings of a score's meaning that differ from cell to cell, and so say nothing of a column."""
 
-Meaning = dict[str, Any]
-"""What a column of a study's figures means: the values of its scores' keys, a list where the trials differ."""
+Meaning = dict[str, list[str]]
+"""What a column of a study's figures means: heading -> the texts of its scores, one where all agree."""
 
 
-def _entries(scores: Sequence[dict[str, Any]], related: int) -> dict[str, dict[str, Any]]:
-    """The entries of a trial's scores that a study shows, by column."""
-    out: dict[str, dict[str, Any]] = {}
+def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
+    """The scores of a trial that a study shows, by column; `related` is the trial's number of related images."""
+    out: dict[str, Score] = {}
     for score in scores:
-        if score["what"] == "localization_maps" and score["related_images"] == related:
+        if score.what == "localization_maps" and score.related == related:
             out[COLUMNS[0]] = score
-        elif score["what"] == "pseudo_masks":
+        elif score.what == "pseudo_masks":
             out[COLUMNS[1]] = score
-        elif score["what"] == "segmentation":
-            out[COLUMNS[3 if score["crf"] else 2]] = score
+        elif score.what == "segmentation":
+            out[COLUMNS[3 if score.crf else 2]] = score
     return out
 
 
-def headline(scores: Sequence[dict[str, Any]], related: int) -> dict[str, float]:
-    """The figures of a trial by column: mIoU in percent of its maps, pseudo masks and segmentation."""
-    return {column: entry["miou"] for column, entry in _entries(scores, related).items()}
-
-
-def meaning(trials: Sequence[tuple[Sequence[dict[str, Any]], int]]) -> dict[str, Meaning]:
-    """What each column means, from the scores of trials and their numbers of related images."""
+def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, Meaning]:
+    """What each column means, from the trials' scores by column."""
     out: dict[str, Meaning] = {}
     for column in COLUMNS:
-        entries = [found[column] for scores, related in trials if column in (found := _entries(scores, related))]
-        for key in _MEANING if entries else ():
-            values: list[Any] = []
-            for entry in entries:
-                values += [entry[key]] if entry[key] not in values else []
-            out.setdefault(column, {})[key] = values[0] if len(values) == 1 else values
+        meanings = [trial[column].meaning() for trial in trials if column in trial]
+        texts = {heading: [m[heading] for m in meanings if heading in m] for heading in HEADINGS}
+        if meanings:
+            out[column] = {
+                h: list(dict.fromkeys(all_of)) for h, all_of in texts.items() if all_of and h not in _OF_A_CELL
+            }
     return out
 
 
 def caption(means: Mapping[str, Meaning]) -> str:
-    """One line on what the columns mean."""
+    """One line on what the columns mean, but for where their scores come from."""
     parts = []
-    for column, of in means.items():
-        how = of["background_cue"] or f"scales {of['scales']}{' and mirror' if of['mirror'] else ''}"
-        parts.append(f"{column}: {of['split']}, {of['images']} images, {how}")
-    for key, words in (("map_scale", "maps.scale={}"), ("aggregation", "related images by {}")):
-        values = [of[key] if isinstance(of[key], list) else [of[key]] for of in means.values()]
-        parts += [words.format(v) for v in dict.fromkeys(itertools.chain(*values)) if v is not None]
+    for column, meaning in means.items():
+        texts = (f"{h} {' or '.join(of)}" for h, of in meaning.items() if h not in ORIGIN)
+        parts.append(f"{column}: {', '.join(texts)}")
     return "; ".join(parts)
 
 
-def related_images_table(figures: Mapping[int, Mapping[str, float]], title: str) -> Table:
+@dataclass(frozen=True)
+class Cell:
+    """The figures of one cell of a study: a training (`classifier.attention`) with R = `related` related images.
+
+    `miou` holds the mIoU in percent of each seed's run, by column.
+    """
+
+    attention: str
+    related: int
+    miou: dict[str, list[float]]
+
+
+def related_images_table(cells: Sequence[Cell], title: str) -> Table:
     """mIoU by number of related images, and the paper's column beside ours."""
     table = Table(title=title, title_justify="left")
     table.add_column("R", justify="right")
     for column in COLUMNS:
         table.add_column(_HEADS[column], justify="right")
     table.add_column("paper, VOC", justify="right")
-    for related, row in sorted(figures.items()):
-        cells = [f"{row[c]:.2f}" if c in row else "-" for c in COLUMNS]
-        table.add_row(str(related), *cells, f"{PAPER_RELATED_IMAGES.get(related, float('nan')):.1f}")
+    for cell in sorted(cells, key=attrgetter("related")):
+        texts = [_mean_and_deviation(cell.miou[c]) if c in cell.miou else "-" for c in COLUMNS]
+        table.add_row(str(cell.related), *texts, f"{PAPER_RELATED_IMAGES.get(cell.related, float('nan')):.1f}")
     return table
 
 
-def related_images_picture(figures: Mapping[int, Mapping[str, float]], path: Path, title: str, below: str) -> None:
+def related_images_picture(cells: Sequence[Cell], path: Path, title: str, below: str) -> None:
     """A plot of the same figures, with a line below on what they mean."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -92,13 +103,14 @@ def related_images_picture(figures: Mapping[int, Mapping[str, float]], path: Pat
     figure = Figure(figsize=(6.4, 4.0), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
+    ordered = sorted(cells, key=attrgetter("related"))
     for column in COLUMNS:
-        points = [(related, row[column]) for related, row in sorted(figures.items()) if column in row]
+        points = [(cell.related, mean(cell.miou[column])) for cell in ordered if column in cell.miou]
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", label=column)
     axes.set_title(f"{title}, mIoU %")
     axes.set_xlabel("related images R")
-    axes.set_xticks(sorted(figures))
+    axes.set_xticks([cell.related for cell in ordered])
     axes.set_ylabel("mIoU %")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
@@ -106,63 +118,64 @@ def related_images_picture(figures: Mapping[int, Mapping[str, float]], path: Pat
     figure.savefig(path, dpi=150, format="png")
 
 
-class Effect(NamedTuple):
-    """Scores of one cell of the study of effects: mIoU in percent of each seed's run, by column."""
-
-    attention: str
-    related: int
-    miou: dict[str, list[float]]
-
-
-def effect_table(figures: Sequence[Effect], title: str) -> Table:
+def effect_table(cells: Sequence[Cell], title: str) -> Table:
     """Mean and deviation of mIoU by training and number of related images, and the paper's column beside ours."""
     table = Table(title=title, title_justify="left")
     table.add_column("training", no_wrap=True)
     table.add_column("R", justify="right")
-    columns = [column for column in COLUMNS if any(column in cell.miou for cell in figures)]
+    columns = _reached(cells)
     for column in columns:
         table.add_column(_HEADS[column], justify="right")
     table.add_column("paper, VOC", justify="right")
-    for cell in figures:
-        cells = [_spread(cell.miou[column]) if column in cell.miou else "-" for column in columns]
+    for cell in cells:
+        texts = [_mean_and_deviation(cell.miou[column]) if column in cell.miou else "-" for column in columns]
         paper = PAPER_EFFECT.get((cell.attention, cell.related))
-        table.add_row(cell.attention, str(cell.related), *cells, "-" if paper is None else f"{paper:.1f}")
+        table.add_row(cell.attention, str(cell.related), *texts, "-" if paper is None else f"{paper:.1f}")
     return table
 
 
-def _spread(values: Sequence[float]) -> str:
-    return f"{mean(values):.2f}" + (f" ±{stdev(values):.2f}" if len(values) > 1 else "")
+def effect_picture(cells: Sequence[Cell], path: Path, title: str, below: str) -> None:
+    """A plot per column: mIoU over related images, a line per training, bars for the deviation over seeds.
 
-
-def effect_picture(figures: Sequence[Effect], path: Path, title: str, below: str) -> None:
-    """A plot a column: mIoU over related images, a line a training, bars for the deviation over seeds.
-
-    Numbers of related images stand side by side, whatever lies between them; `below` says what the columns mean.
+    Numbers of related images are drawn at equal distances; `below` says what the columns mean.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    columns = [column for column in COLUMNS if any(column in cell.miou for cell in figures)]
+    columns = _reached(cells)
     figure = Figure(figsize=(4.0 * max(1, len(columns)), 4.0), layout="constrained")
     FigureCanvasAgg(figure)
-    numbers = sorted({cell.related for cell in figures})
-    trainings = list(dict.fromkeys(cell.attention for cell in figures))
     for axes, column in zip(figure.subplots(1, max(1, len(columns)), squeeze=False)[0], columns, strict=False):
-        for nth, attention in enumerate(trainings):
-            cells = [c for c in figures if c.attention == attention and column in c.miou]
-            # Beside one another, or their bars cover each other.
-            places = [numbers.index(c.related) + 0.08 * (nth - (len(trainings) - 1) / 2) for c in cells]
-            bars = [stdev(c.miou[column]) if len(c.miou[column]) > 1 else 0.0 for c in cells]
-            means = [mean(c.miou[column]) for c in cells]
-            axes.errorbar(places, means, yerr=bars, marker="o", linewidth=1, capsize=3, label=attention)
-        axes.set_title(column)
-        axes.set_xlabel("related images R")
-        axes.set_xticks(range(len(numbers)), [str(r) for r in numbers])
-        axes.set_ylabel("mIoU %, its own range")
-        axes.grid(alpha=0.3)
+        _draw_effect(axes, cells, column)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper right", ncols=max(1, len(labels)), frameon=False, fontsize=8)
-    seeds = max((len(values) for cell in figures for values in cell.miou.values()), default=0)
+    seeds = max((len(values) for cell in cells for values in cell.miou.values()), default=0)
     figure.suptitle(f"{title}: mean of {seeds} seeds, bars: their deviation", x=0.01, ha="left", fontsize=9)
     figure.supxlabel(fill(below, 70 * max(1, len(columns))), fontsize=6)
     figure.savefig(path, dpi=150, format="png")
+
+
+def _draw_effect(axes: "Axes", cells: Sequence[Cell], column: str) -> None:
+    numbers = sorted({cell.related for cell in cells})
+    trainings = list(dict.fromkeys(cell.attention for cell in cells))
+    for nth, attention in enumerate(trainings):
+        drawn = [cell for cell in cells if cell.attention == attention and column in cell.miou]
+        # Beside one another, or their bars cover each other.
+        positions = [numbers.index(cell.related) + 0.08 * (nth - (len(trainings) - 1) / 2) for cell in drawn]
+        bars = [stdev(cell.miou[column]) if len(cell.miou[column]) > 1 else 0.0 for cell in drawn]
+        means = [mean(cell.miou[column]) for cell in drawn]
+        axes.errorbar(positions, means, yerr=bars, marker="o", linewidth=1, capsize=3, label=attention)
+    axes.set_title(column)
+    axes.set_xlabel("related images R")
+    axes.set_xticks(range(len(numbers)), [str(r) for r in numbers])
+    axes.set_ylabel("mIoU %, its own range")
+    axes.grid(alpha=0.3)
+
+
+def _reached(cells: Sequence[Cell]) -> list[str]:
+    """The columns that any of the cells has a figure in."""
+    return [column for column in COLUMNS if any(column in cell.miou for cell in cells)]
+
+
+def _mean_and_deviation(values: Sequence[float]) -> str:
+    return f"{mean(values):.2f}" + (f" ±{stdev(values):.2f}" if len(values) > 1 else "")

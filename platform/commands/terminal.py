@@ -1,7 +1,6 @@
 """What a command leaves on the terminal: the table of scores, the configuration, the doctor's screen."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 from rich.console import Console
@@ -13,39 +12,20 @@ from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.pipeline import RunResult
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.scores import Score
 
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
 
 
-def meaning(score: dict[str, Any]) -> str:
-    """What a score means, in words: threshold, cue, aggregation, map scale, scales, mirror, CRF, ignored share."""
-    parts = []
-    if score["threshold"] is not None:
-        parts.append(f"threshold {score['threshold']:.3f}")
-    elif score["background_cue"]:
-        parts.append(f"background: {score['background_cue']}")
-    if score["aggregation"]:
-        parts.append(f"related images by {score['aggregation']}")
-    if score["map_scale"]:
-        parts.append(f"map scale {score['map_scale']}")
-    if score["ignored_share"] is not None:
-        parts.append(f"{100 * score['ignored_share']:.1f} % ignored in training, all scored")
-    if score["scales"]:
-        parts.append("scales " + " ".join(f"{s:g}" for s in score["scales"]) + (", mirror" if score["mirror"] else ""))
-    if score["crf"] is not None:
-        parts.append("dense CRF" if score["crf"] else "no CRF")
-    return ", ".join(parts)
-
-
-def score_table(scores: list[dict[str, Any]], title: str) -> Table:
+def score_table(scores: Sequence[Score], title: str) -> Table:
     """The scores of a run as a table."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=_plain(title), title_justify="left")
     for column in ("what", "which", "split", "mIoU %", "images", "meaning"):
         table.add_column(column, justify="right" if column in ("mIoU %", "images") else "left")
-    for s in scores:
-        table.add_row(
-            s["what"].replace("_", " "), s["name"], s["split"], f"{s['miou']:.2f}", str(s["images"]), meaning(s)
-        )
+    for score in scores:
+        made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
+        row = (score.title, score.name, score.split, f"{score.miou:.2f}", str(score.images), made)
+        table.add_row(*map(_plain, row))
     return table
 
 

@@ -21,9 +21,10 @@ from mcis.datasets.decode import RejectedImage, decode_rgb
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.files import read_bytes
 from mcis.datasets.index import shown
-from mcis.platform.reporting.panels import drawable, labels, share
+from mcis.platform.reporting.html import picture_uri, render
+from mcis.platform.reporting.panels import drawable, labels
 from mcis.platform.reporting.plots import THEMES
-from mcis.platform.reporting.run_page import count, data_uri, encode, environment
+from mcis.platform.runs.scores import grouped
 
 _DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
 """In this order, whatever else there is after them."""
@@ -134,11 +135,11 @@ def concerns(facts: IndexFacts, classes: Sequence[str]) -> list[str]:
     if few[1]:
         found.append(f"With a single training image, whose only partner is itself: {shown(few[1])}.")
     if untagged := int(facts.untagged[train].sum()):
-        found.append(f"{count(untagged)} training image(s) without a tag are in no pair.")
+        found.append(f"{grouped(untagged)} training image(s) without a tag are in no pair.")
     if facts.across:
-        found.append(f"{count(facts.across)} content(s) in more than one split: scores on them say too much.")
+        found.append(f"{grouped(facts.across)} content(s) in more than one split: scores on them say too much.")
     if facts.disagreeing:
-        found.append(f"{count(facts.disagreeing)} content(s) with different tags on their copies.")
+        found.append(f"{grouped(facts.disagreeing)} content(s) with different tags on their copies.")
     return found
 
 
@@ -188,10 +189,7 @@ def browse_page(
         "heat": _HEAT,
         **THEMES,
     }
-    pages = environment()
-    pages.filters |= {"share": share}
-    page = pages.get_template("index_page.html.j2").render(view)
-    return page.encode("utf-8", "backslashreplace").decode()  # a name may hold what UTF-8 cannot
+    return render("index_page.html.j2", view)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:
@@ -301,7 +299,7 @@ def _together_view(together: NDArray[np.int64], classes: Sequence[str]) -> dict[
     texts = [_short(classes[k]) if step == 1 else str(k) for k in range(0, K, step)]
     margin = 12 + round(_LETTER * max(map(len, texts)))
     return {
-        "map": data_uri(encode(Image.fromarray(pixels), "PNG"), "PNG"),
+        "map": picture_uri(Image.fromarray(pixels), "PNG"),
         "side": K * cell,
         "cell": cell,
         "margin": margin,
@@ -363,7 +361,7 @@ def _size_view(index: pa.Table) -> dict[str, Any] | None:
             for name, (values, text) in measures.items()
         ],
         "bubbles": [
-            ((cx - low) / scale, 1 - (cy - low) / scale, r, f"about {2**cx:.0f} × {2**cy:.0f}: {count(int(n))}")
+            ((cx - low) / scale, 1 - (cy - low) / scale, r, f"about {2**cx:.0f} × {2**cy:.0f}: {grouped(int(n))}")
             for cx, cy, r, n in zip(*centers, radius, counts, strict=True)
         ],
         "ticks": [(round(2**p), (p - low) / scale) for p in (powers if len(powers) > 1 else {least, most})],
@@ -393,7 +391,7 @@ def _pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, seed: in
             "id": image["image_id"],
             "split": image["split"],
             "tags": [classes[tag] for tag in image["tags"]],
-            "uri": picture and data_uri(encode(picture, "JPEG"), "JPEG"),
+            "uri": picture and picture_uri(picture, "JPEG"),
             "size": picture and picture.size,
             "reason": reason,
         }

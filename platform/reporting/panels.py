@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from mcis.datasets.classes import BACKGROUND, IGNORE, palette
 from mcis.models.metrics import confusion, mean_iou
+from mcis.platform.runs.scores import percent
 
 COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
 """What a panel may show, from left to right."""
@@ -148,15 +149,15 @@ def describe(panel: Panel, column: str, classes: Sequence[str]) -> tuple[str, st
     if column == "image":
         return f"image {panel.image_id}, tagged {', '.join(panel.tags) or 'with nothing'}", ""
     if column == "localization map":
-        strong = (f"{name} above one half on {share((heat > 0.5).mean())}" for name, heat in panel.maps)
+        strong = (f"{name} above one half on {percent((heat > 0.5).mean())}" for name, heat in panel.maps)
         return f"localization maps of {panel.image_id}: {', '.join(strong)} of the image", ""
     mask, names = panel.masks[column], labels(classes)
     values, counts = np.unique(mask, return_counts=True)
     shares = dict(zip(values.tolist(), counts / mask.size, strict=True))
-    areas = ", ".join(f"{names[label].name} {share(area)}" for label, area in shares.items())
+    areas = ", ".join(f"{names[label].name} {percent(area)}" for label, area in shares.items())
     note = ""
     if column == "pseudo mask" and IGNORE in shares:
-        note = f"{share(shares[IGNORE])} ignored"
+        note = f"{percent(shares[IGNORE])} ignored"
     elif column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any():
         note = f"mIoU here {mean_iou(confusion(panel.truth, mask, len(classes))):.0f}"
     return f"{column} of {panel.image_id}: {areas}", note
@@ -179,11 +180,6 @@ def labels(classes: Sequence[str]) -> dict[int, Label]:
     colors[IGNORE] = _IGNORE_STRIPES[0]
     names = {BACKGROUND: "background", IGNORE: "ignored"} | dict(enumerate(classes, 1))
     return {label: Label(name, f"#{colors[label].tobytes().hex()}") for label, name in names.items()}
-
-
-def share(value: float) -> str:
-    """A share in [0, 1] as percent: 12.3 %."""
-    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
 def drawable(text: str) -> str:

@@ -1,9 +1,9 @@
 """Plots of the page: IoU per class, mIoU over thresholds, training curves; each as PNG for a light and a dark page."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,9 +11,15 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mcis.platform.reporting.panels import drawable
+from mcis.platform.reporting.run_data import TrainingLog
+from mcis.platform.runs.scores import Curve, Score, Scored
 
-STAGES = {"localization_maps": "Localization maps", "pseudo_masks": "Pseudo masks", "segmentation": "Segmentation"}
-"""The stages that are scored: `what` in scores.json, and its title."""
+STAGE_TITLES: dict[Scored, str] = {
+    "localization_maps": "Localization maps",
+    "pseudo_masks": "Pseudo masks",
+    "segmentation": "Segmentation",
+}
+"""The stages whose results are scored: `Score.what`, and its title."""
 
 
 class Theme(NamedTuple):
@@ -24,7 +30,7 @@ class Theme(NamedTuple):
     muted: str
     line: str
     stages: tuple[str, ...]
-    """In the order of STAGES."""
+    """In the order of STAGE_TITLES."""
     series: tuple[str, ...]
 
 
@@ -51,12 +57,12 @@ class Plot(NamedTuple):
     height: int
 
 
-def iou_chart(names: Sequence[str], scores: Mapping[str, Mapping[str, Any]]) -> Plot:
-    """Horizontal bars, a group a name in the order given from the top; dashed lines are the means.
+def iou_chart(names: Sequence[str], scores: Mapping[Scored, Score]) -> Plot:
+    """Horizontal bars, a group per name in the order given from the top; dashed lines are the means.
 
     Args:
         names: keys of `iou` of the scores; one that a score lacks, or has as None, gets no bar.
-        scores: entries of scores.json by `what`, with `miou` and `iou` in percent.
+        scores: a score per stage.
     """
     bar = 0.78 / len(scores)
 
@@ -64,11 +70,11 @@ def iou_chart(names: Sequence[str], scores: Mapping[str, Mapping[str, Any]]) -> 
         axes = figure.add_subplot()
         _style(axes, theme, grid="x")
         for i, (what, score) in enumerate(scores.items()):
-            color = theme.stages[list(STAGES).index(what)]
-            values = np.array([score["iou"].get(name) for name in names], np.float64)
-            places = np.arange(len(names)) + (i - (len(scores) - 1) / 2) * bar
-            axes.barh(places, np.nan_to_num(values), bar * 0.86, color=color, label=STAGES[what])
-            axes.axvline(score["miou"], color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
+            color = theme.stages[list(STAGE_TITLES).index(what)]
+            values = np.array([score.iou.get(name) for name in names], np.float64)
+            centers = np.arange(len(names)) + (i - (len(scores) - 1) / 2) * bar
+            axes.barh(centers, np.nan_to_num(values), bar * 0.86, color=color, label=STAGE_TITLES[what])
+            axes.axvline(score.miou, color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
         axes.set_yticks(range(len(names)), [_short(name, 24) for name in names], parse_math=False)
         axes.tick_params("y", labelcolor=theme.ink, labelsize=9.5)
         axes.set(xlim=(0, 100), ylim=(len(names) - 0.45, -0.55))
@@ -78,22 +84,22 @@ def iou_chart(names: Sequence[str], scores: Mapping[str, Mapping[str, Any]]) -> 
     return _plot(480, 90 + len(names) * (12 + 8 * len(scores)), draw)
 
 
-def threshold_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> Plot:
-    """mIoU in percent over the background threshold, a line a label, its best point marked."""
+def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
+    """mIoU in percent over the background threshold, a line per label, with a dot at its best point."""
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = figure.add_subplot()
         _style(axes, theme, grid="both")
-        for i, (label, (thresholds, mious)) in enumerate(curves.items()):
+        for i, (label, curve) in enumerate(curves.items()):
             color = theme.series[i % len(theme.series)]
             style = ("-", "--", ":")[i // len(theme.series) % 3]
             text = _short(label, 40)
-            if best := best_point(thresholds, mious):
+            if best := best_point(curve):
                 axes.axvline(best[0], color=color, linewidth=0.8, alpha=0.5)
                 axes.plot(*best, "o", color=color, markersize=8, markeredgecolor=theme.paper, zorder=3)
                 text += f": best {best[1]:.1f} at {best[0]:.3g}"
-            marker = "o" if len(thresholds) == 1 else None
-            axes.plot(thresholds, mious, style, color=color, linewidth=1.8, marker=marker, label=f" {text}")
+            marker = "o" if len(curve.thresholds) == 1 else None
+            axes.plot(*curve, style, color=color, linewidth=1.8, marker=marker, label=f" {text}")
         axes.set_xlabel("threshold of the background", color=theme.muted, fontsize=9)
         axes.set_ylabel("mIoU in percent", color=theme.muted, fontsize=9)
         _outside_legend(figure, theme, "outside lower left", columns=1)
@@ -101,30 +107,22 @@ def threshold_chart(curves: Mapping[str, tuple[Sequence[float], Sequence[float]]
     return _plot(480, 320 + 18 * len(curves), draw)
 
 
-def best_point(thresholds: Sequence[float], mious: Sequence[float]) -> tuple[float, float] | None:
+def best_point(curve: Curve) -> tuple[float, float] | None:
     """The threshold of the highest mIoU, the first of equals, and that mIoU; None where no mIoU is a number."""
-    points = [(t, miou) for t, miou in zip(thresholds, mious, strict=True) if math.isfinite(miou)]
+    points = [(t, miou) for t, miou in zip(*curve, strict=True) if math.isfinite(miou)]
     return max(points, key=lambda point: point[1], default=None)
 
 
-def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
+def training_chart(log: TrainingLog) -> Plot:
     """Loss and its terms, mean average precision, learning rate, share of time waiting for data, over steps.
 
-    Thin lines begin the epochs.
-
-    Args:
-        records: at least one, with the keys step; epoch, passes over the data, fractional; loss. Where they are known
-            also val_map, mean average precision on val tags in percent; learning_rate; images_per_second; waiting,
-            share of the time spent waiting for data; time, seconds since 1970. Every other key is a term of the loss.
+    Thin lines begin the epochs. `log` holds at least one record.
     """
-    steps, waiting = _column(records, "step"), 100 * _column(records, "waiting")
-    terms = loss_terms(records)
-    starts = steps[1:][np.diff(np.floor(_column(records, "epoch"))) > 0]
+    starts = log.step[1:][np.diff(np.floor(log.epoch)) > 0]
     epochs = starts if len(starts) <= _MOST_EPOCHS else starts[:0]
-    marker = "o" if len(records) == 1 else None
-    precision = _column(records, "val_map")
-    validated = np.isfinite(precision)
-    titles = ["loss and its terms" if terms else "loss", "learning rate", "waiting for data, percent of the time"]
+    marker = "o" if len(log) == 1 else None
+    validated = np.isfinite(log.val_map)
+    titles = ["loss and its terms" if log.terms else "loss", "learning rate", "waiting for data, percent of the time"]
     if validated.any():
         titles.insert(1, "mean average precision on val tags, percent")
 
@@ -132,20 +130,13 @@ def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
         charts = figure.subplots(len(titles), 1, sharex=True, height_ratios=(3, *[1] * (len(titles) - 1)))
         top, *between, middle, bottom = charts
         for axes in between:
-            known = {"marker": "o", "markersize": 3, "color": theme.series[2], "linewidth": 1.6}
-            axes.plot(steps[validated], precision[validated], **known)
-        for i, term in enumerate(["loss", *terms]):
-            color = theme.ink if term == "loss" else theme.series[(i - 1) % len(theme.series)]
-            width, above = (2.0, 3) if term == "loss" else (1.4, 2)
-            values = _column(records, term)
-            if len(records) > _SMOOTH_FROM:
-                top.plot(steps, values, color=color, linewidth=0.6, alpha=0.25)
-                values = _smoothed(values)
-            line = {"color": color, "linewidth": width, "zorder": above, "marker": marker, "markersize": 4}
-            top.plot(steps, values, label=f" {_short(term, 30)}", **line)
-        middle.plot(steps, _column(records, "learning_rate"), color=theme.series[1], linewidth=1.6, marker=marker)
-        bottom.fill_between(steps, 0, waiting, color=theme.series[0], alpha=0.35, linewidth=0)
-        bottom.plot(steps, waiting, color=theme.series[0], linewidth=1.2, marker=marker)
+            line = {"marker": "o", "markersize": 3, "color": theme.series[2], "linewidth": 1.6}
+            axes.plot(log.step[validated], log.val_map[validated], **line)
+        _draw_loss(top, log, theme, marker)
+        middle.plot(log.step, log.learning_rate, color=theme.series[1], linewidth=1.6, marker=marker)
+        waiting = 100 * log.waiting
+        bottom.fill_between(log.step, 0, waiting, color=theme.series[0], alpha=0.35, linewidth=0)
+        bottom.plot(log.step, waiting, color=theme.series[0], linewidth=1.2, marker=marker)
         for axes, title in zip(charts, titles, strict=True):
             _style(axes, theme, grid="y")
             axes.set_title(title, loc="left", color=theme.ink, fontsize=9.5)
@@ -163,12 +154,20 @@ def training_chart(records: Sequence[Mapping[str, Any]]) -> Plot:
     return _plot(480, 480 + 90 * (len(titles) - 3), draw)
 
 
-def loss_terms(records: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The keys of training records that are terms of the loss, in the order in which they appear."""
-    return list(dict.fromkeys(key for record in records for key in record if key not in _NO_TERMS))
+def _draw_loss(axes: Axes, log: TrainingLog, theme: Theme, marker: str | None) -> None:
+    """The loss and its terms; where the records are many, smoothed over their faint selves."""
+    for i, (name, values) in enumerate({"loss": log.loss, **log.terms}.items()):
+        color = theme.ink if i == 0 else theme.series[(i - 1) % len(theme.series)]
+        width, above = (2.0, 3) if i == 0 else (1.4, 2)
+        if len(log) > _SMOOTH_FROM:
+            axes.plot(log.step, values, color=color, linewidth=0.6, alpha=0.25)
+            values = _smoothed(values)
+        label = f" {_short(name, 30)}"
+        axes.plot(
+            log.step, values, label=label, color=color, linewidth=width, zorder=above, marker=marker, markersize=4
+        )
 
 
-_NO_TERMS = {"step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting", "time"}
 _SMOOTH_FROM = 60
 """Records from which on the loss is drawn smoothed over its faint self."""
 _MOST_EPOCHS = 60
@@ -208,19 +207,14 @@ def _outside_legend(
         text.set_parse_math(False)  # "$" in a name is a dollar
 
 
-def _column(records: Iterable[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-    """One number of each record, (N,), NaN where a record lacks it."""
-    return np.array([record.get(key) for record in records], np.float64)
-
-
 def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over a centerd window of 1/30 of the records, at the ends over what there is of it; NaN are left out."""
+    """Mean over a centered window of 1/30 of the records, at the ends over what there is of it; NaN are left out."""
     half = len(values) // 60
-    known = np.isfinite(values)
+    finite = np.isfinite(values)
     kernel = np.ones(2 * half + 1)
-    total = np.convolve(np.where(known, values, 0), kernel, "same")
-    count = np.convolve(known, kernel, "same")
-    return np.where(known, total / np.maximum(count, 1), np.nan)
+    total = np.convolve(np.where(finite, values, 0), kernel, "same")
+    count = np.convolve(finite, kernel, "same")
+    return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
 def _short(text: str, limit: int) -> str:

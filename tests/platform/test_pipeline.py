@@ -36,7 +36,7 @@ TINY = (
 )
 SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
-    "map_scale", "related_images", "aggregation", "ignored_share", "seed", "recipe", "weights", "git",
+    "map_scale", "related", "method", "ignored_share", "seed", "recipe", "weights", "git",
 }  # fmt: skip
 
 
@@ -69,24 +69,23 @@ def first(ray_local: None, root: Path, workspace: Workspace) -> pipeline.RunResu
 def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, workspace: Workspace) -> None:
     written = json.loads((workspace.runs / "first" / "scores.json").read_text())
     assert set(written) == {"scores", "counts", "seconds", "busy"}
-    assert written["scores"] == first.scores
-    assert all(set(score) == SCORE_KEYS for score in first.scores)
-    found = [(s["what"], s["split"], s["related_images"], s["crf"]) for s in first.scores]
-    assert found == [
+    assert written["scores"] == [score.as_json() for score in first.scores]
+    assert all(set(score) == SCORE_KEYS for score in written["scores"])
+    assert [(s.what, s.split, s.related, s.crf) for s in first.scores] == [
         ("localization_maps", "train", 0, None),
         ("localization_maps", "train", 3, None),
         ("pseudo_masks", "train", 3, None),
-        ("mark", "train", None, None),
-        ("mark", "train", None, None),
+        ("baseline", "train", None, None),
+        ("baseline", "train", None, None),
         ("segmentation", "val", None, False),
         ("segmentation", "val", None, True),
     ]
-    assert [s["map_scale"] for s in first.scores] == ["logarithm"] * 3 + [None] * 4
-    assert [s["aggregation"] for s in first.scores] == [None] + ["evidence 6"] * 2 + [None] * 4
+    assert [s.map_scale for s in first.scores] == ["logarithm"] * 3 + [None] * 4
+    assert [s.method for s in first.scores] == [None] + ["evidence 6"] * 2 + [None] * 4
     for score in first.scores:
-        known = [v for v in score["iou"].values() if v is not None]
-        assert score["miou"] == pytest.approx(sum(known) / len(known), abs=0.02)
-        assert set(score["iou"]) == {"background", *first.context.classes}
+        values = [v for v in score.iou.values() if v is not None]
+        assert score.miou == pytest.approx(sum(values) / len(values), abs=0.02)
+        assert set(score.iou) == {"background", *first.context.classes}
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
     scored = {"train": 24, "val": 6}
     assert written["counts"]["evaluate"] == {"scored": scored, "tags that disagree with the mask": 0}
@@ -95,7 +94,7 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
 
 
 def test_the_best_tag_is_a_bound_that_the_random_tag_is_under(first: pipeline.RunResult) -> None:
-    random, best = (s["miou"] for s in first.scores if s["what"] == "mark")
+    random, best = (s.miou for s in first.scores if s.what == "baseline")
     assert random < best
 
 
@@ -167,9 +166,9 @@ def test_a_changed_threshold_never_retrains_the_classifier(
     assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
     assert other.context.inputs["train_classifier"] == first.context.inputs["train_classifier"]
     assert other.context.tracker.run_id != first.context.tracker.run_id
-    kept = [s for s in first.scores if s["what"] in ("localization_maps", "mark")]
-    assert [s for s in other.scores if s["what"] != "pseudo_masks"] == kept
-    assert [s["what"] for s in other.scores].count("pseudo_masks") == 1
+    kept = [s for s in first.scores if s.what in ("localization_maps", "baseline")]
+    assert [s for s in other.scores if s.what != "pseudo_masks"] == kept
+    assert [s.what for s in other.scores].count("pseudo_masks") == 1
     assert "predict" not in other.context.inputs
 
 
@@ -181,16 +180,16 @@ def test_the_segmenters_weights_do_not_change_the_classifiers_key(
         assert other.context.inputs[stage] == first.context.inputs[stage]
 
 
-def test_marks_are_made_again_of_other_saliency_maps(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
+def test_baselines_are_made_again_of_other_saliency_maps(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
     """Also where nothing before them reads saliency."""
     root = draw(tmp_path)
-    before = pipeline.run(settings(root), workspace, "marks", until="localize")
+    before = pipeline.run(settings(root), workspace, "baselines", until="localize")
     for path in (root / "SaliencyMaps").iterdir():
         Image.new("L", Image.open(path).size, 255).save(path)
-    after = pipeline.run(settings(root), workspace, "marks", until="localize")
+    after = pipeline.run(settings(root), workspace, "baselines", until="localize")
     assert [s for s, computed in after.context.computed.items() if computed] == ["evaluate", "report"]
-    marks = [[s["miou"] for s in r.scores if s["what"] == "mark"] for r in (before, after)]
-    assert all(whole < salient for salient, whole in zip(*marks, strict=True))
+    baselines = [[s.miou for s in r.scores if s.what == "baseline"] for r in (before, after)]
+    assert all(whole < salient for salient, whole in zip(*baselines, strict=True))
 
 
 def test_another_scale_of_maps_is_another_score_of_the_same_maps(
@@ -198,7 +197,7 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(
 ) -> None:
     other = pipeline.run(settings(root, "maps.scale=range"), workspace, "range", until="pseudo_masks")
     assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
-    assert [s["map_scale"] for s in other.scores] == ["range"] * 3 + [None] * 2
+    assert [s.map_scale for s in other.scores] == ["range"] * 3 + [None] * 2
     masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
     assert masks[0] != masks[1]
     curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
@@ -214,7 +213,7 @@ def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
     assert [s for s, computed in again.context.computed.items() if not computed] == ["index"]
     after = [bytes_of(again.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
     assert before == after
-    assert [s["miou"] for s in again.scores] == [s["miou"] for s in first.scores]
+    assert [s.miou for s in again.scores] == [s.miou for s in first.scores]
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -238,7 +237,7 @@ def test_truth_is_read_by_evaluate_alone(first: pipeline.RunResult, tmp_path: Pa
     shutil.move(tmp_path / "truth", root / "SegmentationClassAug")
     scored = pipeline.run(settings(root), workspace, "run")
     assert [s for s, computed in scored.context.computed.items() if computed] == ["index", "evaluate", "report"]
-    assert [s["miou"] for s in scored.scores] == [s["miou"] for s in first.scores]
+    assert [s.miou for s in scored.scores] == [s.miou for s in first.scores]
 
     mask = sorted((root / "SegmentationClassAug").glob("train_*.png"))[0]
     Image.new("P", (7, 5)).save(mask)
@@ -282,7 +281,7 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     assert "found again" in page
     assert "co-attentive, unused" in page
     assert "which these maps are not made of" in page
-    scored = {s["what"] for s in first.scores}
+    scored = {s.what for s in first.scores}
     assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
 
 
@@ -392,7 +391,7 @@ def test_without_related_images_single_round_maps_are_the_maps(
     folder = result.context.inputs["localize"]
     assert read_table(folder / "maps").equals(read_table(folder / "single"))
     assert read_table(folder / "single").equals(read_table(first.context.inputs["localize"] / "single"))
-    assert [s["what"] for s in result.scores] == ["localization_maps", "mark", "mark"]
+    assert [s.what for s in result.scores] == ["localization_maps", "baseline", "baseline"]
 
 
 def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspace, first: pipeline.RunResult) -> None:

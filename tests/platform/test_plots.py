@@ -13,13 +13,24 @@ from mcis.platform.reporting.plots import (
     Plot,
     best_point,
     iou_chart,
-    loss_terms,
     threshold_chart,
     training_chart,
 )
+from mcis.platform.reporting.run_data import TrainingLog
+from mcis.platform.runs.scores import Curve, Score, Scored
 
-IOU = {"miou": 40.0, "iou": {"circle": 80.0, "square": 40.0, "star": None}}
+IOU: dict[str, float | None] = {"circle": 80.0, "square": 40.0, "star": None}
 NAN = float("nan")
+
+
+def score(what: Scored) -> Score:
+    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    return Score(what=what, name="any", split="val", images=6, miou=40.0, iou=IOU, **origin)
+
+
+def training(*args: Any, **more: Any) -> TrainingLog:
+    """The log of `records`."""
+    return TrainingLog.of_records(records(*args, **more))
 
 
 def pixels(png: bytes) -> NDArray[np.int64]:
@@ -40,9 +51,11 @@ def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "plot",
     [
-        iou_chart(["circle", "square", "star"], {"pseudo_masks": IOU, "segmentation": IOU}),
-        threshold_chart({"R = 3": ([0.1, 0.2], [40.0, 42.0])}),
-        training_chart(records()),
+        iou_chart(
+            ["circle", "square", "star"], {"pseudo_masks": score("pseudo_masks"), "segmentation": score("segmentation")}
+        ),
+        threshold_chart({"R = 3": Curve([0.1, 0.2], [40.0, 42.0])}),
+        training_chart(training()),
     ],
     ids=["iou", "thresholds", "training"],
 )
@@ -56,7 +69,7 @@ def test_plots_are_drawn_twice_as_dense_for_a_light_and_a_dark_page(plot: Plot) 
 
 
 def test_bars_are_as_long_as_their_iou() -> None:
-    plot = iou_chart(["circle", "square", "star", "absent"], {"segmentation": IOU})
+    plot = iou_chart(["circle", "square", "star", "absent"], {"segmentation": score("segmentation")})
     blue = (pixels(plot.light) == ImageColor.getrgb(THEMES["light"].stages[2])).all(axis=2).sum(axis=1)
     long = blue > 60  # rows through a bar; the legend's sample and the line of the mean are shorter
     lengths = np.split(blue, np.flatnonzero(np.diff(long)) + 1)[1::2]
@@ -65,7 +78,7 @@ def test_bars_are_as_long_as_their_iou() -> None:
 
 
 def test_legend_of_the_curves_names_them_whatever_they_begin_with() -> None:
-    legend = pixels(threshold_chart({"_R = 3": ([0.1, 0.2], [40.0, 41.0])}).light)[-50:]
+    legend = pixels(threshold_chart({"_R = 3": Curve([0.1, 0.2], [40.0, 41.0])}).light)[-50:]
     assert (legend.mean(axis=2) < 100).sum() > 300  # a plotting library that hides such labels leaves this strip white
 
 
@@ -74,21 +87,21 @@ def test_legend_of_the_curves_names_them_whatever_they_begin_with() -> None:
     [([40.0, 42.5, 42.5], (0.2, 42.5)), ([NAN, NAN, 12.25], (0.3, 12.25)), ([NAN, NAN, NAN], None)],
 )
 def test_best_point_is_the_first_of_the_highest_mious(mious: list[float], best: tuple[float, float] | None) -> None:
-    assert best_point([0.1, 0.2, 0.3], mious) == best
+    assert best_point(Curve([0.1, 0.2, 0.3], mious)) == best
 
 
 def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
-    assert loss_terms(records()) == ["basic", "contrastive"]
-    assert loss_terms([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]) == []
+    assert list(training().terms) == ["basic", "contrastive"]
+    assert not TrainingLog.of_records([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]).terms
     without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]
-    assert training_chart(records()).light == training_chart(without_time).light
+    assert training_chart(training()).light == training_chart(TrainingLog.of_records(without_time)).light
 
 
 def test_mean_average_precision_has_a_chart_of_its_own_where_it_is_known() -> None:
-    without = training_chart(records())
-    assert training_chart(records(val_map=None)).light == without.light
+    without = training_chart(training())
+    assert training_chart(training(val_map=None)).light == without.light
     validated = [record | ({"val_map": 50.0} if i % 4 == 3 else {}) for i, record in enumerate(records())]
-    plot = training_chart(validated)
+    plot = training_chart(TrainingLog.of_records(validated))
     assert plot.height > without.height
     green = np.array(ImageColor.getrgb(THEMES["light"].series[2]))
 
@@ -99,7 +112,7 @@ def test_mean_average_precision_has_a_chart_of_its_own_where_it_is_known() -> No
 
 
 def test_a_thin_line_ends_each_epoch_of_a_training() -> None:
-    with_lines, without = (pixels(training_chart(r).light)[100:400] for r in (records(), records(epoch=0.5)))
+    with_lines, without = (pixels(training_chart(log).light)[100:400] for log in (training(), training(epoch=0.5)))
     columns = (with_lines != without).any(axis=(0, 2))
     assert (np.diff(columns.astype(int)) == 1).sum() == 3
 
@@ -110,6 +123,8 @@ def test_gaps_in_the_records_are_gaps_in_the_curves() -> None:
     for i in range(50, 150):
         gaps[i] |= {"loss": NAN, "basic": NAN}
         del gaps[i]["waiting"], gaps[i]["learning_rate"]
-    ink = (pixels(training_chart(gaps).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)).all(axis=2)
+    ink = (
+        pixels(training_chart(TrainingLog.of_records(gaps)).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)
+    ).all(axis=2)
     drawn = np.flatnonzero(ink.any(axis=0))
     assert 300 < np.diff(drawn).max() < 600  # half of 960 pixels less the margins

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from mcis.platform.reporting.gallery import spread
 from mcis.platform.reporting.panels import Panel, Steps
-from mcis.platform.reporting.run_page import ReportData, write_report
-from mcis.platform.stages.report import _spread
+from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
+from mcis.platform.reporting.run_page import write_report
+from mcis.platform.runs.scores import Curve, Score, Scored
 
 CLASSES = ("circle", "square", "star")
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
@@ -72,10 +74,10 @@ class Page(HTMLParser):
         return [attrs for name, attrs in self.elements if name == tag]
 
 
-def score(what: str, miou: float | None, **meaning: Any) -> dict[str, Any]:
-    names = ("name", "split", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue")
-    more = ("map_scale", "related_images", "aggregation", "ignored_share", "seed", "recipe", "weights", "git")
-    return {"what": what, "miou": miou, **dict.fromkeys((*names, *more)), **meaning}
+def score(what: Scored, miou: float, **meaning: Any) -> Score:
+    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
+    return Score(what=what, miou=miou, **origin | images | meaning)
 
 
 def panel(image_id: str = "a", **changes: Any) -> Panel:
@@ -114,12 +116,10 @@ def data() -> ReportData:
                 images=120,
                 crf=False,
                 mirror=True,
-                scales=[0.5, 1.0],
+                scales=(0.5, 1.0),
                 iou=iou,
             ),
-            score(
-                "localization_maps", 43.512345, name="R = 3", split="train", threshold=0.26, related_images=3, iou=iou
-            ),
+            score("localization_maps", 43.512345, name="R = 3", split="train", threshold=0.26, related=3, iou=iou),
             score(
                 "pseudo_masks",
                 64.0625,
@@ -129,16 +129,16 @@ def data() -> ReportData:
                 background_cue="saliency",
                 map_scale="logarithm",
             ),
-            score("mark", 56.0, name="random tag", split="train", background_cue="saliency"),
+            score("baseline", 56.0, name="random tag", split="train", background_cue="saliency"),
         ],
         counts={"images": {"train": 10582, "val": 120}, "ignored": {"pseudo masks": {"pixels": 7}}, "pairs": 480},
-        rejects=[{"uri": "in/b.jpg", "image_id": "b", "split": "train", "reason": "not an image"}],
+        rejects=[Reject("b", "in/b.jpg", "train", "not an image")],
         notes=["No saliency maps: the background comes from the dense CRF."],
         seconds={"index": 1.5, "train_classifier": 190.0},
         computed={"index": False, "train_classifier": True},
-        training={"classifier": records, "segmenter": records},
-        curves={"single round": ([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
-        config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
+        training=dict.fromkeys(("classifier", "segmenter"), TrainingLog.of_records(records)),
+        curves={"single round": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
+        config=[ConfigValue("classifier.epochs", "8", "recipe small"), ConfigValue("seed", "0", "default")],
         environment={"python": "3.11"},
         panels=[panel("a"), panel("b", split="val", maps=(), pseudo_mask=None)],
     )
@@ -228,7 +228,7 @@ def test_score_table_says_each_figure_with_what_it_means(page: Page, data: Repor
     assert [table[name]["map scale"] for name in ("saliency", "plain")] == ["logarithm", "–"]
     assert table["saliency"]["ignored share"] == "12.5\N{NARROW NO-BREAK SPACE}%"
     assert len(table) == len(data.scores)
-    assert sorted(page.values["scores"]) == sorted(entry["miou"] for entry in data.scores)  # all digits, for machines
+    assert sorted(page.values["scores"]) == sorted(entry.miou for entry in data.scores)  # all digits, for machines
 
 
 def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Page) -> None:
@@ -249,12 +249,12 @@ def test_headline_of_segmentation_is_not_taken_from_training_images(page: Page) 
         64.0625,
         56.0,
         51.75,
-    ]  # 56 is the mark in the pseudo masks' tile; 71.25 is on train
+    ]  # 56 is the baseline in the pseudo masks' tile; 71.25 is on train
 
 
 def test_threshold_table_has_the_first_best_point(tmp_path: Path) -> None:
-    curves = {"tie": ([0.1, 0.2, 0.3], [40.0, 42.5, 42.5]), "nan": ([0.1, 0.2], [float("nan"), 12.25])}
-    page = Page(write_report(bare(curves=curves | {"unscored": ([0.5], [float("nan")])}), tmp_path))
+    curves = {"tie": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 42.5]), "nan": Curve([0.1, 0.2], [float("nan"), 12.25])}
+    page = Page(write_report(bare(curves=curves | {"unscored": Curve([0.5], [float("nan")])}), tmp_path))
     assert page.rows["thresholds"][1:] == [
         ["tie", "42.5", "0.2"],
         ["nan", "12.2", "0.2"],
@@ -277,7 +277,7 @@ def test_counts_rejects_times_and_configuration_are_told(page: Page, data: Repor
 
 def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path) -> None:
     assert "Nothing was rejected." in Page(write_report(bare(), tmp_path / "none")).text
-    rejects = [{"uri": f"{i}", "image_id": f"{i}", "split": "val", "reason": f"reason {i % 5}"} for i in range(1000)]
+    rejects = [Reject(f"{i}", f"{i}", "val", f"reason {i % 5}") for i in range(1000)]
     page = Page(write_report(bare(rejects=rejects), tmp_path / "many"))
     assert "The first 300 of 1\N{NARROW NO-BREAK SPACE}000" in page.text
     assert ["reason 4", "200"] in page.rows["counts"]
@@ -307,15 +307,15 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         classes=classes,
         scores=[
             score("pseudo_masks", 20.0, name=HOSTILE, split=HOSTILE, weights=HOSTILE, iou=iou),
-            score(HOSTILE, 1.0),
+            score("baseline", 1.0, name=HOSTILE, background_cue=HOSTILE),
         ],
         counts={HOSTILE: {HOSTILE: 1}},
-        rejects=[{"uri": HOSTILE, "image_id": HOSTILE, "split": HOSTILE, "reason": HOSTILE}],
+        rejects=[Reject(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         notes=[HOSTILE],
         seconds={HOSTILE: 1.0},
-        training={HOSTILE: [{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}]},
-        curves={HOSTILE: ([0.1], [1.0]), "_hidden": ([0.2], [2.0])},
-        config=[(HOSTILE, HOSTILE, HOSTILE)],
+        training={HOSTILE: TrainingLog.of_records([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
+        curves={HOSTILE: Curve([0.1], [1.0]), "_hidden": Curve([0.2], [2.0])},
+        config=[ConfigValue(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
         attention=[Steps(HOSTILE, HOSTILE, ((HOSTILE, Image.new("RGB", (20, 10))),))],
@@ -335,13 +335,13 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
     ("changes", "words"),
     [
         ({}, ["Segmentation: not scored", "Training of the classifier: no records", "Gallery: no images"]),
-        ({"scores": [score("segmentation", None)]}, ["Segmentation: no mIoU, for there is no truth"]),
+        ({"scores": [score("segmentation", float("nan"))]}, ["Segmentation: no mIoU, for there is no truth"]),
         ({"panels": [panel(truth=None, pseudo_mask=None, prediction=None)]}, ["Truth: not known"]),
         (
-            {"training": {"classifier": [{"step": 1, "epoch": 0.5, "loss": float("nan")}]}},
+            {"training": {"classifier": TrainingLog.of_records([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
             ["not a number at some steps"],
         ),
-        ({"curves": {"single round": ([], [])}}, ["no points"]),
+        ({"curves": {"single round": Curve([], [])}}, ["no points"]),
         ({"seconds": {"index": 3.0}, "computed": {"index": True, "localize": False}}, ["localize"]),
     ],
 )
@@ -378,6 +378,6 @@ def test_as_many_images_are_shown_as_are_asked_for(several: int) -> None:
     """However many of six have several tags: none, some, or all of them."""
     rows = pa.table({"image_id": list("abcdef"), "tags": [[0, 1]] * several + [[0]] * (6 - several)})
     for count in range(9):
-        found = _spread(rows, count)
+        found = spread(rows, count)
         assert len(set(found["image_id"].to_pylist())) == len(found) == min(count, 6)
         assert sum(len(tags) > 1 for tags in found["tags"].to_pylist()) >= min(several, min(count, 6) // 2)

@@ -107,10 +107,10 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     assert result.context.result("pseudo_masks", MasksResult).background_cue == "saliency, crf for 6 of 26"
     segmenter = result.context.result("train_segmenter", StageResult).counts
     assert segmenter["training images"] + segmenter["without a useful mask"] == 26
-    scored = {s["what"]: s["images"] for s in result.scores}
-    assert scored == {"localization_maps": 20, "pseudo_masks": 20, "mark": 20, "segmentation": 4}
+    scored = {s.what: s.images for s in result.scores}
+    assert scored == {"localization_maps": 20, "pseudo_masks": 20, "baseline": 20, "segmentation": 4}
     of_scored = [share for name, share in ignored.items() if not name.startswith("web/")]
-    (share,) = (s["ignored_share"] for s in result.scores if s["what"] == "pseudo_masks")
+    (share,) = (s.ignored_share for s in result.scores if s.what == "pseudo_masks")
     assert share == pytest.approx(sum(of_scored) / 20, abs=1e-4)
     assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images differ, so it would show"
     evaluated = result.context.result("evaluate", StageResult)
@@ -164,7 +164,7 @@ def test_list_files_with_masks_of_val_alone_end_in_scores(
     shutil.copy(root / "classes.txt", lid)
     options = {"data.lid.root": str(lid), "data.lid.masks": "masks"}
     result = walk("lid", tmp_path / "workspace", options, "localize.related=0")
-    assert [(s["what"], s["images"]) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
+    assert [(s.what, s.images) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
     assert result.context.result("pseudo_masks", MasksResult).background_cue == "crf"
 
 

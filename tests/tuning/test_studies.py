@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,18 @@ from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
+from mcis.platform.runs.scores import Score, Scored
 from mcis.tuning.studies import effect, references
 from mcis.tuning.tables import (
     PAPER_EFFECT,
     PAPER_RELATED_IMAGES,
-    Effect,
+    Cell,
     caption,
     effect_picture,
     effect_table,
-    headline,
-    meaning,
+    meaning_of_columns,
     related_images_table,
+    scores_by_column,
 )
 
 TINY = (
@@ -99,7 +101,7 @@ def test_the_table_has_a_row_a_number_and_the_papers_column() -> None:
 
     console = Console(width=200)
     with console.capture() as capture:
-        console.print(related_images_table({0: {"pseudo masks": 12.345}, 3: {}}, "title"))
+        console.print(related_images_table([Cell("co", 0, {"pseudo masks": [12.345]}), Cell("co", 3, {})], "title"))
     rows = [line for line in capture.get().splitlines() if "│" in line][-2:]
     assert "12.3" in rows[0]
     assert str(PAPER_RELATED_IMAGES[0]) in rows[0]
@@ -110,8 +112,8 @@ def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_
     from rich.console import Console
 
     cells = [
-        Effect("none", 0, {"pseudo masks": [10.0, 12.0]}),
-        Effect("co+contrastive", 3, {"pseudo masks": [20.0, 20.0], "segmentation, CRF": [30.0, 33.0]}),
+        Cell("none", 0, {"pseudo masks": [10.0, 12.0]}),
+        Cell("co+contrastive", 3, {"pseudo masks": [20.0, 20.0], "segmentation, CRF": [30.0, 33.0]}),
     ]
     console = Console(width=200)
     with console.capture() as capture:
@@ -126,27 +128,34 @@ def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_
     assert "66.2" in rows[1]
 
 
-ENTRY = {
-    "split": "train", "images": 9, "background_cue": "saliency", "map_scale": "range", "aggregation": None,
-    "scales": None, "mirror": None, "weights": "none", "git": "abc", "related_images": 0, "crf": None,
-}  # fmt: skip
+def score(what: Scored, miou: float, **meaning: Any) -> Score:
+    of_all: dict[str, Any] = {"name": "any", "split": "train", "images": 9, "iou": {}}
+    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": "abc"}
+    return Score(what=what, miou=miou, **of_all | origin | meaning)
 
 
-def test_a_column_of_a_study_says_what_it_means(tmp_path: Path) -> None:
-    one = [{**ENTRY, "what": "pseudo_masks", "miou": 50.0}]
-    other = [{**one[0], "aggregation": "paper", "related_images": 3, "miou": 60.0}]
-    val = {"split": "val", "images": 4, "background_cue": None, "map_scale": None, "scales": [1.0], "mirror": True}
-    other.append({**ENTRY, **val, "what": "segmentation", "crf": True, "miou": 70.0})
-    assert (headline(one, 0), headline(other, 3)) == (
-        {"pseudo masks": 50.0},
-        {"pseudo masks": 60.0, "segmentation, CRF": 70.0},
-    )
-    means = meaning([(one, 0), (other, 3)])
-    assert means["pseudo masks"]["aggregation"] == [None, "paper"]
-    assert (means["pseudo masks"]["images"], means["segmentation, CRF"]["images"]) == (9, 4)
+def test_a_column_of_a_study_says_what_it_means() -> None:
+    masks: dict[str, Any] = {"background_cue": "saliency", "map_scale": "range"}
+    alone = [score("localization_maps", 40.0, related=0), score("pseudo_masks", 50.0, related=0, **masks)]
+    of_val: dict[str, Any] = {"split": "val", "images": 4, "scales": (1.0,), "mirror": True}
+    several = [
+        score("localization_maps", 40.0, related=0),
+        score("localization_maps", 45.0, related=3, method="paper"),
+        score("pseudo_masks", 60.0, related=3, method="paper", **masks),
+        score("segmentation", 70.0, crf=True, **of_val),
+    ]
+    trials = [scores_by_column(alone, 0), scores_by_column(several, 3)]
+    assert [{column: of.miou for column, of in trial.items()} for trial in trials] == [
+        {"localization maps": 40.0, "pseudo masks": 50.0},
+        {"localization maps": 45.0, "pseudo masks": 60.0, "segmentation, CRF": 70.0},
+    ]
+    means = meaning_of_columns([{k: v for k, v in trial.items() if k != "localization maps"} for trial in trials])
+    assert means["pseudo masks"]["method"] == ["paper"]
+    assert means["pseudo masks"]["git"] == ["abc"]
+    assert (means["pseudo masks"]["images"], means["segmentation, CRF"]["images"]) == (["9"], ["4"])
     assert caption(means) == (
-        "pseudo masks: train, 9 images, saliency; segmentation, CRF: val, 4 images, scales [1.0] and mirror; "
-        "maps.scale=range; related images by paper"
+        "pseudo masks: split train, images 9, background cue saliency, map scale range, method paper; "
+        "segmentation, CRF: split val, images 4, scales 1, mirror yes, CRF yes"
     )
 
 
@@ -168,9 +177,9 @@ def test_effects_over_trainings_and_related_images(ray_local: None, tmp_path: Pa
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 3
     assert (workspace / "runs" / "study" / "study.png").read_bytes()[:4] == b"\x89PNG"
     written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
-    assert written["cells"] == [cell._asdict() for cell in cells]
+    assert written["cells"] == [asdict(cell) for cell in cells]
     assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "small", 1)
-    assert written["means"]["localization maps"]["aggregation"] == [None, "evidence 6"]
+    assert written["means"]["localization maps"]["method"] == ["evidence 6"]
     few = {"trainings": ("none", "co"), "related": (3,), "seeds": 1, "until": "pseudo_masks", "parallel": 2}
     some = effect(resolved, workspace, "some", **few)  # type: ignore[arg-type]
     assert [cell for cell in cells if cell.attention != "co+contrastive" and cell.related == 3] == some

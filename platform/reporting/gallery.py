@@ -1,0 +1,102 @@
+"""The images of a run's report, half of train and half of val, with what the stages made of them -> panels."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+
+from mcis.datasets.decode import decode_labels
+from mcis.datasets.files import stamps
+from mcis.datasets.images import read_rgb
+from mcis.datasets.maps import Shards
+from mcis.models.localization import resize_maps, scale_maps
+from mcis.platform.config.sections import Config
+from mcis.platform.networks.predictor import Predictor
+from mcis.platform.reporting.panels import Panel
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows, truth_of_row
+from mcis.platform.runs.results import PredictResult
+
+
+def panels_of_run(config: Config, context: RunContext) -> list[Panel]:
+    """The panels of `report.panels` images; works after any stage behind the index.
+
+    Ground truth is shown once it was scored (`evaluate`). The training images are predicted here, for display alone.
+    """
+    half = config.report.panels // 2
+    second = context.result("predict", PredictResult).split if "predict" in context.inputs else "val"
+    counts = {"train": config.report.panels - half, second: half} if second != "train" else {"train": 2 * half}
+    panels = []
+    for split, count in counts.items():
+        rows = spread(split_rows(context, split, tagged=split == "train"), count)
+        panels += _panels(context, rows, split, _predictions(config, context, rows, split))
+    return panels
+
+
+def spread(rows: pa.Table, count: int) -> pa.Table:
+    """`count` rows, or all if there are fewer, spread evenly; those with several tags first, since they show most."""
+    several = pc.greater(pc.list_value_length(rows["tags"]), 1)
+    ordered = pa.concat_tables([rows.filter(several), rows.filter(pc.invert(several))])
+    multi = int(pc.sum(several).as_py() or 0)
+    wanted = min(count, len(rows))
+    first = min(multi, max((wanted + 1) // 2, wanted - (len(rows) - multi)))
+    positions = [*np.linspace(0, multi - 1, first).astype(int)] if first else []
+    positions += [*np.linspace(multi, len(rows) - 1, wanted - first).astype(int)] if wanted > first else []
+    return ordered.take(pa.array(sorted(set(map(int, positions))), pa.int64()))
+
+
+def _panels(
+    context: RunContext, rows: pa.Table, split: str, predictions: Mapping[str, NDArray[np.uint8]]
+) -> list[Panel]:
+    classes, inputs = context.classes, context.inputs
+    maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
+    masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
+    panels = []
+    for row in rows.to_pylist():
+        image_id = row["image_id"]
+        mask = masks.rows(image_id) if masks else None
+        has_truth = "evaluate" in inputs and row["mask_uri"] and stamps([row["mask_uri"]])[0]
+        panels.append(
+            Panel(
+                image_id=image_id,
+                split=split,
+                tags=tuple(classes[k] for k in row["tags"]),
+                image=read_rgb(row["uri"]),
+                truth=truth_of_row(row, len(classes)) if has_truth else None,
+                maps=_maps(maps, image_id, (row["height"], row["width"]), classes) if maps else (),
+                pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
+                prediction=predictions.get(image_id),
+            )
+        )
+    return panels
+
+
+def _maps(
+    table: Shards, image_id: str, shape: tuple[int, int], classes: tuple[str, ...]
+) -> tuple[tuple[str, NDArray[np.float32]], ...]:
+    """Class name and map, (H, W), of each tag; each map is divided by its own maximum.
+
+    That is so for any `maps.scale`: on a scale that all maps share a faint one would not show.
+    """
+    image = table.maps(image_id)
+    if image is None:
+        return ()
+    maps = resize_maps(scale_maps(torch.from_numpy(image.maps), "maximum"), *shape).numpy()
+    return tuple((classes[k], heat) for k, heat in zip(image.classes, maps, strict=True))
+
+
+def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> dict[str, NDArray[np.uint8]]:
+    """Predicted labels by image id, after the CRF where there is one; empty before the segmenter is trained."""
+    if "predict" not in context.inputs:
+        return {}
+    if split == context.result("predict", PredictResult).split:
+        shards = Shards(context.inputs["predict"] / "predictions")
+        tables = (shards.rows(image_id) or rows.slice(0, 0) for image_id in rows["image_id"].to_pylist())
+        predicted = [row for table in tables for row in table.to_pylist()]
+    else:
+        folder = context.inputs["train_segmenter"]
+        predicted = Predictor(config, folder, len(context.classes), gpu=False)(rows).to_pylist()
+    return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}

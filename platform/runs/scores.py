@@ -1,0 +1,171 @@
+"""Scores: one figure each, with everything that it depends on and the words that say so."""
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import pydantic
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.workspace import read_json
+
+Scored = Literal["localization_maps", "pseudo_masks", "baseline", "segmentation"]
+"""What a score is of; a baseline is made of tags and saliency maps, without a classifier."""
+
+
+ORIGIN = ("seed", "recipe", "weights", "git")
+"""The headings of the configuration and the revision that a score comes from."""
+HEADINGS = (
+    "split", "images",
+    "threshold", "background cue", "map scale", "related images", "method", "scales", "mirror", "CRF", "ignored share",
+    *ORIGIN,
+)  # fmt: skip
+"""The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """A mean IoU and what it means. A value that does not apply to what is scored is None.
+
+    Attributes:
+        what: what is scored.
+        name: which of them, such as "single round" or "with CRF".
+        split, images: the images whose ground truth was compared, and how many they are.
+        miou: mean IoU in percent over the labels that occur in truth or prediction; NaN where no pixel was scored.
+        iou: IoU in percent by name of the label, background first; None where a label occurs in neither.
+        threshold: background threshold of localization maps, in [0, 1].
+        background_cue: where the background comes from.
+        map_scale: how activations became scores in [0, 1] (`maps.scale`).
+        related: number of related images that each map was made with.
+        method: how maps were made of related images, in words.
+        scales, mirror: of the images that were segmented, and whether they were also mirrored.
+        crf: whether the dense CRF refined the segmentation.
+        ignored_share: share of pixels in [0, 1] that pseudo masks ignore in training; they are scored all the same.
+        seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
+        git: commit of the project that ran.
+    """
+
+    __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
+
+    what: Scored
+    name: str
+    split: str
+    images: int
+    miou: float
+    iou: dict[str, float | None]
+    threshold: float | None = None
+    background_cue: str | None = None
+    map_scale: str | None = None
+    related: int | None = None
+    method: str | None = None
+    scales: tuple[float, ...] | None = None
+    mirror: bool | None = None
+    crf: bool | None = None
+    ignored_share: float | None = None
+    seed: int
+    recipe: str
+    weights: str
+    git: str | None
+
+    @classmethod
+    def from_json(cls, value: Any, file: Path) -> "Score":
+        """Reads what `as_json` made.
+
+        Args:
+            file: where the value was read, for the error's text.
+
+        Raises:
+            UserError: the value is damaged, or another version wrote it.
+        """
+        try:
+            return _ADAPTER.validate_python(value)
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(map(str, first["loc"]))
+            raise UserError(
+                f"{file} has a score that cannot be read ({key or 'score'}: {first['msg'].lower()})",
+                "scores as this version of mcis writes them",
+                "repeat the run's command with --from evaluate",
+            ) from None
+
+    def as_json(self) -> dict[str, Any]:
+        """The score as an object of scores.json."""
+        return asdict(self) | {"scales": None if self.scales is None else list(self.scales)}
+
+    @property
+    def title(self) -> str:
+        """What is scored, in words: localization maps."""
+        return self.what.replace("_", " ")
+
+    @property
+    def metric(self) -> str:
+        """The name of the score's metric in MLflow, of the characters that it allows: letters, digits, `_-. :/`."""
+        text = f"{self.what}.{self.name}.miou"
+        return "".join(c if c.isalnum() or c in "_-. :/" else "" for c in text).replace("  ", " ")
+
+    def images_scored(self) -> dict[str, str]:
+        """Heading -> text of the images that were scored."""
+        return {"split": self.split, "images": grouped(self.images)}
+
+    def made(self) -> dict[str, str]:
+        """Heading -> text of how the scored masks were made, as far as it applies."""
+        texts = {
+            "threshold": None if self.threshold is None else f"{self.threshold:.3g}",
+            "background cue": self.background_cue,
+            "map scale": self.map_scale,
+            "related images": None if self.related is None else grouped(self.related),
+            "method": self.method,
+            "scales": None if self.scales is None else ", ".join(f"{scale:g}" for scale in self.scales),
+            "mirror": _yes(self.mirror),
+            "CRF": _yes(self.crf),
+            "ignored share": None if self.ignored_share is None else percent(self.ignored_share),
+        }
+        return {heading: text for heading, text in texts.items() if text is not None}
+
+    def origin(self) -> dict[str, str]:
+        """Heading -> text of the configuration and the revision that the score comes from."""
+        texts = {"seed": str(self.seed), "recipe": self.recipe, "weights": self.weights}
+        return texts | ({"git": short_commit(self.git)} if self.git else {})
+
+    def meaning(self) -> dict[str, str]:
+        """Heading -> text for every value that applies, in the order of HEADINGS."""
+        return self.images_scored() | self.made() | self.origin()
+
+
+_ADAPTER = pydantic.TypeAdapter(Score)
+
+
+def read_scores(file: Path) -> list[Score]:
+    """Reads a stage's scores.json.
+
+    Raises:
+        UserError: it is damaged, or another version wrote it.
+    """
+    return [Score.from_json(value, file) for value in read_json(file)]
+
+
+class Curve(NamedTuple):
+    """mIoU in percent over background thresholds in [0, 1]."""
+
+    thresholds: list[float]
+    mious: list[float]
+
+
+def grouped(number: int) -> str:
+    """A number with thin spaces between thousands: 10 582."""
+    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def percent(value: float) -> str:
+    """A share in [0, 1] as percent: 12.3 %."""
+    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
+
+
+def short_commit(commit: str) -> str:
+    """A full hash cut to ten digits, with what follows it (such as -dirty) kept."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
+
+
+def _yes(value: bool | None) -> str | None:
+    return None if value is None else "yes" if value else "no"

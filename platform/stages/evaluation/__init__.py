@@ -1,0 +1,90 @@
+"""Stage 7: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
+
+Scores what was reached: a run that ends at the pseudo masks has no predictions. Every truth pixel counts but the
+truth's own ignored ones; pseudo masks are scored by the label before ignore is applied, with the ignored share of the
+scored ones beside the score.
+"""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import stamps
+from mcis.datasets.index import Listing, shown
+from mcis.platform.config.sections import Config
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.results import PredictResult, StageResult
+from mcis.platform.runs.workspace import Workspace, file_stamps, write_json
+from mcis.platform.stages.evaluation.segmentation import evaluate_predictions
+from mcis.platform.stages.evaluation.training_images import evaluate_training_images
+
+
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Asks for nothing: a run without ground truth ends in masks, without scores."""
+
+
+def inputs(config: Config, context: RunContext) -> Any:
+    """The stamps of all ground-truth masks, and of the training images' saliency maps, which the baselines need."""
+    splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
+    masks = [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in dict.fromkeys(splits)]
+    return [*masks, file_stamps(split_rows(context, "train")["saliency_uri"].to_pylist())]
+
+
+def run(config: Config, context: RunContext) -> StageResult:
+    """Scores what there is truth for; without a folder of masks the lists are empty and a note says so.
+
+    Raises:
+        UserError: a mask is missing, unreadable, of another size or with an unknown label.
+    """
+    evaluations, notes, scored = [], [], {}
+    rows, missing = rows_with_truth(context, "train", tagged=True)
+    notes += missing
+    scored["train"] = len(rows)
+    if len(rows):
+        evaluations.append(evaluate_training_images(config, context, rows))
+        notes += evaluations[-1].notes
+    if "predict" in context.inputs:
+        split = context.result("predict", PredictResult).split
+        rows, missing = rows_with_truth(context, split, tagged=False)
+        notes += missing
+        scored[split] = len(rows)
+        if len(rows):
+            evaluations.append(evaluate_predictions(config, context, rows, split))
+    scores = [score.as_json() for evaluation in evaluations for score in evaluation.scores]
+    curves = {name: curve for evaluation in evaluations for name, curve in evaluation.curves.items()}
+    write_json(context.part / "scores.json", scores)
+    write_json(context.part / "curves.json", curves)
+    counts = {name: number for evaluation in evaluations for name, number in evaluation.counts.items()}
+    return StageResult(
+        busy=sum((evaluation.busy for evaluation in evaluations), 0.0),
+        notes=tuple(notes),
+        counts=counts | {"scored": scored},
+    )
+
+
+def rows_with_truth(context: RunContext, split: str, *, tagged: bool) -> tuple[pa.Table, list[str]]:
+    """The images of a split that have ground truth, with their `position` in the split, and notes on the others.
+
+    Raises:
+        UserError: some masks that the index names are missing, but not all.
+    """
+    rows = split_rows(context, split, tagged=tagged)
+    rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
+    named = rows.filter(pc.is_valid(rows["mask_uri"]))
+    stamps_of_masks = stamps(named["mask_uri"].to_pylist())
+    if not any(stamps_of_masks):
+        return rows.slice(0, 0), [f"nothing of split {split} is scored: there are no ground-truth masks"]
+    missing = [uri for uri, stamp in zip(named["mask_uri"].to_pylist(), stamps_of_masks, strict=True) if not stamp]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(named)} ground-truth masks of split {split} are missing: {shown(missing)}",
+            "every mask that the index names",
+            "add them, or move all masks away to go on without scores",
+        )
+    without = len(rows) - len(named)
+    note = f"{without} image(s) of split {split} have no ground-truth mask: not scored"
+    return named, [note] if without else []

@@ -1,0 +1,93 @@
+"""Scores: what they say of themselves, and that they are the same after a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.scores import HEADINGS, Score, read_scores
+
+THIN = "\N{NARROW NO-BREAK SPACE}"
+MASKS = Score(
+    what="pseudo_masks",
+    name="R = 3",
+    split="train",
+    images=10582,
+    miou=61.25,
+    iou={"background": 90.5, "cat": None},
+    background_cue="saliency",
+    map_scale="range",
+    related=3,
+    method="evidence 6",
+    ignored_share=0.125,
+    seed=0,
+    recipe="small",
+    weights="none",
+    git="0123456789abcdef0123456789abcdef01234567+",
+)
+SEGMENTATION = Score(
+    what="segmentation",
+    name="with CRF",
+    split="val",
+    images=4,
+    miou=70.5,
+    iou={},
+    scales=(0.5, 1.0),
+    mirror=True,
+    crf=False,
+    seed=1,
+    recipe="paper",
+    weights="none",
+    git=None,
+)
+
+
+def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
+    assert MASKS.meaning() == {
+        "split": "train",
+        "images": f"10{THIN}582",
+        "background cue": "saliency",
+        "map scale": "range",
+        "related images": "3",
+        "method": "evidence 6",
+        "ignored share": f"12.5{THIN}%",
+        "seed": "0",
+        "recipe": "small",
+        "weights": "none",
+        "git": "0123456789+",
+    }
+    assert SEGMENTATION.made() == {"scales": "0.5, 1", "mirror": "yes", "CRF": "no"}
+    for score in (MASKS, SEGMENTATION):
+        assert [heading for heading in HEADINGS if heading in score.meaning()] == list(score.meaning())
+
+
+def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps([score.as_json() for score in (MASKS, SEGMENTATION)]))
+    assert read_scores(file) == [MASKS, SEGMENTATION]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        ({"what": "mark"}, "what: input should be 'localization_maps'"),
+        ({"related_images": 3}, "related_images: "),
+        ({"miou": "high"}, "miou: input should be a valid number"),
+    ],
+)
+def test_a_damaged_or_older_file_is_named_with_what_to_do(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
+    file = tmp_path / "scores.json"
+    file.write_text(json.dumps([MASKS.as_json() | damage]))
+    with pytest.raises(UserError, match=words) as caught:
+        read_scores(file)
+    assert str(file) in caught.value.found
+    assert "--from evaluate" in caught.value.remedy
+    file.write_text("[3]")
+    with pytest.raises(UserError, match=r"cannot be read \(score: "):
+        read_scores(file)
+
+
+def test_the_name_of_a_metric_holds_what_mlflow_allows() -> None:
+    assert MASKS.metric == "pseudo_masks.R 3.miou"
