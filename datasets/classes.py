@@ -54,7 +54,7 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
     except FileNotFoundError:
         raise UserError(f"no file of class names at {path}", expected, f"write {path}, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", expected, "mend or replace the file") from error
+        raise UserError(f"cannot read {path}: {error}", expected, "repair or replace the file") from error
     names = tuple(line.strip() for line in text.rstrip().splitlines())
     if not names:
         raise UserError(f"{path} is empty", expected, "add the names of the classes")

@@ -156,12 +156,12 @@ def decode_mat_labels(data: bytes) -> np.ndarray:
     with _rejecting():
         if not data.startswith(_MAT_START):
             raise RejectedImage(f"not an image: starts with {data[:24]!r}; expected a MATLAB 5.0 file")
-        order, room = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
+        order, space = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
         for kind, content in _elements(memoryview(data)[128:], order):
             if kind == _COMPRESSED:
-                content = memoryview(zlib.decompressobj().decompress(content, room + 1))
-            room -= len(content)
-            if room < 0:
+                content = memoryview(zlib.decompressobj().decompress(content, space + 1))
+            space -= len(content)
+            if space < 0:
                 raise RejectedImage(f"too large: a MATLAB file of more than {_MAX_MAT} bytes")
             if kind == _COMPRESSED:
                 kind, content = next(_elements(content, order))

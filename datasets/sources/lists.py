@@ -120,7 +120,7 @@ def scan(folder: Path, root: Path) -> Folder:
                     found.left["pipe(s) or broken link(s)"] += 1
     except OSError as error:
         raise UserError(
-            f"folder {folder} cannot be read: {error.strerror}", "a folder of images", "mend its permissions"
+            f"folder {folder} cannot be read: {error.strerror}", "a folder of images", "correct its permissions"
         ) from None
     found.files.sort()
     found.folders.sort()

@@ -14,8 +14,8 @@ class ComputeConfig(Section):
     workers: Positive = 1
     """Ray Train workers, each on one GPU where there are any."""
     min_workers: int | None = Field(default=None, gt=0)
-    """With it a training is elastic: it starts, and goes on, with as many of the `workers` as the cluster has room for,
-    and no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
+    """With it a training is elastic: it starts, and goes on, with as many of the `workers` as fit on the cluster, and
+    no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
     micro_batch: int | None = Field(default=None, gt=0)
     """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
     takes less memory. None = all of its part of a batch."""

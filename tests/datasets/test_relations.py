@@ -21,9 +21,11 @@ def all_needs(data: st.DrawFn) -> list[NDArray[np.int64]]:
 
 @quick
 @given(all_needs(), st.integers(0, 6))
-def test_every_class_is_in_one_round_and_every_round_keeps_the_bound(needs: list[NDArray[np.int64]], room: int) -> None:
+def test_every_class_is_in_one_round_and_every_round_keeps_the_bound(
+    needs: list[NDArray[np.int64]], space: int
+) -> None:
     largest = max(map(len, needs))
-    bound = largest + room
+    bound = largest + space
     rounds = feature_rounds(needs, bound)
     assert sorted(k for classes in rounds for k in classes) == [k for k, need in enumerate(needs) if len(need)]
     kept = [set().union(*(needs[k].tolist() for k in classes)) for classes in rounds]

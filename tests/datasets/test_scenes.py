@@ -107,11 +107,11 @@ def test_bodies_keep_their_hue_and_share_it_with_a_partner(scenes: list[Scene]):
             hues[k].append(rgb_to_hsv(*np.median(rgb[labels == k + 1], axis=0) / 255)[0])
     for k in range(8):
         partners = [other for other in range(8) if other != k and body_group(other, 8) == body_group(k, 8)]
-        strangers = [other for other in range(8) if body_group(other, 8) != body_group(k, 8)]
+        unrelated = [other for other in range(8) if body_group(other, 8) != body_group(k, 8)]
         assert 1 <= len(partners) <= 2
         middle = {other: np.median(values) for other, values in hues.items()}
         assert all(abs(middle[k] - middle[other]) < 0.05 for other in partners)
-        assert all(abs(middle[k] - middle[other]) > 0.12 for other in strangers)
+        assert all(abs(middle[k] - middle[other]) > 0.12 for other in unrelated)
 
 
 @pytest.mark.parametrize("classes", range(2, 9))
