@@ -1,6 +1,6 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.experiment import experiment_text
