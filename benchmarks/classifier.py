@@ -53,8 +53,8 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
             else:
                 pairs, selves = model(images_m, images_n, config.self_pairs)
         pairs, *selves = (in_float32(scores) for scores in (pairs, *selves))
-        terms = [pair_losses(pairs, tags_m, tags_n, reduction=config.loss_reduction)]
-        terms += [pair_losses(own, tags_m, tags_m, reduction=config.loss_reduction) for own in selves]
+        terms = [pair_losses(pairs, tags_m, tags_n, loss_reduction=config.loss_reduction)]
+        terms += [pair_losses(own, tags_m, tags_m, loss_reduction=config.loss_reduction) for own in selves]
         optimizer.zero_grad(set_to_none=True)
         torch.stack([value.sum() / batch for each in terms for value in each.values()]).sum().backward()
 

@@ -1,7 +1,7 @@
-"""Images at one size: from the decoded cache, memory-mapped Arrow shards of uint8, or decoded from their files.
+"""Images at one size: from a cache of decoded images, memory-mapped Arrow shards of uint8, or from their files.
 
-The cache frees every epoch but the first from decoding. It holds the first images of an index, as many as its bound
-allows; a reader decodes the others, and those of a shard that has been removed meanwhile.
+With the cache, images are decoded once rather than in every epoch. It holds the first images of an index, as many as
+its bound allows; a reader decodes the others, and those of a shard that was removed in the meantime.
 """
 
 import bisect
@@ -17,10 +17,18 @@ from mcis.datasets.files import read_bytes
 
 
 def read_rgb(uri: str, size: int | None = None, *, middle: bool = False) -> NDArray[np.uint8]:
-    """The image of an index row, which was decoded once already when the index was made, whole or `decode_square`.
+    """Reads an image of the index, which was decoded before when the index was made.
+
+    Args:
+        uri: path or URI of the file.
+        size: side of the square that the image is made to fit (`decode_square`), pixels; None for the image as it is.
+        middle: whether the square shows the middle of the image, see `decode_square`.
+
+    Returns:
+        RGB, (H, W, 3) or (size, size, 3), uint8.
 
     Raises:
-        UserError: the file is gone or is no image any more.
+        UserError: the file is gone or damaged since the index was made.
     """
     try:
         data = read_bytes(uri)
@@ -29,17 +37,22 @@ def read_rgb(uri: str, size: int | None = None, *, middle: bool = False) -> NDAr
         raise UserError(
             f"{uri} cannot be read any more ({error})",
             "the file as it was indexed",
-            "restore it, or repeat the command with --from index",
+            "restore it, or repeat `index`",
         ) from None
 
 
 def image_bytes(size: int) -> int:
-    """Bytes of an image in the cache."""
+    """Bytes of an image in the cache, whose side is `size` pixels."""
     return 3 * size * size
 
 
 class MakeSquares:
-    """Index rows -> a shard of the cache: `pixels`, each row an image (S, S, 3) uint8, flat."""
+    """Decodes rows of an index into a shard of the cache: column `pixels`, per row an image (S, S, 3) uint8, flat.
+
+    Args:
+        size: S, pixels.
+        middle: see `Squares`.
+    """
 
     def __init__(self, size: int, middle: bool = False):
         self.size, self.middle = size, middle
@@ -50,13 +63,13 @@ class MakeSquares:
 
 
 class Squares:
-    """Reads images of an index by position; travels by pickle, opens a shard when it is asked for.
+    """Reads images of an index by their positions; can be pickled, as it opens a shard only when one is read.
 
     Args:
         uris: of the N images.
         size: S, pixels.
-        middle: show the middle square, else the whole image with its aspect ratio lost.
-        cache: folder of shards `part-<first>-<behind the last>.arrow` made by `MakeSquares`, or None.
+        middle: whether an image shows its middle square; else the whole image is squashed, without its aspect ratio.
+        cache: folder of shards `part-<first>-<last + 1>.arrow` written by `MakeSquares`, or None.
     """
 
     def __init__(self, uris: list[str], size: int, *, middle: bool = False, cache: Path | None = None):
@@ -71,11 +84,11 @@ class Squares:
         Raises:
             UserError: a file is gone or damaged since the index was made.
         """
-        out = np.empty((len(positions), self.size, self.size, 3), np.uint8)
-        for place, position in enumerate(positions.tolist()):
+        images = np.empty((len(positions), self.size, self.size, 3), np.uint8)
+        for image, position in zip(images, positions.tolist(), strict=True):
             cached = self._cached(position)
-            out[place] = self._decoded(position) if cached is None else cached
-        return out
+            image[:] = self._decoded(position) if cached is None else cached
+        return images
 
     def _decoded(self, position: int) -> NDArray[np.uint8]:
         return read_rgb(self.uris[position], self.size, middle=self.middle)

@@ -1,8 +1,9 @@
-"""Tables of localization maps and masks between the stages, and finding an image's rows in their shards."""
+"""Tables of localization maps, pseudo masks and predictions: their schemas, and reading an image's rows from them."""
 
 import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ MASKS_SCHEMA = pa.schema(
         pa.field("image_id", pa.string(), nullable=False),
         pa.field("labels", pa.binary(), nullable=False, metadata={"about": "PNG, the label of every pixel: scored"}),
         pa.field("mask", pa.binary(), nullable=False, metadata={"about": "PNG, 255 = ignore: trained on"}),
-        pa.field("ignored", pa.float32(), nullable=False, metadata={"about": "share of ignored pixels"}),
+        pa.field("ignored", pa.float32(), nullable=False, metadata={"about": "fraction of ignored pixels"}),
     ]
 )
 PREDICTIONS_SCHEMA = pa.schema(
@@ -38,22 +39,26 @@ PREDICTIONS_SCHEMA = pa.schema(
 _LARGEST = float(np.finfo(np.float16).max)
 
 
-class ImageMaps:
-    """The maps of one image: `classes` (T,) class indices, `maps` (T, H, W) float32."""
+class ImageMaps(NamedTuple):
+    """The maps of one image: class indices, (T,), and activations, (T, H, W) float32."""
 
-    def __init__(self, classes: NDArray[np.int64], maps: NDArray[np.float32]):
-        self.classes, self.maps = classes, maps
+    classes: NDArray[np.int64]
+    maps: NDArray[np.float32]
 
 
 def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating]) -> pa.Table:
-    """Maps (T, H, W) as rows of MAPS_SCHEMA; activations beyond float16's range are kept as its largest.
+    """Writes T maps as rows of MAPS_SCHEMA.
+
+    Args:
+        image_ids, classes: the image and the class of each map.
+        maps: (T, H, W); activations beyond the range of float16 become its largest value, with their sign.
 
     Raises:
-        ValueError: a value is not a number.
+        ValueError: a value is NaN.
     """
     count, height, width = maps.shape
     if np.isnan(maps).any():
-        raise ValueError("a localization map holds values that are no numbers")
+        raise ValueError("a localization map holds NaN")
     values = pa.array(maps.clip(-_LARGEST, _LARGEST).astype(np.float16).reshape(-1))
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * (height * width))
     columns = [
@@ -67,25 +72,29 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
 
 
 class Shards:
-    """Finds rows by image in a folder of Parquet shards; travels by pickle, opens a shard when it is asked for."""
+    """Reads rows by image from a folder of Parquet shards; can be pickled, as it opens a shard only when one is read.
+
+    Args:
+        folder: of `part-*.parquet`; the rows of an image lie next to each other in one of them.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.where: dict[str, str] = {}
+        self.shard_of: dict[str, str] = {}
         for file in sorted(folder.glob("part-*.parquet")):
             for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist():
-                self.where[image_id] = file.name
+                self.shard_of[image_id] = file.name
 
     def rows(self, image_id: str) -> pa.Table | None:
-        """The rows of one image, or None where the table has none."""
-        name = self.where.get(image_id)
+        """The rows of one image, or None if the table has none."""
+        name = self.shard_of.get(image_id)
         if name is None:
             return None
-        table, begin, count = _shard(self.folder / name)
-        return table.slice(begin[image_id], count[image_id])
+        shard = _shard(self.folder / name)
+        return shard.table.slice(shard.begin[image_id], shard.rows[image_id])
 
     def maps(self, image_id: str) -> ImageMaps | None:
-        """The maps of one image, of a table with MAPS_SCHEMA."""
+        """The maps of one image, out of a table with MAPS_SCHEMA, or None if it has none."""
         rows = self.rows(image_id)
         if rows is None:
             return None
@@ -95,16 +104,23 @@ class Shards:
         return ImageMaps(rows["class"].to_numpy().astype(np.int64), values.reshape(shape))
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.where)
+        return iter(self.shard_of)
+
+
+class _Shard(NamedTuple):
+    """A shard's rows, and by image where its rows begin and how many there are."""
+
+    table: pa.Table
+    begin: dict[str, int]
+    rows: dict[str, int]
 
 
 @functools.lru_cache(maxsize=4)
-def _shard(path: Path) -> tuple[pa.Table, dict[str, int], dict[str, int]]:
-    """A shard, and where in it the rows of an image begin and how many they are; they lie together."""
+def _shard(path: Path) -> _Shard:
     table = pq.read_table(path).combine_chunks()
     begin: dict[str, int] = {}
-    count: dict[str, int] = {}
-    for place, image_id in enumerate(table["image_id"].to_pylist()):
-        begin.setdefault(image_id, place)
-        count[image_id] = count.get(image_id, 0) + 1
-    return table, begin, count
+    rows: dict[str, int] = {}
+    for number, image_id in enumerate(table["image_id"].to_pylist()):
+        begin.setdefault(image_id, number)
+        rows[image_id] = rows.get(image_id, 0) + 1
+    return _Shard(table, begin, rows)

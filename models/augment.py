@@ -19,13 +19,14 @@ class Augmentation:
     """How training images are augmented.
 
     Attributes:
-        jitter: strength of brightness, contrast, saturation and hue jitter; factors are 1 +- strength, hue in turns.
+        color_jitter: strength of brightness, contrast, saturation and hue jitter; the first three are factors
+            1 +- strength, hue is a rotation by up to that part of a full turn.
         flip: whether an image is mirrored with probability 1/2.
         shift: most pixels by which an image is shifted in both directions; its edges are repeated.
         DRAWS: numbers that are drawn for each image.
     """
 
-    jitter: tuple[float, float, float, float] = (0, 0, 0, 0)
+    color_jitter: tuple[float, float, float, float] = (0, 0, 0, 0)
     flip: bool = False
     shift: int = 0
 
@@ -65,8 +66,8 @@ def _rotate_hue(images: Tensor, angle: Tensor) -> Tensor:
 
 def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor:
     """Augments RGB images (B, 3, H, W) in [0, 1], which keep their size; draws (B, Augmentation.DRAWS)."""
-    if any(augmentation.jitter):
-        images = color_jitter(images, augmentation.jitter, draws[:, :4])
+    if any(augmentation.color_jitter):
+        images = color_jitter(images, augmentation.color_jitter, draws[:, :4])
     if augmentation.flip:
         images = torch.where((draws[:, 4] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
     if augmentation.shift:

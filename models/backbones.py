@@ -281,7 +281,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
             backbone are new, so that nothing of the file would be used.
     """
-    remedy = "name torchvision's ImageNet state_dict file of this backbone by `path`"
+    remedy = "name torchvision's ImageNet state_dict file of this `backbone` by `path`"
     state = read_state(path, remedy)
     wanted = {
         k: v
@@ -292,7 +292,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         raise UserError(
             f"{path} is given for a backbone all of whose layers are new",
             f"a backbone with pretrained weights: {', '.join(PRETRAINED)}",
-            "choose such a backbone, or leave out `path` to train from scratch",
+            "choose such a `backbone`, or leave out `path` to train from scratch",
         )
     missing = [k for k in wanted if k not in state]
     unused = [k for k in state if k.startswith(_HEADS) or k.endswith("num_batches_tracked")]

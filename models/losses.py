@@ -29,22 +29,24 @@ def sigmoid_ce(scores: Tensor, tags: Tensor) -> Tensor:
     return functional.binary_cross_entropy_with_logits(scores, tags, reduction="none").mean(dim=1)
 
 
-def pair_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, *, reduction: LossReduction) -> dict[str, Tensor]:
+def pair_losses(
+    scores: PairScores, tags_m: Tensor, tags_n: Tensor, *, loss_reduction: LossReduction
+) -> dict[str, Tensor]:
     """The loss terms of each pair of a batch, (B,) per term; their means over the batch's pairs are the terms of Eq. 5.
 
     Args:
         scores: of the pairs.
         tags_m, tags_n: l_m and l_n, (B, K) of 0 and 1, float.
-        reduction: `paper` adds the terms of both images; `released` takes the mean over the 2B images for basic and
-            common, so the contrastive term, the mean over the images m plus that over the images n, counts twice as
-            much per image (RELEASED_RECIPE, "Classifier").
+        loss_reduction: `paper` adds the terms of both images; `released` takes the mean over the 2B images for basic
+            and common, so the contrastive term, the mean over the images m plus that over the images n, counts twice
+            as much per image (RELEASED_RECIPE, "Classifier").
 
     Returns:
         `basic`: L_CE(s_m, l_m) + L_CE(s_n, l_n) (Eq. 1). `common`: the same of the common scores against l_m ∩ l_n
         (Eq. 6). `contrastive_m` and `contrastive_n`: s^{m\\n} against l_m \\ l_n, and s^{n\\m} against l_n \\ l_m
         (Eq. 10). A term without scores is absent.
     """
-    half = 0.5 if reduction == "released" else 1.0
+    half = 0.5 if loss_reduction == "released" else 1.0
     common = tags_m * tags_n
     terms = {"basic": half * (sigmoid_ce(scores.basic_m, tags_m) + sigmoid_ce(scores.basic_n, tags_n))}
     if scores.common_m is not None and scores.common_n is not None:
@@ -55,7 +57,14 @@ def pair_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, *, reduction
     return terms
 
 
-def pixel_ce(logits: Tensor, labels: Tensor, *, ignore: int = 255) -> tuple[Tensor, Tensor]:
-    """Cross entropy over the labeled pixels: logits (B, K + 1, H, W), labels (B, H, W) -> (sum, number of pixels)."""
+class PixelLoss(NamedTuple):
+    """A sum over labeled pixels, (), and their number, ()."""
+
+    total: Tensor
+    pixels: Tensor
+
+
+def pixel_ce(logits: Tensor, labels: Tensor, *, ignore: int = 255) -> PixelLoss:
+    """Cross entropy over the labeled pixels: logits (B, K + 1, H, W), labels (B, H, W), `ignore` where unlabeled."""
     total = functional.cross_entropy(logits, labels.long(), ignore_index=ignore, reduction="sum")
-    return total, (labels != ignore).sum().to(torch.float32)
+    return PixelLoss(total, (labels != ignore).sum().to(torch.float32))

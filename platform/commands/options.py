@@ -50,11 +50,12 @@ def plain_errors(verbose: bool = False) -> Iterator[None]:
         _end(interruption)
     except Exception as error:
         from mcis.platform.engine.runtime import user_error_in
+        from mcis.platform.runs.arguments import error_with_keys
 
-        known = user_error_in(error)
-        if known is None or verbose:
+        problem = user_error_in(error)
+        if problem is None or verbose:
             raise
-        _end(known)
+        _end(error_with_keys(problem, {"index": "the command with --from index"}))
 
 
 def _end(error: BaseException) -> None:

@@ -21,7 +21,7 @@ from mcis.platform.config.training import ClassifierConfig, Optimizer, Segmenter
 
 
 def paper() -> Config:
-    """The paper's text (section 4.1): VGG-16 classifier, DeepLab-LargeFOV on ResNet-101.
+    """The paper's text (section 3.3): VGG-16 classifier, DeepLab-LargeFOV on ResNet-101.
 
     Command: `mcis run voc --voc DIR --name NAME --recipe paper`, with ImageNet weights, which are fetched, and a GPU.
     Hours: not measured by this project. Expected mIoU: the paper reports 66.2 on VOC 2012 val with VOC images only.

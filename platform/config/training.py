@@ -16,7 +16,7 @@ class Optimizer(Section):
     name: Literal["sgd", "adamw"] = "sgd"
     """Update rule."""
     learning_rate: Rate = 0.001
-    """Learning rate of pretrained weights at the start (section 4.1)."""
+    """Learning rate of pretrained weights at the start (section 3.3)."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     nesterov: bool = False
@@ -58,7 +58,7 @@ class ClassifierConfig(Section):
     """The co-attention classifier and its training (section 3.1)."""
 
     backbone: Literal["small", "vgg16", "resnet50", "resnet101", "vit_b_16"] = "vgg16"
-    """Embedding of the images (section 4.1: VGG-16 + three 3x3 convolutions); vit_b_16 has stride 16."""
+    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions); vit_b_16 has stride 16."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width C of the backbone `small`; the others have their own."""
     input_size: Positive = 256
@@ -110,7 +110,7 @@ class ClassifierConfig(Section):
     """Fraction of the pairs whose n is any other image, whatever its classes (section 3.2: every pair shares one). Two
     images that share nothing teach the affinity where not to look: without them background attends to objects too."""
     batch: Positive = 5
-    """Pairs per step, over all workers (section 4.1)."""
+    """Pairs per step, over all workers (section 3.3)."""
     epochs: Positive = 15
     """Passes over the training images as m; the length of the schedule."""
     keep_epoch: int | None = Field(default=None, ge=0)

@@ -17,12 +17,13 @@ from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
-from mcis.models.backbones import load_pretrained, normalize, to_unit
+from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
 from mcis.platform.config.sections import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.pretrained import load_backbone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,7 @@ class ClassifierLearner:
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
         if self.pretrained:
-            load_pretrained(model.backbone, self.pretrained)
+            load_backbone("classifier", model.backbone, self.pretrained)
         return model
 
     def decoder(self, shard: WorkerShard) -> PairDecoder:
@@ -117,14 +118,14 @@ class ClassifierLearner:
         tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
         """
         c = self.config
-        augmentation = Augmentation(jitter=c.color_jitter, flip=c.flip, shift=c.shift)
+        augmentation = Augmentation(color_jitter=c.color_jitter, flip=c.flip, shift=c.shift)
         draws_m = uniforms(Draw.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
         draws_n = uniforms(Draw.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
         images_m = device_images(batch.images_m, draws_m, augmentation, device)
         images_n = device_images(batch.images_n, draws_n, augmentation, device)
         if not (c.self_pairs and any(c.color_jitter)):
             return images_m, images_n, None
-        without_jitter = replace(augmentation, jitter=(0, 0, 0, 0))
+        without_jitter = replace(augmentation, color_jitter=(0, 0, 0, 0))
         return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, device)
 
     def _contrastive_weights(self, batch: PairBatch, step: int) -> tuple[float, float]:
@@ -140,7 +141,7 @@ class ClassifierLearner:
 
 
 def _summed_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, config: ClassifierConfig) -> dict[str, Tensor]:
-    losses: Mapping[str, Tensor] = pair_losses(scores, tags_m, tags_n, reduction=config.loss_reduction)
+    losses: Mapping[str, Tensor] = pair_losses(scores, tags_m, tags_n, loss_reduction=config.loss_reduction)
     return {name: values.sum() for name, values in losses.items()}
 
 

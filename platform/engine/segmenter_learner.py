@@ -13,12 +13,12 @@ from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import WorkerShard
 from mcis.models.augment import Augmentation
-from mcis.models.backbones import load_pretrained
 from mcis.models.losses import pixel_ce
 from mcis.models.metrics import IGNORE
 from mcis.platform.config.sections import SegmenterConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_segmenter
+from mcis.platform.networks.pretrained import load_backbone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class SegmenterLearner:
         if self.backbone is not None:
             model.backbone.load_state_dict(self.backbone)
         elif self.pretrained:
-            load_pretrained(model.backbone, self.pretrained)  # type: ignore[arg-type]
+            load_backbone("segmenter", model.backbone, self.pretrained)  # type: ignore[arg-type]
         return model
 
     def decoder(self, shard: WorkerShard) -> CropDecoder:
@@ -87,6 +87,6 @@ class SegmenterLearner:
     def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The term `pixel`: cross entropy over the labeled pixels."""
         draws = uniforms(Draw.SEGMENTER_JITTER, self.seed, batch.epoch, batch.index, count=Augmentation.DRAWS)
-        images = device_images(batch.images, draws, Augmentation(jitter=self.config.color_jitter), device)
+        images = device_images(batch.images, draws, Augmentation(color_jitter=self.config.color_jitter), device)
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
-        return {"pixel": pixel_ce(model(images).float(), labels)[0]}
+        return {"pixel": pixel_ce(model(images).float(), labels).total}

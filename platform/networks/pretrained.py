@@ -2,10 +2,12 @@
 
 import urllib.error
 from pathlib import Path
+from typing import Literal
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import PRETRAINED, pretrained_url
+from mcis.models.backbones import PRETRAINED, Backbone, load_pretrained, pretrained_url
 from mcis.platform.config.sections import Config
+from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -22,6 +24,17 @@ def segmenter_weights(config: Config, workspace: Workspace) -> Path | None:
         return None
     origin = config.weights.segmenter or config.weights.backbone
     return backbone_weights(origin, config.segmenter.backbone, workspace)
+
+
+def load_backbone(network: Literal["classifier", "segmenter"], backbone: Backbone, path: Path) -> None:
+    """Loads pretrained weights into the backbone of one of the networks.
+
+    Raises:
+        UserError: they do not fit; it names the configuration keys of the network.
+    """
+    weights_key = {"classifier": "weights.backbone", "segmenter": "weights.segmenter"}[network]
+    with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
+        load_pretrained(backbone, path)
 
 
 def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:

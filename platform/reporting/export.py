@@ -67,7 +67,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
     if what == "maps":
         shards = Shards(folder)
         chosen: Iterator[dict[str, Any]] = ({"image_id": image_id} for image_id in shards)
-        total = len(shards.where)
+        total = len(shards.shard_of)
 
         def write(row: dict[str, Any]) -> int:
             return _write_maps(shards, rows[row["image_id"]], index.classes, out)

@@ -29,6 +29,11 @@ def name_keys(text: str, keys: Mapping[str, str]) -> str:
     return _ARGUMENT.sub(named, text)
 
 
+def error_with_keys(error: UserError, keys: Mapping[str, str]) -> UserError:
+    """The same error with `name_keys` applied to its texts."""
+    return UserError(*(name_keys(text, keys) for text in (error.found, error.expected, error.remedy)))
+
+
 @contextlib.contextmanager
 def errors_name_keys(keys: Mapping[str, str]) -> Iterator[None]:
     """Inside, a UserError names configuration keys or flags in place of the arguments of the function that raised it.
@@ -39,4 +44,4 @@ def errors_name_keys(keys: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(*(name_keys(text, keys) for text in (error.found, error.expected, error.remedy))) from None
+        raise error_with_keys(error, keys) from None

@@ -10,7 +10,6 @@ from mcis.datasets.images import Squares, image_bytes
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import load_pretrained
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
@@ -20,7 +19,7 @@ from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.networks.pretrained import classifier_weights
+from mcis.platform.networks.pretrained import classifier_weights, load_backbone
 from mcis.platform.networks.trained import classifier_description, load_trained_classifier, trained_classifier
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
@@ -37,7 +36,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     if trained := trained_classifier(config):
         load_trained_classifier(config, trained, listing.classes)
     if path := classifier_weights(config, workspace):
-        load_pretrained(build_backbone(config.classifier.backbone, channels=config.classifier.channels), path)
+        backbone = build_backbone(config.classifier.backbone, channels=config.classifier.channels)
+        load_backbone("classifier", backbone, path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:

@@ -8,13 +8,12 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
-from mcis.models.backbones import load_pretrained
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, load_classifier
-from mcis.platform.networks.pretrained import segmenter_weights
+from mcis.platform.networks.pretrained import load_backbone, segmenter_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
@@ -28,7 +27,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
         UserError: they cannot be had or do not fit.
     """
     if path := segmenter_weights(config, workspace):
-        load_pretrained(build_backbone(config.segmenter.backbone, channels=config.segmenter.channels), path)
+        backbone = build_backbone(config.segmenter.backbone, channels=config.segmenter.channels)
+        load_backbone("segmenter", backbone, path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:

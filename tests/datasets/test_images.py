@@ -27,7 +27,7 @@ def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(UserError, match=r"a\.png") as caught:
         read_rgb(str(path))
-    assert "--from index" in caught.value.remedy
+    assert "repeat `index`" in caught.value.remedy
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ quick = settings(deadline=None, max_examples=50)
 seeds = st.integers(0, 2**32 - 1)
 side = st.integers(1, 5)
 LUMA = (0.299, 0.587, 0.114)
-STRONG = Augmentation(jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2)
+STRONG = Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2)
 
 
 def drawn(seed: int, batch: int, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -154,7 +154,7 @@ def test_each_draw_has_one_purpose(column: int) -> None:
     other = draws.clone()
     other[:, column] = 0.9
     alone = {
-        **{i: Augmentation(jitter=tuple(0.3 * (i == j) for j in range(4))) for i in range(4)},  # type: ignore[arg-type]
+        **{i: Augmentation(color_jitter=tuple(0.3 * (i == j) for j in range(4))) for i in range(4)},  # type: ignore[arg-type]
         4: Augmentation(flip=True),
         5: Augmentation(shift=2),
         6: Augmentation(shift=2),

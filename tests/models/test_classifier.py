@@ -224,8 +224,8 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     tags = torch.eye(K, dtype=torch.float64)
     scores, selves = model(images(1, 4), images(2, 4), ("flip",))
     terms = [
-        *pair_losses(scores, tags, tags.flip(0), reduction="paper").values(),
-        *pair_losses(selves[0], tags, tags, reduction="paper").values(),
+        *pair_losses(scores, tags, tags.flip(0), loss_reduction="paper").values(),
+        *pair_losses(selves[0], tags, tags, loss_reduction="paper").values(),
     ]
     torch.cat(terms).sum().backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]

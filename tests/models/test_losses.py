@@ -55,7 +55,7 @@ def test_sigmoid_ce_of_certain_scores_is_finite_and_linear() -> None:
 @given(seeds, st.integers(1, 4), st.integers(1, 5), st.sampled_from(["paper", "released"]))
 def test_the_terms_are_equations_1_6_and_10(seed: int, batch: int, classes: int, reduction: LossReduction) -> None:
     s, tags_m, tags_n = drawn(seed, batch, classes)
-    terms = pair_losses(s, tags_m, tags_n, reduction=reduction)
+    terms = pair_losses(s, tags_m, tags_n, loss_reduction=reduction)
     assert list(terms) == TERMS
     assert s.common_m is not None
     assert s.common_n is not None
@@ -81,20 +81,20 @@ def test_the_terms_are_equations_1_6_and_10(seed: int, batch: int, classes: int,
 def test_what_is_not_computed_has_no_term() -> None:
     scores, tags_m, tags_n = drawn(1, 2, 3)
     basic = PairScores(scores.basic_m, scores.basic_n)
-    assert list(pair_losses(basic, tags_m, tags_n, reduction="paper")) == TERMS[:1]
+    assert list(pair_losses(basic, tags_m, tags_n, loss_reduction="paper")) == TERMS[:1]
     common = basic._replace(common_m=scores.common_m, common_n=scores.common_n)
-    assert list(pair_losses(common, tags_m, tags_n, reduction="paper")) == TERMS[:2]
+    assert list(pair_losses(common, tags_m, tags_n, loss_reduction="paper")) == TERMS[:2]
 
 
 @quick
 @given(seeds, st.integers(2, 6), st.data())
 def test_the_sums_of_any_split_add_up_to_those_of_the_batch(seed: int, batch: int, data: st.DataObject) -> None:
     scores, tags_m, tags_n = drawn(seed, batch, 3)
-    whole = pair_losses(scores, tags_m, tags_n, reduction="released")
+    whole = pair_losses(scores, tags_m, tags_n, loss_reduction="released")
     cut = data.draw(st.integers(1, batch - 1))
     for rows in (slice(0, cut), slice(cut, batch)):
         part = PairScores(*(None if s is None else s[rows] for s in scores))  # type: ignore[arg-type]
-        own = pair_losses(part, tags_m[rows], tags_n[rows], reduction="released")
+        own = pair_losses(part, tags_m[rows], tags_n[rows], loss_reduction="released")
         for name, values in own.items():
             torch.testing.assert_close(values, whole[name][rows])
 
@@ -103,7 +103,7 @@ def test_the_sums_of_any_split_add_up_to_those_of_the_batch(seed: int, batch: in
 def test_each_score_is_pulled_by_probability_minus_label(reduction: LossReduction, share: float) -> None:
     scores, tags_m, tags_n = drawn(7, 3, 4)
     leaves = PairScores(*(None if s is None else s.clone().requires_grad_() for s in scores))  # type: ignore[arg-type]
-    torch.stack(list(pair_losses(leaves, tags_m, tags_n, reduction=reduction).values())).sum().backward()
+    torch.stack(list(pair_losses(leaves, tags_m, tags_n, loss_reduction=reduction).values())).sum().backward()
     both = torch.minimum(tags_m, tags_n)
     targets = [tags_m, tags_n, both, both, (tags_m > tags_n).double(), (tags_n > tags_m).double()]
     shares = [share, share, share, share, 1.0, 1.0]

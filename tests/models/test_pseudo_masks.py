@@ -1,4 +1,4 @@
-"""Pseudo masks against their rules pixel by pixel: from saliency (released recipe), and from the dense CRF."""
+"""Pseudo masks against their rules pixel by pixel: from saliency, and from the dense CRF."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def by_the_recipe(
     doubt: int = 32,
     smallest: float = 0.01,
 ) -> PseudoMask:
-    """The released recipe's rules, one pixel after the other."""
+    """The rules of (RELEASED_RECIPE, "Pseudo masks"), pixel by pixel."""
     scaled = []
     for one in maps.astype(np.float64):
         low, high = (one.min(), one.max()) if stretch else (0, 1)

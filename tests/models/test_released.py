@@ -17,7 +17,7 @@ K = 3
 
 @pytest.fixture(scope="module")
 def checkpoint() -> dict[str, Tensor]:
-    """Random values under the released names, written out from RECIPE and torchvision's VGG-16."""
+    """Random values under the released names (RELEASED_RECIPE, "Classifier"), in the shapes of torchvision's VGG-16."""
     generator = torch.Generator().manual_seed(0)
     convs = {0: (3, 64), 2: (64, 64), 5: (64, 128), 7: (128, 128), 10: (128, 256), 12: (256, 256), 14: (256, 256)}
     convs |= {17: (256, 512), **dict.fromkeys((19, 21, 24, 26, 28), (512, 512))}

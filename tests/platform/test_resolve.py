@@ -1,4 +1,4 @@
-"""Layers of settings: who wins and says so, presets against the released recipe's table, mistakes all at once."""
+"""Layers of settings: who wins and says so, presets against docs/RELEASED_RECIPE.md, mistakes all at once."""
 
 import json
 from pathlib import Path
