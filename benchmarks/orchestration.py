@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -67,76 +68,114 @@ def train(learner: Learner[Any], folder: Path) -> None:
     torch.save(model.state_dict(), folder / WEIGHTS)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """The demo without orchestration; each method computes a stage.
+
+    Attributes:
+        rows, val_rows: of the index, the tagged training images and the val images.
+        tags: of the training images.
+    """
+
+    config: Config
+    folder: Path
+    classes: int
+    rows: pa.Table
+    val_rows: pa.Table
+    tags: Tags
+
+    @classmethod
+    def index(cls, config: Config, folder: Path) -> "Plain":
+        listed = listing(config)
+        verified = verify(listed.table, min_side=config.data.min_side)
+        rows, val_rows = (verified.filter(pc.equal(verified["split"], split)) for split in ("train", "val"))
+        tags = Tags.of_index(rows["tags"], len(listed.classes))
+        return cls(config=config, folder=folder, classes=len(listed.classes), rows=rows, val_rows=val_rows, tags=tags)
+
+    def train_classifier(self) -> None:
+        config = self.config.classifier
+        learner = ClassifierLearner(
+            config=config,
+            seed=self.config.seed,
+            tags=self.tags,
+            source=None,
+            images=Squares(self.rows["uri"].to_pylist(), config.input_size),
+            pretrained=None,
+        )
+        train(learner, self.folder / "classifier")
+
+    def localize(self) -> None:
+        config, folder, rows = self.config, self.folder, self.rows
+        features, no_source, every_image = folder / "features.npy", np.zeros(len(rows), bool), np.arange(len(rows))
+        relations = draw_relations(config.localize, config.seed, self.tags, no_source)
+        shape = feature_shape(config, folder / "classifier", self.classes)
+        create_file(features, (len(rows), *shape), np.float16)
+        embed = Embed(config, folder / "classifier", self.classes, False, features, None)
+        embedded = embed(embed_rows(rows, relations.start, every_image, ~no_source))
+        write_table(folder / "single" / "part-000000.parquet", embedded)
+        bank = (relations.bank, self.tags.matrix(relations.bank)) if len(relations.bank) else None
+        relate = Relate(config, folder / "classifier", self.classes, False, features, None, no_source, bank)
+        related = relate(relate_rows(rows, relations, range(self.classes), every_image))
+        write_table(folder / "maps" / "part-000000.parquet", related)
+
+    def pseudo_masks(self) -> None:
+        maps = Shards(self.folder / "maps")
+        make = pseudo_masks.MakeMasks(self.config.pseudo_masks, self.config.maps.scale, maps)
+        write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
+
+    def train_segmenter(self) -> None:
+        classifier = load_classifier(self.config.classifier, self.folder / "classifier", self.classes)
+        learner = SegmenterLearner(
+            config=self.config.segmenter,
+            seed=self.config.seed,
+            classes=self.classes,
+            image_ids=self.rows["image_id"].to_pylist(),
+            uris=self.rows["uri"].to_pylist(),
+            masks=Shards(self.folder / "masks"),
+            backbone=classifier.backbone.state_dict(),
+            pretrained=None,
+        )
+        train(learner, self.folder / "segmenter")
+
+    def predict(self) -> None:
+        predicted = Predictor(self.config, self.folder / "segmenter", self.classes, False)(self.val_rows)
+        write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
+
+    def evaluate(self) -> None:
+        single, maps, masks = (Shards(self.folder / name) for name in ("single", "maps", "masks"))
+        positions = pa.array(np.arange(len(self.rows)), pa.int64())
+        c = self.config.evaluate
+        score = ScoreTrain(
+            classes=self.classes,
+            bins=c.thresholds,
+            scale=self.config.maps.scale,
+            salient=c.salient,
+            seed=0,
+            single=single,
+            related=maps,
+            masks=masks,
+        )
+        score(self.rows.append_column("position", positions))
+        ScoreVal(classes=self.classes, predictions=Shards(self.folder / "predictions"))(self.val_rows)
+
+
 def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     """Seconds of each stage without orchestration."""
-    seconds: dict[str, float] = {}
-    began = time.perf_counter()
-
-    def lap(stage: str) -> None:
-        nonlocal began
-        seconds[stage] = time.perf_counter() - began
-        began = time.perf_counter()
-
     torch.set_num_threads(machine.cores())
-    listed = listing(config)
-    classes = len(listed.classes)
-    rows = verify(listed.table, min_side=config.data.min_side)
-    train_rows, val_rows = (rows.filter(pc.equal(rows["split"], s)) for s in ("train", "val"))
-    tags = Tags.of_index(train_rows["tags"], classes)
-    uris = train_rows["uri"].to_pylist()
-    lap("index")
-    train(
-        ClassifierLearner(
-            config=config.classifier,
-            seed=config.seed,
-            tags=tags,
-            source=None,
-            images=Squares(uris, config.classifier.input_size),
-            pretrained=None,
-        ),
-        folder / "classifier",
-    )
-    lap("train_classifier")
-    features, no_source = folder / "features.npy", np.zeros(len(train_rows), bool)
-    relations = draw_relations(config.localize, config.seed, tags, no_source)
-    every_image = np.arange(len(train_rows))
-    shape = feature_shape(config, folder / "classifier", classes)
-    create_file(features, (len(train_rows), *shape), np.float16)
-    embed = Embed(config, folder / "classifier", classes, False, features, None)
-    embedded = embed(embed_rows(train_rows, relations.start, every_image, ~no_source))
-    write_table(folder / "single" / "part-000000.parquet", embedded)
-    bank = (relations.bank, tags.matrix(relations.bank)) if len(relations.bank) else None
-    relate = Relate(config, folder / "classifier", classes, False, features, None, no_source, bank)
-    related = relate(relate_rows(train_rows, relations, range(classes), every_image))
-    write_table(folder / "maps" / "part-000000.parquet", related)
-    lap("localize")
-    make = pseudo_masks.MakeMasks(config.pseudo_masks, config.maps.scale, Shards(folder / "maps"))
-    write_table(folder / "masks" / "part-000000.parquet", make(train_rows))
-    lap("pseudo_masks")
-    learner = SegmenterLearner(
-        config=config.segmenter,
-        seed=config.seed,
-        classes=classes,
-        image_ids=train_rows["image_id"].to_pylist(),
-        uris=uris,
-        masks=Shards(folder / "masks"),
-        backbone=load_classifier(config.classifier, folder / "classifier", classes).backbone.state_dict(),
-        pretrained=None,
-    )
-    train(learner, folder / "segmenter")
-    lap("train_segmenter")
-    predicted = Predictor(config, folder / "segmenter", classes, False)(val_rows)
-    write_table(folder / "predictions" / "part-000000.parquet", predicted)
-    lap("predict")
-    single, maps, masks = (Shards(folder / name) for name in ("single", "maps", "masks"))
-    positions = pa.array(np.arange(len(train_rows)), pa.int64())
-    bins, scale, salient = config.evaluate.thresholds, config.maps.scale, config.evaluate.salient
-    score = ScoreTrain(
-        classes=classes, bins=bins, scale=scale, salient=salient, seed=0, single=single, related=maps, masks=masks
-    )
-    score(train_rows.append_column("position", positions))
-    ScoreVal(classes=classes, predictions=Shards(folder / "predictions"))(val_rows)
-    lap("evaluate")
+    began = time.perf_counter()
+    plain = Plain.index(config, folder)
+    seconds = {"index": time.perf_counter() - began}
+    for stage in (
+        plain.train_classifier,
+        plain.localize,
+        plain.pseudo_masks,
+        plain.train_segmenter,
+        plain.predict,
+        plain.evaluate,
+    ):
+        began = time.perf_counter()
+        stage()
+        seconds[stage.__name__] = time.perf_counter() - began
     return seconds
 
 
