@@ -11,6 +11,7 @@ from mcis.platform.commands.doctor import Check
 from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.pipeline import RunResult
+from mcis.platform.reporting.index_facts import concerns, index_facts
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
 
@@ -66,11 +67,6 @@ def show_index(
     index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], notes: Sequence[str], console: Console = console
 ) -> None:
     """An index in figures: images by domain and split, by class, rejects by kind of reason, copies; notes last."""
-    from mcis.platform.reporting.index_page import (  # brings matplotlib, which no other command here needs
-        concerns,
-        index_facts,
-    )
-
     facts = index_facts(index, rejects, classes)
     domains = list(dict.fromkeys(group.domain for group in facts.groups))
     splits = sorted({group.split for group in facts.groups}, key=[group.split for group in facts.groups].index)

@@ -22,7 +22,8 @@ from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tags import Tags
 from mcis.platform.commands.terminal import show_index
-from mcis.platform.reporting.index_page import Group, browse_page, concerns, index_facts
+from mcis.platform.reporting.index_facts import Group, concerns, index_facts
+from mcis.platform.reporting.index_page import browse_page
 
 CLASSES = ("circle", "square", "star", "never")
 HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\x1b[31m[red]\u202e"

@@ -1,0 +1,182 @@
+"""The figures of an index: images per class, domain and split, what occurs together, copies, kinds of rejects.
+
+`index_facts` counts, vectorized over all images; no image is opened.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mcis.datasets.index import shown
+from mcis.platform.reporting.cooccurrence import count_together
+from mcis.platform.runs.scores import grouped
+
+_DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
+"""The order of groups; other names come after these."""
+
+
+class Group(NamedTuple):
+    """Images of one domain and split."""
+
+    domain: str
+    split: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexFacts:
+    """Figures of an index of N images, K classes and G groups; a group is the images of one domain and split.
+
+    Attributes:
+        groups: those that have an image: target before source before web, train before val before test.
+        images, untagged: (G,) all images, and those without a tag.
+        per_class: (K, G) images with the class.
+        per_tags: (T + 1, G) images with 0 .. T tags.
+        drawn: (K, G) how often an epoch of pairs is expected to draw the class as the common one, each image being m
+            once and its class uniform among its tags (`datasets.pairs`); 0 outside of split train.
+        together: (K, K) images that have both classes; on the diagonal, those that have the class.
+        reject_kinds: what reasons of rejects start with, up to the colon -> images, falling.
+        repeats: images whose content an earlier row of the index has.
+        across, disagreeing: contents (equal SHA-256) in more than one split; contents whose images differ in tags.
+        copies: columns of the index for the images of those, content by content, and `across` and `disagree`, bool.
+    """
+
+    groups: tuple[Group, ...]
+    images: NDArray[np.int64]
+    untagged: NDArray[np.int64]
+    per_class: NDArray[np.int64]
+    per_tags: NDArray[np.int64]
+    drawn: NDArray[np.float64]
+    together: NDArray[np.int64]
+    reject_kinds: dict[str, int]
+    repeats: int
+    across: int
+    disagreeing: int
+    copies: pa.Table
+
+    def columns(self, **of: str) -> NDArray[np.int64]:
+        """The groups of a domain, of a split, or of both, as positions."""
+        fits = [all(getattr(group, name) == value for name, value in of.items()) for group in self.groups]
+        return np.flatnonzero(fits)
+
+    def names(self) -> list[str]:
+        """What to call the groups: by domain and split, as far as there is more than one."""
+        several = [len(set(values)) > 1 for values in zip(*self.groups, strict=True)]
+        if not any(several):
+            several = [False, True]
+        return [" ".join(v for v, told in zip(group, several, strict=True) if told) for group in self.groups]
+
+
+def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
+    """Counts an index (INDEX_SCHEMA) and its rejects (REJECTS_SCHEMA).
+
+    Raises:
+        ValueError: a tag is no class.
+    """
+    group, groups = _groups(index)
+    rows, tags = flat_tags(index)
+    if len(tags) and tags.max() >= len(classes):
+        raise ValueError(f"tag {tags.max()} in an index of {len(classes)} classes; expected 0..{len(classes) - 1}")
+    lengths = np.bincount(rows, minlength=len(index))
+    train = np.array([g.split == "train" for g in groups], bool)[group[rows]]
+
+    def table(values: NDArray[np.int64], of: NDArray[np.int64], height: int, **more: Any) -> NDArray[Any]:
+        return np.bincount(values * len(groups) + of, minlength=height * len(groups), **more).reshape(height, -1)
+
+    per_tags = table(lengths, group, int(lengths.max(initial=0)) + 1)
+    kinds = pc.value_counts(pc.list_element(pc.split_pattern(whole_column(rejects["reason"]), ":", max_splits=1), 0))
+    return IndexFacts(
+        groups=groups,
+        images=per_tags.sum(axis=0),
+        untagged=per_tags[0],
+        per_class=table(tags, group[rows], len(classes)),
+        per_tags=per_tags,
+        drawn=table(tags, group[rows], len(classes), weights=train / np.maximum(lengths[rows], 1)),
+        together=count_together(rows, tags, len(index), len(classes)),
+        reject_kinds={k["values"]: k["counts"] for k in sorted(kinds.to_pylist(), key=lambda kind: -kind["counts"])},
+        **_copies(index),
+    )
+
+
+def concerns(facts: IndexFacts, classes: Sequence[str]) -> list[str]:
+    """What makes an index less useful for training, in plain sentences."""
+    train = facts.columns(split="train")
+    if not len(train):
+        return ["No image is in split train: nothing can be learnt from this index."]
+    sentences, per_class = [], facts.per_class[:, train].sum(axis=1)
+    few = {n: [name for name, images in zip(classes, per_class, strict=True) if images == n] for n in (0, 1)}
+    if few[0]:
+        sentences.append(f"Without a training image: {shown(few[0])}.")
+    if few[1]:
+        sentences.append(f"With a single training image, whose only partner is itself: {shown(few[1])}.")
+    if untagged := int(facts.untagged[train].sum()):
+        sentences.append(f"{grouped(untagged)} training image(s) without a tag are in no pair.")
+    if facts.across:
+        sentences.append(f"{grouped(facts.across)} content(s) in more than one split: scores on them say too much.")
+    if facts.disagreeing:
+        sentences.append(f"{grouped(facts.disagreeing)} content(s) with different tags on their copies.")
+    return sentences
+
+
+def whole_column(column: pa.ChunkedArray) -> pa.Array:
+    """A column without chunks."""
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def codes_of(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
+    """Each value's position in the list of distinct values, and that list."""
+    encoded = (whole_column(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
+
+
+def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[Group, ...]]:
+    """The group of each image, (N,), and the groups in their order."""
+    domain, domains = codes_of(index["domain"])
+    split, splits = codes_of(index["split"])
+    present, group = np.unique(domain * len(splits) + split, return_inverse=True)
+    named = [Group(domains[code // len(splits)], splits[code % len(splits)]) for code in present]
+
+    def rank(position: int) -> tuple[Any, ...]:
+        orders = zip((_DOMAINS, _SPLITS), named[position], strict=True)
+        return tuple((order.index(name) if name in order else len(order), name) for order, name in orders)
+
+    order = sorted(range(len(named)), key=rank)
+    rank_of = np.empty(len(named), np.int64)
+    rank_of[order] = np.arange(len(named))
+    return rank_of[group], tuple(named[i] for i in order)
+
+
+def flat_tags(index: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Every tag with the row that has it, (row, tag), rows ascending."""
+    tags = whole_column(index["tags"])
+    rows = np.repeat(np.arange(len(index)), pc.list_value_length(tags).to_numpy(zero_copy_only=False))
+    return rows, tags.flatten().to_numpy().astype(np.int64)
+
+
+def _copies(index: pa.Table) -> dict[str, Any]:
+    """The fields of IndexFacts on equal contents; an empty hash is no content."""
+    columns = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
+    hashed = index.select(columns).filter(pc.not_equal(index["content_hash"], ""))
+    content, contents = codes_of(hashed["content_hash"])
+    texts = pc.binary_join(whole_column(hashed["tags"]).cast(pa.list_(pa.string())), " ")
+
+    def differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:
+        span = values.max(initial=0) + 1
+        return np.bincount(np.unique(content * span + values) // span, minlength=len(contents)) > 1
+
+    across, disagree = differ(codes_of(hashed["split"])[0]), differ(codes_of(texts)[0])
+    rows = np.flatnonzero((across | disagree)[content])
+    rows = rows[np.lexsort((content[rows], ~across[content[rows]]))]
+    copies = hashed.take(rows)
+    for name, values in (("across", across), ("disagree", disagree)):
+        copies = copies.append_column(name, pa.array(values[content[rows]]))
+    return {
+        "repeats": len(content) - len(contents),
+        "across": int(across.sum()),
+        "disagreeing": int(disagree.sum()),
+        "copies": copies,
+    }
