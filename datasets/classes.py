@@ -1,7 +1,8 @@
 """Class names, their labels in masks and their colors: what a class index k means everywhere in the project.
 
 Two numberings meet here. A *class index* k in 0..K-1 counts the tagged classes (lists of tags, channels of a
-classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for class index k, IGNORE where nobody knows.
+classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for class index k, IGNORE where the class is
+not known.
 """
 
 from pathlib import Path
@@ -17,20 +18,20 @@ IGNORE = 255
 """Label of pixels that take no part in training or scores."""
 
 MAX_CLASSES = IGNORE - 1
-"""Labels are bytes: 0 is background and 255 ignore, so 254 classes fit."""
+"""Labels are bytes: 0 is background and 255 is ignored, so 254 classes fit."""
 
 VOC_CLASSES = (
     "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow",
     "diningtable", "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
-"""The 20 classes of PASCAL VOC in its own order: class index 0..19, label 1..20."""
+"""The 20 classes of PASCAL VOC in its order: class index 0..19, label 1..20."""
 
 
 def palette() -> np.ndarray:
     """The color of each label, (256, 3) uint8 RGB: PASCAL VOC's color map.
 
     Label bits 0, 3, 6 fill red from its highest bit down, bits 1, 4, 7 green, bits 2, 5 blue (VOCcolormap of the VOC
-    development kit), so near labels get far colors: background is black, IGNORE is (224, 224, 192).
+    development kit), so adjacent labels get distant colors: background is black, IGNORE is (224, 224, 192).
     """
     labels = np.arange(256)
     colors = np.zeros((256, 3), np.uint8)
@@ -42,19 +43,19 @@ def palette() -> np.ndarray:
 
 
 def read_classes(path: Path | str) -> tuple[str, ...]:
-    """The class names of a text file in UTF-8, one a line; line i (from 0) names class index i.
+    """The class names of a text file in UTF-8, one per line; line i (from 0) names class index i.
 
     Raises:
         UserError: the file is missing or not text, holds no name, a blank line before a name, a name twice,
             "background" (which has its label already and would shift every other), or more than MAX_CLASSES names.
     """
-    expected = "a text file with one class name a line, in the order of the class indices, without background"
+    expected = "a text file with one class name per line, in the order of the class indices, without background"
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"no file of class names at {path}", expected, f"write {path}, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", expected, "repair or replace the file") from error
+        raise UserError(f"cannot read {path}: {error}", expected, "correct or replace the file") from error
     names = tuple(line.strip() for line in text.rstrip().splitlines())
     if not names:
         raise UserError(f"{path} is empty", expected, "add the names of the classes")
@@ -67,6 +68,9 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
         remedy = "delete that line: background is label 0 in every mask, the first class is label 1"
         raise UserError(f"{path} lists background as a class", expected, remedy)
     if len(names) > MAX_CLASSES:
-        found = f"{path} names {len(names)} classes"
-        raise UserError(found, f"at most {MAX_CLASSES}, because labels are bytes", "name fewer classes")
+        raise UserError(
+            f"{path} names {len(names)} classes",
+            f"at most {MAX_CLASSES}, because labels are bytes",
+            "name fewer classes",
+        )
     return names

@@ -1,6 +1,6 @@
 """Bytes -> uint8 arrays, or a RejectedImage that says why; and arrays -> PNG. No other module opens pictures.
 
-Bytes come from crawls and old archives, so every decoder here takes hostile input: whatever Pillow raises becomes a
+Bytes come from crawls and old archives, so every decoder here takes hostile input: any exception of Pillow becomes a
 RejectedImage, no pixel is decoded before the header's size is checked, and only the formats below are tried (Pillow
 knows others that run programs, such as EPS).
 """
@@ -18,19 +18,20 @@ from PIL import Image, UnidentifiedImageError
 from mcis.datasets.classes import palette
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
-"""What is tried on bytes, by Pillow's names; the file's name plays no part. JPEG includes MPO."""
+"""The formats that are tried, by Pillow's names; a file's name does not matter. JPEG includes MPO."""
 
 MAX_PIXELS = 50_000_000
-"""Largest width x height that is decoded: 150 MB as RGB, several times that on the way where it is transparent."""
+"""Largest width x height that is decoded: 150 MB as RGB, several times that while transparency is removed."""
 
 RULES = 1
-"""Raised when the same bytes give other pixels or another verdict, so that nothing kept of them before is used."""
+"""Version of the decoders, raised when the same bytes give other pixels or another verdict, so that what earlier
+versions have kept of them is not used."""
 
 _MAX_REASON = 400
 """Longest reason of a rejection, characters."""
 
 _MAX_MAT = 2**24
-"""Most bytes of a MATLAB file, as it is and unfolded: 16 MiB, of which SBD's largest take a few hundredths."""
+"""Most bytes of a MATLAB file, compressed and decompressed: 16 MiB; the largest of SBD have a few hundredths of it."""
 _MAT_START = b"MATLAB 5.0"
 _MATRIX, _COMPRESSED = 14, 15
 _NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
@@ -45,7 +46,7 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-"""EXIF orientation -> what turns the picture upright (EXIF 2.32, tag 0x0112; 1 and unknown values: as it is)."""
+"""EXIF orientation -> the operation that turns the picture upright (EXIF 2.32, tag 0x0112); none for other values."""
 _ORIENTATION = 0x0112
 
 _GRAY_TOLERANCE = 8
@@ -57,8 +58,8 @@ class RejectedImage(ValueError):
 
     Attributes:
         reason: one line of at most 400 characters for a person, "<kind>: <detail>".
-        kind: what to count by, one of "empty", "not an image", "too large", "too small", "truncated", "unsupported",
-            "corrupt".
+        kind: the part that rejections are counted by, one of "empty", "not an image", "too large", "too small",
+            "truncated", "unsupported", "corrupt".
     """
 
     def __init__(self, reason: str):
@@ -80,8 +81,8 @@ def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS)
     """Bytes of a picture -> (H, W, 3) uint8 RGB, as a person would see it.
 
     EXIF orientation is applied. Of an animation, the first frame. Gray, palette and CMYK become RGB (CMYK by the plain
-    formula; embedded color profiles are not applied). 16 bits a channel are scaled to 8, not clipped. Transparency is
-    laid on white, the page that such pictures are drawn for.
+    formula; embedded color profiles are not applied). 16 bits per channel are scaled to 8, not clipped. A transparent
+    picture is composed over white, the page that such pictures are drawn for.
 
     Args:
         data: the content of a file in one of FORMATS.
@@ -96,7 +97,7 @@ def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS)
 
 
 def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
-    """Height and width of `decode_rgb(data)`, with the same verdict on the bytes; most pictures are spared the copying.
+    """Height and width of `decode_rgb(data)`, with the same verdict on the bytes; most pictures are not copied for it.
 
     Raises:
         RejectedImage: as `decode_rgb` does.
@@ -139,8 +140,8 @@ def decode_labels(data: bytes) -> np.ndarray:
     with _opened(data, ("PNG",), 1, MAX_PIXELS) as image:
         bits = data[24]  # the IHDR chunk comes first in every PNG, with the bit depth in this byte
         if image.mode != "P" and (image.mode, bits) != ("L", 8):
-            found = f"unsupported: a mask of mode {image.mode} with {bits} bits a channel"
-            raise RejectedImage(f"{found}; labels are read from palette or 8-bit gray PNG")
+            mode = f"unsupported: a mask of mode {image.mode} with {bits} bits per channel"
+            raise RejectedImage(f"{mode}; labels are read from palette or 8-bit gray PNG")
         return np.array(image)
 
 
@@ -156,16 +157,16 @@ def decode_mat_labels(data: bytes) -> np.ndarray:
     with _rejecting():
         if not data.startswith(_MAT_START):
             raise RejectedImage(f"not an image: starts with {data[:24]!r}; expected a MATLAB 5.0 file")
-        order, space = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
-        for kind, content in _elements(memoryview(data)[128:], order):
-            if kind == _COMPRESSED:
-                content = memoryview(zlib.decompressobj().decompress(content, space + 1))
-            space -= len(content)
-            if space < 0:
+        order, allowed = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
+        for data_type, content in _elements(memoryview(data)[128:], order):
+            if data_type == _COMPRESSED:
+                content = memoryview(zlib.decompressobj().decompress(content, allowed + 1))
+            allowed -= len(content)
+            if allowed < 0:
                 raise RejectedImage(f"too large: a MATLAB file of more than {_MAX_MAT} bytes")
-            if kind == _COMPRESSED:
-                kind, content = next(_elements(content, order))
-            if kind == _MATRIX:
+            if data_type == _COMPRESSED:
+                data_type, content = next(_elements(content, order))
+            if data_type == _MATRIX:
                 _, _, (_, name), *parts = _elements(content, order)
                 if name == b"GTcls":
                     return _segmentation(parts, order)
@@ -208,11 +209,11 @@ def decode_saliency(data: bytes) -> np.ndarray:
 def encode_labels(labels: np.ndarray) -> bytes:
     """Labels (H, W) uint8 -> a palette PNG in PASCAL's colors; `decode_labels` gives the same array back.
 
-    Run-length matching: masks are flat, so it takes the time of zlib's fastest level, less than half that of
-    level 6, for up to a quarter more bytes.
+    Run-length matching suits masks, which are flat: it takes as long as zlib's fastest level, less than half of level
+    6, for up to a quarter more bytes.
 
     Raises:
-        ValueError: another shape or type; a wider type would wrap around in silence.
+        ValueError: another shape or type; the values of a wider type would wrap around.
     """
     if labels.ndim != 2 or labels.dtype != np.uint8 or not labels.size:
         raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}; expected uint8 (H, W), not empty")
@@ -224,13 +225,13 @@ def encode_labels(labels: np.ndarray) -> bytes:
 
 
 def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """(H, W) uint8 -> (height, width) uint8: nearest, so that no label appears that was not there."""
+    """(H, W) uint8 -> (height, width) uint8: nearest, so that no new label appears."""
     return np.array(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
 
 
 @contextmanager
 def _opened(data: bytes, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Iterator[Image.Image]:
-    """The picture with its header read and nothing else; whatever a decoder raises inside becomes a RejectedImage."""
+    """The picture with its header read and nothing else; any exception raised inside becomes a RejectedImage."""
     stream = BytesIO(data)  # outside: anything but bytes is the caller's mistake and raises TypeError
     with _rejecting():
         yield _header(stream, formats, min_side, max_pixels)
@@ -238,11 +239,11 @@ def _opened(data: bytes, formats: tuple[str, ...], min_side: int, max_pixels: in
 
 @contextmanager
 def _rejecting() -> Iterator[None]:
-    """Whatever a decoder raises inside becomes a RejectedImage.
+    """Any exception that a decoder raises inside becomes a RejectedImage.
 
-    Hostile bytes reach struct, zlib, memory and more, so every Exception counts. What Pillow merely warns of is no
-    reason to reject, not even under `-W error`. The filter is set anew each time, as a caller may have changed them,
-    and stays: images are decoded in threads, and filters that one thread restores would be another's.
+    Hostile bytes reach struct, zlib, memory and more, so every Exception counts. A warning of Pillow is no reason to
+    reject, not even under `-W error`. The filter is set each time, because a caller may have changed the filters, and
+    it stays set: images are decoded in threads, and a thread that restored the filters would do so for all.
     """
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
@@ -306,36 +307,36 @@ def _eight_bits(image: Image.Image) -> np.ndarray:
 
 def _elements(data: memoryview, order: str) -> Iterator[tuple[int, memoryview]]:
     """The data elements that follow each other in a MATLAB file or matrix: type and content."""
-    place = 0
-    while place < len(data):
-        kind, size = struct.unpack_from(f"{order}II", data, place)
-        if kind >> 16:  # the small format: size, type and up to 4 bytes of content in 8
-            kind, size, start, place = kind & 0xFFFF, kind >> 16, place + 4, place + 8
+    offset = 0
+    while offset < len(data):
+        data_type, size = struct.unpack_from(f"{order}II", data, offset)
+        if data_type >> 16:  # the small format: size, type and up to 4 bytes of content in 8
+            data_type, size, start, offset = data_type & 0xFFFF, data_type >> 16, offset + 4, offset + 8
         else:
-            start = place + 8
-            place = start + size + (0 if kind == _COMPRESSED else -size % 8)
+            start = offset + 8
+            offset = start + size + (0 if data_type == _COMPRESSED else -size % 8)
         if start + size > len(data):
             raise RejectedImage("truncated: a MATLAB file ends within an element")
-        yield kind, data[start : start + size]
+        yield data_type, data[start : start + size]
 
 
 def _segmentation(parts: list[tuple[int, memoryview]], order: str) -> np.ndarray:
-    """What follows the name of a struct of 1x1 -> its field Segmentation, (H, W) uint8."""
+    """The elements behind the name of a struct of 1x1 -> its field Segmentation, (H, W) uint8."""
     (_, length), (_, names), *values = parts
     (step,) = struct.unpack_from(f"{order}i", length)
     fields = [bytes(names[at : at + step]).partition(b"\0")[0] for at in range(0, len(names), step)]
     if b"Segmentation" not in fields:
         raise RejectedImage("unsupported: a MATLAB file without GTcls.Segmentation")
     _, matrix = values[fields.index(b"Segmentation")]
-    (_, flags), (_, sizes), _, (kind, numbers), *imaginary = _elements(matrix, order)
+    (_, flags), (_, sizes), _, (data_type, numbers), *imaginary = _elements(matrix, order)
     shape = np.frombuffer(sizes, f"{order}i4")
-    if not 6 <= flags[0 if order == "<" else 3] <= 15 or kind not in _NUMBERS or imaginary:
+    if not 6 <= flags[0 if order == "<" else 3] <= 15 or data_type not in _NUMBERS or imaginary:
         raise RejectedImage("unsupported: GTcls.Segmentation is no matrix of plain numbers")
     if len(shape) != 2 or shape.min() < 1:
         raise RejectedImage(f"unsupported: GTcls.Segmentation has the shape {shape.tolist()}")
-    found = np.frombuffer(numbers, f"{order}{_NUMBERS[kind]}").reshape(tuple(shape), order="F")
+    matrix_values = np.frombuffer(numbers, f"{order}{_NUMBERS[data_type]}").reshape(tuple(shape), order="F")
     with np.errstate(invalid="ignore"):
-        labels = np.ascontiguousarray(found, np.uint8)
-    if (labels != found).any():
+        labels = np.ascontiguousarray(matrix_values, np.uint8)
+    if (labels != matrix_values).any():
         raise RejectedImage("unsupported: GTcls.Segmentation holds values other than 0..255")
     return labels

@@ -1,6 +1,6 @@
-"""URIs of single files: paths of this machine, or s3://, gs:// and what else pyarrow's file systems open.
+"""URIs of single files: paths of this machine, or or URIs of s3://, gs:// and the other file systems of pyarrow.
 
-Everything that a data set names is read through here, so a table of s3:// images needs no module of its own.
+Everything that a data set names is read through here, so a table of s3:// images needs no further code.
 """
 
 import functools
@@ -13,13 +13,13 @@ from urllib.parse import unquote, urlsplit
 import pyarrow.fs as pafs
 
 MAX_BYTES = 2**28
-"""Largest file that is read whole, 256 MiB: a picture above it is no training image."""
+"""Largest file that is read, 256 MiB: a larger picture is no training image."""
 
-_AT_ONCE = 32
+_PARALLEL = 32
 
 
 class Stamp(NamedTuple):
-    """Size in bytes and time of the last change in nanoseconds: what tells a changed file from an unchanged one."""
+    """Size in bytes and time of the last change in nanoseconds: they tell a changed file from an unchanged one."""
 
     size: int
     changed: int
@@ -42,7 +42,7 @@ def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
         with local.open("rb") as file:
             data = file.read(most + 1)
     else:
-        system, path = _place(uri)
+        system, path = _locate(uri)
         with system.open_input_stream(path, compression=None) as stream:
             data = stream.read(most + 1)
     if len(data) > most:
@@ -51,18 +51,18 @@ def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """The stamp of each file, None for one that is not there or whose file system does not answer.
+    """The stamp of each file, None for a file that does not exist or whose file system does not answer.
 
     Remote file systems are asked for many at a time: each question waits for the network.
     """
     locals_ = [_local(uri) for uri in uris]
     out = [_local_stamp(path) if path else None for path in locals_]
-    remote = [place for place, path in enumerate(locals_) if path is None]
+    remote = [position for position, path in enumerate(locals_) if path is None]
     if remote:
-        with ThreadPoolExecutor(_AT_ONCE) as pool:
-            found = pool.map(_remote_stamp, (uris[place] for place in remote))
-            for place, stamp in zip(remote, found, strict=True):
-                out[place] = stamp
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            remote_stamps = pool.map(_remote_stamp, (uris[position] for position in remote))
+            for position, stamp in zip(remote, remote_stamps, strict=True):
+                out[position] = stamp
     return out
 
 
@@ -83,14 +83,15 @@ def _local_stamp(path: Path) -> Stamp | None:
 
 def _remote_stamp(uri: str) -> Stamp | None:
     try:
-        system, path = _place(uri)
+        system, path = _locate(uri)
         info = system.get_file_info(path)
     except (OSError, ValueError):  # access refused, or no such URI: reading it will say which
         return None
     return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
-def _place(uri: str) -> tuple[pafs.FileSystem, str]:
+def _locate(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a URI, and the path in it."""
     parts = urlsplit(uri, allow_fragments=False)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _system(f"{parts.scheme}://{parts.netloc}{query}")

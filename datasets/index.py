@@ -57,7 +57,7 @@ class Listing(NamedTuple):
 
 
 def merge(first: Listing, *others: Listing) -> Listing:
-    """Listings of several sources, one behind the other, with all their notes.
+    """Listings of several sources, one after the other, with all their notes.
 
     Raises:
         UserError: they name different classes, or an image twice.

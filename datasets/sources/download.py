@@ -1,7 +1,7 @@
-"""PASCAL VOC 2012 and SBD from their homes -> unpacked folders, as `voc.list_voc` takes them.
+"""Downloads PASCAL VOC 2012 and SBD -> unpacked folders, as `voc.list_voc` takes them.
 
-A transfer that was cut goes on where it ended, an archive is unpacked only with the right checksum, and a folder that
-is there is whole. Downloads by torchvision or pooch would begin anew, hence requests and a Range header.
+An interrupted transfer continues where it ended, an archive is unpacked only with the right checksum, and a folder that
+exists is complete. Downloads by torchvision or pooch would begin again, hence requests and a Range header.
 """
 
 import hashlib
@@ -17,20 +17,20 @@ import requests
 from mcis.datasets.errors import UserError
 
 TIMEOUT = 60.0
-"""Seconds without a byte after which a transfer counts as cut."""
+"""Seconds without a byte after which a transfer counts as interrupted."""
 
-_PIECE = 2**18
+_CHUNK = 2**18
 
 Progress = Callable[[str, int, int], object]
-"""Is told an archive's name, the bytes that are there, and those of the whole, 0 where the server does not say."""
+"""Called with an archive's name, the bytes so far, and those of the complete archive (0: the server does not say)."""
 
 
 class Archive(NamedTuple):
-    """A tar archive: where it is from, its MD5, and the folder in it that is wanted."""
+    """A tar archive: its address, its MD5 sum, and the path of the folder in it that is wanted."""
 
     url: str
     md5: str
-    holds: str
+    folder: str
 
     @property
     def name(self) -> str:
@@ -67,7 +67,7 @@ def fetch_voc(
     on_progress: Progress | None = None,
     timeout: float = TIMEOUT,
 ) -> Fetched:
-    """Both data sets in a folder; what is there already is not fetched again.
+    """Fetches both data sets into a folder, as far as they are not there yet.
 
     Raises:
         UserError: as `fetch` does.
@@ -76,77 +76,77 @@ def fetch_voc(
 
 
 def fetch(archive: Archive, folder: Path, *, on_progress: Progress | None = None, timeout: float = TIMEOUT) -> Path:
-    """The unpacked folder of an archive. An archive that lies in the folder is taken instead of a transfer.
+    """Fetches and unpacks an archive; returns the unpacked folder. An archive that lies in `folder` is not transferred.
 
     Raises:
-        UserError: the server cannot be reached, refuses or cuts the transfer; the checksum is wrong, and the archive
-            has been deleted; it is no tar archive, leads out of the folder, or lacks what is wanted.
+        UserError: the server cannot be reached, refuses or interrupts the transfer; the checksum is wrong, and the
+            archive has been deleted; it is no tar archive, leads out of the folder, or lacks the wanted folder.
     """
-    target, whole = folder / archive.holds, folder / archive.name
+    target, file = folder / archive.folder, folder / archive.name
     if target.is_dir():
         return target
     folder.mkdir(parents=True, exist_ok=True)
-    if not whole.is_file():
+    if not file.is_file():
         part = folder / f"{archive.name}.part"
         try:
             _transfer(archive, part, on_progress, timeout)
         except OSError as error:  # requests' errors are OSErrors, as is a full disk
             raise UserError(
                 f"{archive.url} did not arrive: {error}",
-                "the whole archive",
-                f"repeat the command, which goes on where this one ended, or put the archive at {whole}",
+                "the complete archive",
+                f"repeat the command, which continues where this one ended, or put the archive at {file}",
             ) from None
-        part.rename(whole)
-    _check(archive, whole)
-    _unpack(archive, whole, target)
-    whole.unlink()
+        part.rename(file)
+    _check(archive, file)
+    _unpack(archive, file, target)
+    file.unlink()
     return target
 
 
 def _transfer(archive: Archive, part: Path, on_progress: Progress | None, timeout: float) -> None:
     done = part.stat().st_size if part.is_file() else 0
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
-    with requests.get(archive.url, headers=headers, stream=True, timeout=timeout) as answer:
-        if done and answer.status_code == requests.codes.requested_range_not_satisfiable:
-            return  # everything has come already; if too much has, the checksum tells
-        answer.raise_for_status()
-        if answer.status_code != requests.codes.partial_content:
-            done = 0  # the server knows no ranges and begins anew
-        total = done + int(answer.headers.get("Content-Length", -done))
-        with part.open("ab" if done else "wb") as file:
-            for piece in answer.iter_content(_PIECE):
-                file.write(piece)
-                done += len(piece)
+    with requests.get(archive.url, headers=headers, stream=True, timeout=timeout) as response:
+        if done and response.status_code == requests.codes.requested_range_not_satisfiable:
+            return  # every byte has arrived; the checksum tells if there are too many
+        response.raise_for_status()
+        if response.status_code != requests.codes.partial_content:
+            done = 0  # the server does not support ranges and sends the archive from its start
+        total = done + int(response.headers.get("Content-Length", -done))
+        with part.open("ab" if done else "wb") as output:
+            for chunk in response.iter_content(_CHUNK):
+                output.write(chunk)
+                done += len(chunk)
                 if on_progress:
                     on_progress(archive.name, done, total)
 
 
-def _check(archive: Archive, whole: Path) -> None:
-    with whole.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if found != archive.md5:
-        whole.unlink()
+def _check(archive: Archive, file: Path) -> None:
+    with file.open("rb") as content:
+        md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if md5 != archive.md5:
+        file.unlink()
         raise UserError(
-            f"{whole.name} has the MD5 sum {found}",
-            f"{archive.md5}, as {archive.url} had",
-            "repeat the command: the file has been deleted and is fetched anew",
+            f"{file.name} has the MD5 sum {md5}",
+            f"{archive.md5}, the sum of {archive.url}",
+            "repeat the command: the file has been deleted and is fetched again",
         )
 
 
-def _unpack(archive: Archive, whole: Path, target: Path) -> None:
-    """Unpacks aside, then renames; refused is all that tarfile's filter `data` refuses, such as paths out of it."""
-    aside = whole.with_name(f"{whole.name}.unpacked")
+def _unpack(archive: Archive, file: Path, target: Path) -> None:
+    """Unpacks aside, then renames. tarfile's filter `data` refuses paths that lead out of the folder."""
+    aside = file.with_name(f"{file.name}.unpacked")
     shutil.rmtree(aside, ignore_errors=True)
     try:
-        with tarfile.open(whole) as tar:
+        with tarfile.open(file) as tar:
             tar.extractall(aside, filter="data")
         target.parent.mkdir(parents=True, exist_ok=True)
-        (aside / archive.holds).rename(target)
+        (aside / archive.folder).rename(target)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:
         raise UserError(
-            f"{whole} cannot be unpacked: {error}",
-            f"an archive with a folder {archive.holds}",
-            f"free some space, and if there is enough, delete or replace {whole}",
+            f"{file} cannot be unpacked: {error}",
+            f"an archive with a folder {archive.folder}",
+            f"free some space, and if there is enough, delete or replace {file}",
         ) from None
     finally:
         shutil.rmtree(aside, ignore_errors=True)

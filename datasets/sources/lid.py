@@ -4,6 +4,8 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from mcis.datasets.classes import read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
@@ -71,8 +73,15 @@ def list_lid(
         if path is not None
     ]
     _check_once(splits)
+    notes = [note for split in splits for note in split.masks.notes]
+    if not masks:
+        notes = ["no folder of ground-truth masks: nothing is scored"]
+    return Listing(_rows(root, splits), names, tuple(notes))
+
+
+def _rows(root: Path, splits: list[_Split]) -> pa.Table:
     images = [image for split in splits for image in split.images]
-    rows = listing_table(
+    return listing_table(
         image_id=[f"lid/{image}" for image in images],
         uri=[f"{root}/{image}" for image in images],
         domain="target",
@@ -80,8 +89,6 @@ def list_lid(
         tags=[tags for split in splits for tags in split.tags],
         mask_uri=[uri for split in splits for uri in split.masks.uris],
     )
-    notes = [note for split in splits for note in split.masks.notes]
-    return Listing(rows, names, tuple(notes if masks else ["no folder of ground-truth masks: nothing is scored"]))
 
 
 def _read_split(split: str, path: Path, files: Files, truth: Maps, classes: int, first_index: int) -> _Split:

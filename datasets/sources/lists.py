@@ -42,15 +42,15 @@ def class_indices(where: str, image: str, texts: Sequence[str], classes: int, re
     Raises:
         UserError: there is no such class.
     """
-    known = {str(index + first): index for index in range(classes)}
-    unknown = [text for text in texts if text not in known]
+    by_text = {str(index + first): index for index in range(classes)}
+    unknown = [text for text in texts if text not in by_text]
     if unknown:
         raise UserError(
             f"{where}: class index {shown(unknown)} of image {image}",
             f"indices {first}..{classes - 1 + first} of the {classes} classes",
             remedy,
         )
-    return sorted({known[text] for text in texts})
+    return sorted({by_text[text] for text in texts})
 
 
 def source_folder(path: Path, expected: str, remedy: str) -> Path:
@@ -104,34 +104,34 @@ def scan(folder: Path, root: Path) -> Folder:
     Raises:
         UserError: the folder cannot be read.
     """
-    found = Folder([], [], collections.Counter())
+    content = Folder([], [], collections.Counter())
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if not is_text(entry.name):
-                    found.left["name(s) that are no UTF-8"] += 1
+                    content.left["name(s) that are no UTF-8"] += 1
                 elif entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(root):
-                    found.left[f"link(s) that lead out of {root}"] += 1
+                    content.left[f"link(s) that lead out of {root}"] += 1
                 elif entry.is_file():
-                    found.files.append(entry.name)
+                    content.files.append(entry.name)
                 elif entry.is_dir():
-                    found.folders.append(entry.name)
+                    content.folders.append(entry.name)
                 else:
-                    found.left["pipe(s) or broken link(s)"] += 1
+                    content.left["pipe(s) or broken link(s)"] += 1
     except OSError as error:
         raise UserError(
             f"folder {folder} cannot be read: {error.strerror}", "a folder of images", "correct its permissions"
         ) from None
-    found.files.sort()
-    found.folders.sort()
-    return found
+    content.files.sort()
+    content.folders.sort()
+    return content
 
 
 class Files:
     """The relative paths of the files below a folder: `path in files`.
 
-    Each sub-folder is read once, when first asked for, so that a third of a million files are not looked at one by
-    one. What `scan` leaves out is not among them.
+    Each sub-folder is read once, when first asked for, because a third of a million files take long to look at one
+    after the other. What `scan` leaves out is not among them.
     """
 
     def __init__(self, root: Path):
@@ -141,9 +141,9 @@ class Files:
     def __contains__(self, path: str) -> bool:
         folder, _, name = path.rpartition("/")
         if folder not in self._names:
-            place = Path(os.path.realpath(self.root / folder))
-            known = place.is_relative_to(self.root) and os.path.isdir(place)
-            self._names[folder] = frozenset(scan(place, self.root).files if known else ())
+            path_of_folder = Path(os.path.realpath(self.root / folder))
+            is_inside = path_of_folder.is_relative_to(self.root) and os.path.isdir(path_of_folder)
+            self._names[folder] = frozenset(scan(path_of_folder, self.root).files if is_inside else ())
         return name in self._names[folder]
 
 
@@ -151,8 +151,8 @@ class Maps:
     """PNGs that go with the images, below a folder of their own: `<relative path of the image without suffix>.png`.
 
     Args:
-        folder: None = there are none.
-        what: they are, for messages.
+        folder: None = no image has a map.
+        what: name of such a map, for messages.
 
     Raises:
         UserError: the folder is missing.
@@ -169,11 +169,11 @@ class Maps:
         name = f"{stem}.png"
         return f"{self.root}/{name}" if self.files is not None and name in self.files else None
 
-    def notes(self, found: Sequence[str | None], images: str) -> Iterator[str]:
-        """How many of some images are without a map, where that is some and a folder was named."""
-        absent = found.count(None)
+    def notes(self, uris: Sequence[str | None], images: str) -> Iterator[str]:
+        """A note of how many images lack a map, where some do and a folder was named."""
+        absent = uris.count(None)
         if self.root and absent:
-            yield f"no {self.what} for {absent} of {len(found)} {images}"
+            yield f"no {self.what} for {absent} of {len(uris)} {images}"
 
 
 class SplitMasks(NamedTuple):
@@ -211,10 +211,10 @@ def without_images(what: str, names: Sequence[str], present: Collection[int]) ->
     return [f"{what}: none of class {shown(absent, len(absent))}"] if absent else []
 
 
-def nearest(names: Iterable[str], known: Sequence[str]) -> str:
-    """A hint what misspelt names may mean, `did you mean cat? `, or nothing."""
-    near = {match: None for name in names for match in difflib.get_close_matches(name, known, 1)}
-    return f"did you mean {shown(list(near))}? " if near else ""
+def nearest(names: Iterable[str], choices: Sequence[str]) -> str:
+    """A hint at what misspelled names may mean, `did you mean cat? `, or an empty text."""
+    matches = {match: None for name in names for match in difflib.get_close_matches(name, choices, 1)}
+    return f"did you mean {shown(list(matches))}? " if matches else ""
 
 
 def listing_table(

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import (
@@ -130,18 +132,7 @@ def list_single_label(
     root = source_folder(root, "a folder of single-label images", "name it by `root`")
     table = _read_class_file(classes, names) if classes else None
     folders = _read_folders(root, names, table, layout)
-    notes = folders.notes
-    if subset:
-        images = _listed(subset, folders)
-        total = sum(map(len, folders.images.values()))
-        notes.append(f"{folders.what}: {len(images)} of {total} are on the list {subset}")
-    else:
-        images = [image for of_folder in folders.images.values() for image in of_folder]
-        if folders.others:
-            notes.append(
-                f"{folders.what}: left out {len(folders.others)} folder(s) that stand for no class: "
-                f"{shown(folders.others)}"
-            )
+    images, notes = _choose(folders, subset)
     if classes and (absent := [folder for folder in folders.class_of if folder not in folders.images]):
         notes.append(f"{classes} names {len(absent)} folder(s) that are not in {folders.base}: {shown(absent)}")
     if not images:
@@ -154,7 +145,12 @@ def list_single_label(
     notes += without_images(folders.what, names, {folders.class_of[image.folder] for image in images})
     maps = Maps(saliency, "saliency map")
     saliency_uris = [maps.of(image.stem) for image in images]
-    rows = listing_table(
+    rows = _rows(folders, images, saliency_uris)
+    return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
+
+
+def _rows(folders: _ClassFolders, images: list[_Image], saliency_uris: list[str | None]) -> pa.Table:
+    return listing_table(
         image_id=[f"single/{image.stem}" for image in images],
         uri=[f"{folders.base}/{image.folder}/{image.name}" for image in images],
         domain="source",
@@ -162,7 +158,23 @@ def list_single_label(
         tags=[[folders.class_of[image.folder]] for image in images],
         saliency_uri=saliency_uris,
     )
-    return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
+
+
+def _choose(folders: _ClassFolders, subset: Path | None) -> tuple[list[_Image], list[str]]:
+    """The images of a list, or of all class folders, and notes of what was left out."""
+    notes = list(folders.notes)
+    if subset:
+        images = _listed(subset, folders)
+        total = sum(map(len, folders.images.values()))
+        notes.append(f"{folders.what}: {len(images)} of {total} are on the list {subset}")
+    else:
+        images = [image for of_folder in folders.images.values() for image in of_folder]
+        if folders.others:
+            notes.append(
+                f"{folders.what}: left out {len(folders.others)} folder(s) that stand for no class: "
+                f"{shown(folders.others)}"
+            )
+    return images, notes
 
 
 def _read_folders(

@@ -1,6 +1,6 @@
-"""Bring your own: a CSV, JSONL or Parquet table of images and tags -> listing.
+"""A user's table of images and tags, CSV, JSONL or Parquet -> listing.
 
-Columns, each under a name of the caller's choice:
+Columns, whose names the caller may choose:
 
 - image: path of this machine, absolute or relative to the table's folder, or a URI (`s3://bucket/key`, `gs://...`).
 - tags: a list of strings, or one string with `;`, `,` or `|` between the tags. Spaces around a tag are dropped, those
@@ -10,7 +10,7 @@ Columns, each under a name of the caller's choice:
 - split (optional): train, val or test; without the column every image is in train.
 - id (optional): unique names; without it the image's path as written is its name.
 
-S3 credentials come from the environment or ~/.aws, as AWS' own programs find them. Another server than Amazon's is
+S3 credentials come from the environment or ~/.aws, as the AWS command line finds them. Another server than Amazon's is
 named in the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or by the environment variable
 AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the table's own query.
 """

@@ -1,6 +1,6 @@
 """PASCAL VOC 2012 devkit, with SBD's augmentation -> listing: images, their tags, the paths of masks and saliency maps.
 
-What the whole data set comes to: train_aug 10,582 images, val 1,449, test 1,456. Masks are the PNGs of a folder
+The complete data set has train_aug 10,582 images, val 1,449, test 1,456. Masks are the PNGs of a folder
 SegmentationClassAug, or the devkit's own PNGs together with the MATLAB files of the Semantic Boundaries Dataset (SBD;
 Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 """
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+import pyarrow as pa
+
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
@@ -18,10 +20,10 @@ from mcis.datasets.masks import read_tags
 from mcis.datasets.sources.lists import class_indices, listing_table, read_lines
 
 MASKS = "SegmentationClassAug"
-"""The folder of masks whose absence the devkit's own masks and SBD's make up for."""
+"""The default folder of masks; what it lacks is looked for among the devkit's masks and those of SBD."""
 
 SBD_HOME = "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours"
-"""Where SBD is from, as benchmark.tgz."""
+"""The address of SBD's benchmark.tgz, without the name."""
 
 _MAX_XML = 2**20
 """Largest annotation that is parsed, bytes; VOC's have a few thousand."""
@@ -142,8 +144,15 @@ def list_voc(
     labels = [_label(devkit, listed, truth, tags_from) for listed in lists]
     _check_once(lists)
     _check_classes(devkit.classes, lists[0], labels[0])
+    notes = [] if truth.folders else [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
+    for listed, of_list in zip(lists, labels, strict=True):
+        notes += [*listed.notes, *of_list.notes]
+    return Listing(_rows(devkit, lists, labels, saliency), devkit.classes, tuple(notes))
+
+
+def _rows(devkit: _Devkit, lists: Sequence[_List], labels: Sequence[_Labels], saliency: str) -> pa.Table:
     ids = [image_id for listed in lists for image_id in listed.ids]
-    table = listing_table(
+    return listing_table(
         image_id=ids,
         uri=[str(devkit.images / f"{image_id}.jpg") for image_id in ids],
         domain="target",
@@ -152,10 +161,6 @@ def list_voc(
         mask_uri=[mask for of_list in labels for mask in of_list.masks],
         saliency_uri=_saliency(devkit.root / saliency, lists),
     )
-    notes = [] if truth.folders else [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
-    for listed, of_list in zip(lists, labels, strict=True):
-        notes += [*listed.notes, *of_list.notes]
-    return Listing(table, devkit.classes, tuple(notes))
 
 
 def _open_devkit(root: Path, classes: Path | None) -> _Devkit:
@@ -168,7 +173,7 @@ def _open_devkit(root: Path, classes: Path | None) -> _Devkit:
 
 
 def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> _List:
-    """The list of a split, made anew where it is an absent train_aug.txt; all of its images exist."""
+    """The list of a split; an absent train_aug.txt is made of other lists. All of its images exist."""
     path, notes = devkit.lists / f"{name}.txt", []
     if split == "train" and name == "train_aug" and not path.is_file():
         ids = _train_aug(devkit.lists, val_list, sbd)
@@ -248,7 +253,7 @@ def _folder(path: Path, what: str, remedy: str) -> Path:
     """The folder itself.
 
     Raises:
-        UserError: it is not there.
+        UserError: it does not exist.
     """
     if not path.is_dir():
         raise UserError(f"no folder {path}", what, remedy)
@@ -322,11 +327,11 @@ def _sbd_folder(sbd: Path) -> Path:
 
 
 def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
-    """10,582 ids, ascending: those of SBD and of VOC's train without those of VOC's val, nor of the val list in use."""
+    """10,582 ids, ascending: those of SBD and of VOC's train, except those of VOC's val and of the val list in use."""
     if sbd is None:
         raise UserError(
             f"no list {lists / 'train_aug.txt'}",
-            "the list of VOC 2012 and SBD images, which is no part of the devkit",
+            "the list of VOC 2012 and SBD images, which the devkit does not have",
             f"point `sbd` at the unpacked {SBD_HOME}/benchmark.tgz, which the list is made from, or name another list, "
             "such as train, by `train_list`",
         )
@@ -401,7 +406,7 @@ TAGS: dict[str, _TagReader] = {"auto": _tags_auto, "lists": _tags_listed, "xml":
 
 
 class _Annotation(ElementTree.TreeBuilder):
-    """Refuses a document type, the one place where XML declares entities: a few bytes of them unfold to gigabytes."""
+    """Refuses a document type, the only part of XML that declares entities: a few bytes of them expand to gigabytes."""
 
     def doctype(self, name: str, public: str | None, system: str | None) -> None:
         raise ValueError("it has a document type, which annotations have not")

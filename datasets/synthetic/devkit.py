@@ -1,6 +1,6 @@
 """The embedded data set: seed -> a small VOC devkit of drawn scenes, with tags, masks for scoring and saliency maps.
 
-What is in the pictures, and why, is said in `scenes`.
+`scenes` describes what the pictures show, and why.
 """
 
 import json
@@ -15,10 +15,10 @@ from PIL import Image
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic.scenes import MIN_SIZE, SPLITS, Scene, draw_scene
-from mcis.datasets.synthetic.silhouettes import KINDS
+from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 
 _VERSION = 1
-"""Raised when the same arguments come to draw other pictures, so that an old folder is not taken for a new one."""
+"""Raised when the same arguments begin to draw other pictures, so that an old folder does not pass as a new one."""
 
 
 def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classes: int = 8, seed: int = 0) -> None:
@@ -26,15 +26,15 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
 
         JPEGImages/<id>.jpg             RGB; the long side has `size` pixels, the short one as many or 3/4 of that
         SegmentationClassAug/<id>.png   palette PNG: 0 background, k + 1 for class index k, 255 on a thin border
-        SaliencyMaps/<id>.png           gray, of train_aug only: soft, knows no classes, errs
-        ImageSets/Segmentation/{train_aug,val}.txt       <id> a line
-        ImageSets/Segmentation/{train_aug,val}_cls.txt   <id> <class index> ... a line
-        classes.txt                     a name a line
+        SaliencyMaps/<id>.png           gray, of train_aug only: soft, class-agnostic, with errors
+        ImageSets/Segmentation/{train_aug,val}.txt       <id> per line
+        ImageSets/Segmentation/{train_aug,val}_cls.txt   <id> <class index> ... per line
+        classes.txt                     a name per line
         drawn.json                      the arguments
 
     Each image follows from (seed, split, its number in the split, size, classes), so a longer list begins with the
     shorter. A split of at least `classes` images holds every class. The folder appears complete or not at all; one that
-    was drawn with the same arguments is left as it is.
+    was drawn with the same arguments stays as it is.
 
     Raises:
         UserError: an argument out of range, or `root` holds something else.
@@ -51,7 +51,7 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
         for split, number in zip(SPLITS, (train, val), strict=True):
             scenes = (draw_scene(seed, split, index, size=size, classes=classes) for index in range(number))
             _write_split(folder, split, scenes)
-        (folder / "classes.txt").write_text("".join(f"{kind.name}\n" for kind in KINDS[:classes]))
+        (folder / "classes.txt").write_text("".join(f"{drawn.name}\n" for drawn in DRAWN_CLASSES[:classes]))
         (folder / "drawn.json").write_text(json.dumps(arguments) + "\n")
         try:
             rename(folder, root)
@@ -65,7 +65,7 @@ def _check(arguments: dict[str, int]) -> None:
         "train": (1, inf),
         "val": (1, inf),
         "size": (MIN_SIZE, inf),
-        "classes": (2, len(KINDS)),
+        "classes": (2, len(DRAWN_CLASSES)),
         "seed": (0, inf),
     }
     for name, (low, high) in limits.items():
@@ -83,25 +83,28 @@ def _drawn_before(root: Path, arguments: dict[str, int]) -> bool:
     except (OSError, ValueError):
         before = "something else"
     if before != arguments:
-        found = f"{root} already holds {before}"
-        raise UserError(found, f"a new folder, or one drawn with {arguments}", f"remove {root} or name another folder")
+        raise UserError(
+            f"{root} already holds {before}",
+            f"a new folder, or one drawn with {arguments}",
+            f"remove {root} or name another folder",
+        )
     return True
 
 
 def _write_split(folder: Path, split: str, scenes: Iterable[Scene]) -> None:
-    kinds = ("JPEGImages", "SegmentationClassAug", "SaliencyMaps", "ImageSets/Segmentation")
-    images, masks, saliency, lists = (folder / kind for kind in kinds)
-    for kind in (images, masks, saliency, lists):
-        kind.mkdir(parents=True, exist_ok=True)
-    names, tagged = [], []
+    names = ("JPEGImages", "SegmentationClassAug", "SaliencyMaps", "ImageSets/Segmentation")
+    images, masks, saliency, lists = (folder / name for name in names)
+    for subfolder in (images, masks, saliency, lists):
+        subfolder.mkdir(parents=True, exist_ok=True)
+    ids, tagged = [], []
     for index, scene in enumerate(scenes):
-        name = f"{split.removesuffix('_aug')}_{index:06d}"
+        image_id = f"{split.removesuffix('_aug')}_{index:06d}"
         # Without chroma subsampling: at this size it would wash out the checkers.
-        Image.fromarray(scene.rgb).save(images / f"{name}.jpg", quality=92, subsampling=0)
-        (masks / f"{name}.png").write_bytes(encode_labels(scene.labels))
+        Image.fromarray(scene.rgb).save(images / f"{image_id}.jpg", quality=92, subsampling=0)
+        (masks / f"{image_id}.png").write_bytes(encode_labels(scene.labels))
         if split == "train_aug":
-            Image.fromarray(scene.saliency).save(saliency / f"{name}.png")
-        names.append(name)
-        tagged.append(" ".join([name, *map(str, scene.tags)]))
-    (lists / f"{split}.txt").write_text("\n".join(names) + "\n")
+            Image.fromarray(scene.saliency).save(saliency / f"{image_id}.png")
+        ids.append(image_id)
+        tagged.append(" ".join([image_id, *map(str, scene.tags)]))
+    (lists / f"{split}.txt").write_text("\n".join(ids) + "\n")
     (lists / f"{split}_cls.txt").write_text("\n".join(tagged) + "\n")

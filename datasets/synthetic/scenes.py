@@ -1,9 +1,9 @@
-"""The drawn world: seed and number -> a scene, that is a picture, its labels, a saliency map and tags; no files.
+"""Drawn scenes: seed and number -> a picture, its labels, a saliency map and tags; no files.
 
 Every class is a family of random silhouettes with a *head*, a strong color checker on a fifth of the object, and a
 *body* whose texture it nearly shares with one or two other classes. Tags alone teach a plain classifier the heads; the
-bodies have to be mined. Scenes hold several classes, some of which like each other's company, on noise of any hue, with
-clutter that has no name.
+bodies have to be mined. Scenes hold several classes, some of which often appear together, on noise of any hue, with
+clutter of no class.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,30 +16,30 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
-from mcis.datasets.synthetic.silhouettes import KINDS, Outline, capsule, ellipse
+from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES, Outline, capsule, ellipse
 
 SPLITS = ("train_aug", "val")
 
 MIN_SIZE = 48
 """Shortest long side at which a scene can be drawn, pixels."""
 _UNIT = 96
-"""Lengths below are in pixels of an image with this long side, and grow with it."""
+"""Lengths below are in pixels of an image with this long side, and scale with it."""
 _MIN_VISIBLE = 60
-_MIN_SHARE = 0.45
-"""What an object keeps in the mask, whatever covers it: so many pixels, and this share of those it began with."""
-_HEAD_SHARE = 0.2
+_MIN_FRACTION = 0.45
+"""What stays visible of an object that others cover: so many pixels, and this fraction of those it began with."""
+_HEAD_FRACTION = 0.2
 _SUPERSAMPLING = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One image and all that is known about it.
+    """One image and the truth about it.
 
     Attributes:
         rgb: (H, W, 3) uint8.
         labels: (H, W) uint8, 0 background, k + 1 for class index k, 255 on a border of one pixel.
-        saliency: (H, W) uint8, what a detector of salient objects would give.
-        tags: the class indices in `labels`, ascending; one at least.
+        saliency: (H, W) uint8, like the output of a detector of salient objects.
+        tags: the class indices in `labels`, ascending; at least one.
     """
 
     rgb: np.ndarray
@@ -55,23 +55,24 @@ def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: in
     height, width = [(size, size), (short, size), (size, short)][rng.integers(3)]
     canvas = _Canvas(rng, height, width, size / _UNIT)
     for _ in range(rng.integers(2, 5)):
-        canvas.place(_clutter, BACKGROUND, range(1))
-    company = _company(rng, index % classes, classes)
-    for position, k in enumerate(company):
-        make = partial(_object, k=k, classes=classes, largest=44 if len(company) == 1 else 36)
-        # The first class has to find a place, for an image has one tag at least; others may leave the scene.
-        canvas.place(make, k + 1, count() if position == 0 else range(10))
+        canvas.add(_clutter, BACKGROUND, range(1))
+    drawn = _drawn_classes(rng, index % classes, classes)
+    for position, k in enumerate(drawn):
+        make = partial(_object, k=k, classes=classes, largest=44 if len(drawn) == 1 else 36)
+        # The first class is tried until it fits, because an image has at least one tag; others may be left out.
+        canvas.add(make, k + 1, count() if position == 0 else range(10))
     if rng.random() < 0.3:
-        canvas.place(_clutter, BACKGROUND, range(3))  # in front of the objects
+        canvas.add(_clutter, BACKGROUND, range(3))  # in front of the objects
     labels = canvas.labels_with_border()
     tags = tuple(int(label) - 1 for label in np.unique(labels) if label not in (BACKGROUND, IGNORE))
     return Scene(rgb=canvas.rgb(), labels=labels, saliency=canvas.saliency(), tags=tags)
 
 
-def _company(rng: np.random.Generator, first: int, classes: int) -> list[int]:
-    """Class indices of the objects to draw: `first`, whom it keeps company with, now and then one of them twice.
+def _drawn_classes(rng: np.random.Generator, first: int, classes: int) -> list[int]:
+    """Class indices of the objects to draw: `first`, up to two others, and in one of five scenes one of them twice.
 
-    A class meets its neighbour (0 and 1, 2 and 3, ...) six times as often as another, and low indices are commoner.
+    A class appears with its partner (0 and 1, 2 and 3, ...) six times as often as with another; low indices are more
+    frequent.
     """
     weights = np.linspace(1.5, 0.5, classes)
     if first ^ 1 < classes:
@@ -79,10 +80,10 @@ def _company(rng: np.random.Generator, first: int, classes: int) -> list[int]:
     weights[first] = 0
     more = min(rng.choice(3, p=[0.56, 0.33, 0.11]), classes - 1)
     others = rng.choice(classes, more, replace=False, p=weights / weights.sum())
-    company = [first, *map(int, others)]
+    drawn = [first, *map(int, others)]
     if rng.random() < 0.2:
-        company.append(company[rng.integers(len(company))])
-    return company
+        drawn.append(drawn[rng.integers(len(drawn))])
+    return drawn
 
 
 # --- the canvas
@@ -93,10 +94,11 @@ class _Thing:
     """An outline with its pose on the image and its paint.
 
     Attributes:
-        outline: polygons in the thing's own coordinates.
-        frame: (2, 2), own coordinates -> pixels.
-        center: (2,), where own (0, 0) lies, pixels.
-        paint: own x, y of each pixel (H, W) and coverage (H, W) -> colors (H, W, 3) in about 0..1.
+        outline: polygons in coordinates of the thing.
+        frame: (2, 2), coordinates of the thing -> pixels.
+        center: (2,), position of the thing's (0, 0), pixels.
+        paint: x and y of each pixel (H, W), in coordinates of the thing, and coverage (H, W) -> colors (H, W, 3) in
+            about 0..1.
     """
 
     outline: Outline
@@ -106,18 +108,18 @@ class _Thing:
 
 
 class _Canvas:
-    """A picture in the making: colors, labels, and which thing each pixel shows."""
+    """A picture while it is drawn: colors, labels, and which thing each pixel shows."""
 
     def __init__(self, rng: np.random.Generator, height: int, width: int, unit: float):
         self.rng, self.height, self.width, self.unit = rng, height, width, unit
         self.colors = _background(rng, height, width)
         self.rows, self.columns = np.mgrid[:height, :width].astype(np.float32) + np.float32(0.5)
         self.labels = np.zeros((height, width), np.uint8)
-        self.things = np.zeros((height, width), np.int64)  # 0: the background, then 1, 2, ... in the order of placing
-        self.keeps = [0.0]  # of thing i: how many pixels it has to keep; none unless it is an object with a class
+        self.things = np.zeros((height, width), np.int64)  # 0: the background, then 1, 2, ... in the order of adding
+        self.keeps = [0.0]  # visible pixels that thing i has to keep; 0 unless it is an object with a class
 
-    def place(self, make: Callable[["_Canvas"], _Thing], label: int, tries: Iterable[int]) -> None:
-        """Paints a thing over what is there, unless every try hides too much of an object or shows too little of it."""
+    def add(self, make: Callable[["_Canvas"], _Thing], label: int, tries: Iterable[int]) -> None:
+        """Paints a thing over the picture, unless every try hides too much of an object or of the thing."""
         for _ in tries:
             thing = make(self)
             coverage = self._coverage(thing)
@@ -128,11 +130,11 @@ class _Canvas:
             if (visible >= [*self.keeps, least]).all():
                 self._blend(thing, coverage)
                 self.labels, self.things = labels, things
-                self.keeps.append(max(least, _MIN_SHARE * visible[-1]) if label != BACKGROUND else 0.0)
+                self.keeps.append(max(least, _MIN_FRACTION * visible[-1]) if label != BACKGROUND else 0.0)
                 return
 
     def _coverage(self, thing: _Thing) -> np.ndarray:
-        """The share of each pixel that the thing covers, (H, W) float32 in [0, 1]."""
+        """The fraction of each pixel that the thing covers, (H, W) float32 in [0, 1]."""
         stencil = Image.new("L", (self.width * _SUPERSAMPLING, self.height * _SUPERSAMPLING))
         pen = ImageDraw.Draw(stencil)
         for polygon in thing.outline:
@@ -159,17 +161,17 @@ class _Canvas:
         return np.where(_border(self.labels), IGNORE, self.labels).astype(np.uint8)
 
     def saliency(self) -> np.ndarray:
-        """(H, W) uint8: blurred and blotchy; one object in ten is missed, one piece of clutter in eight kept."""
+        """(H, W) uint8: blurred and blotchy; one object in ten is missing, one piece of clutter in eight is salient."""
         chance = np.where(np.array(self.keeps) > 0, 0.9, 0.12)
-        found = self.rng.random(len(chance)) < chance
-        found[0] = False
-        response = _blur(found[self.things].astype(np.float32), 1.8 * self.unit)
+        salient = self.rng.random(len(chance)) < chance
+        salient[0] = False
+        response = _blur(salient[self.things].astype(np.float32), 1.8 * self.unit)
         blotches = 0.22 * _noise(self.rng, self.height, self.width, (8, 14))
         return (((response - 0.3 + blotches * (response > 0.02)) / 0.4).clip(0, 1) * 255).round().astype(np.uint8)
 
 
 def _border(labels: np.ndarray) -> np.ndarray:
-    """Pixels (H, W) whose right or lower neighbour has another label: a line one pixel wide along every edge."""
+    """Pixels (H, W) whose right or lower neighbor has another label: a line one pixel wide along every edge."""
     border = np.zeros(labels.shape, bool)
     border[:, :-1] |= labels[:, :-1] != labels[:, 1:]
     border[:-1] |= labels[:-1] != labels[1:]
@@ -195,22 +197,22 @@ def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray
     """Two pale colors of any hue, mixed and shaded by noise, (H, W, 3)."""
     hue = rng.random()
     light, dark = rng.uniform(0.68, 0.9), rng.uniform(0.4, 0.6)
-    one = np.array(hsv_to_rgb(hue, rng.uniform(0.1, 0.35), light), np.float32)
-    other = np.array(hsv_to_rgb(hue + rng.uniform(-0.15, 0.15), rng.uniform(0.15, 0.4), dark), np.float32)
+    first = np.array(hsv_to_rgb(hue, rng.uniform(0.1, 0.35), light), np.float32)
+    second = np.array(hsv_to_rgb(hue + rng.uniform(-0.15, 0.15), rng.uniform(0.15, 0.4), dark), np.float32)
     mix = 1 / (1 + np.exp(-1.3 * _noise(rng, height, width, (3, 6, 12, 24))))
     shade = 1 + 0.04 * _noise(rng, height, width, (24, 48))
-    return (one + mix[..., None] * (other - one)) * shade[..., None]
+    return (first + mix[..., None] * (second - first)) * shade[..., None]
 
 
 def _frame(scale: float, angle: float, stretch: float = 1.0, mirror: bool = False) -> np.ndarray:
-    """(2, 2): own coordinates -> pixels; `stretch` widens and flattens, `angle` turns, radians."""
+    """(2, 2): coordinates of a thing -> pixels; `stretch` widens and flattens, `angle` turns, radians."""
     cos, sin = np.cos(angle), np.sin(angle)
     flip = -1 if mirror else 1
     return np.array([[cos, -sin], [sin, cos]]) @ np.diag([flip * scale * stretch, scale / stretch])
 
 
 def _clutter(canvas: _Canvas) -> _Thing:
-    """An ellipse, a stick or a pebble of neutral color, sometimes striped: nothing with a name."""
+    """An ellipse, a stick or a pebble of neutral color, sometimes striped, of no class."""
     rng = canvas.rng
     hue, saturation, value = rng.random(), rng.uniform(0.03, 0.18), rng.uniform(0.35, 0.85)
     color = np.array(hsv_to_rgb(hue, saturation, value), np.float32)
@@ -237,27 +239,27 @@ def _clutter(canvas: _Canvas) -> _Thing:
 
 def _object(canvas: _Canvas, *, k: int, classes: int, largest: float) -> _Thing:
     """One object of class index k, up to `largest` from its middle to its end, mostly within the image."""
-    rng, unit, kind = canvas.rng, canvas.unit, KINDS[k]
+    rng, unit, drawn = canvas.rng, canvas.unit, DRAWN_CLASSES[k]
     scale = unit * rng.uniform(15, largest)
-    tilt = np.radians(rng.uniform(-1, 1) * kind.tilt)
+    tilt = np.radians(rng.uniform(-1, 1) * drawn.tilt)
     frame = _frame(scale, tilt, rng.uniform(0.85, 1.18), mirror=rng.random() < 0.5)
     size = np.array([canvas.width, canvas.height])
     margin = np.minimum(0.75 * scale, size / 2)
     body = _body(rng, k, classes, scale / unit)
     cell = rng.uniform(3.8, 4.8) * unit
-    one, other = np.array(kind.colors, np.float32) / 255
+    first, second = np.array(drawn.colors, np.float32) / 255
 
     def paint(x: np.ndarray, y: np.ndarray, coverage: np.ndarray) -> np.ndarray:
-        field = kind.head(x, y)
-        threshold = np.quantile(field[coverage > 0.5], 1 - _HEAD_SHARE)
+        field = drawn.head(x, y)
+        threshold = np.quantile(field[coverage > 0.5], 1 - _HEAD_FRACTION)
         head = ((field - threshold) * scale + 0.5).clip(0, 1)[..., None]
         squares = np.sin(np.pi * x * scale / cell) * np.sin(np.pi * y * scale / cell)
-        checker = one + (0.5 + 2 * squares).clip(0, 1)[..., None] * (other - one)
+        checker = first + (0.5 + 2 * squares).clip(0, 1)[..., None] * (second - first)
         textured = body(x, y)
         return textured + head * (1.05 * checker - textured)
 
     center = margin + rng.random(2) * (size - 2 * margin)
-    return _Thing(outline=kind.outline(rng), frame=frame, center=center, paint=paint)
+    return _Thing(outline=drawn.outline(rng), frame=frame, center=center, paint=paint)
 
 
 def body_group(k: int, classes: int) -> int:
@@ -268,7 +270,7 @@ def body_group(k: int, classes: int) -> int:
 def _body(
     rng: np.random.Generator, k: int, classes: int, length: float
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A striped texture. Members of a group differ in hue by about as much as instances of one class do."""
+    """A striped texture. Members of a group differ in hue about as much as instances of a class do."""
     group = body_group(k, classes)
     member = k // min(3, classes // 2)
     hue = (0.075, 0.55, 0.30)[group] + 0.012 * (member - 1) + 0.01 * rng.standard_normal()

@@ -1,4 +1,4 @@
-"""The classes of the drawn world: random silhouettes, and where on them the head is and which colors it has."""
+"""The classes of the drawn world: random silhouettes, and for each the position of its head and its colors."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ Outline = list[np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class DrawnClass:
     """A class of the drawn world.
 
     Attributes:
-        name: what it is called.
+        name: of the class.
         outline: draws one silhouette.
-        head: own x, y -> a field; the fifth of the object where it is highest is the head.
-        colors: the two of the head's checker, RGB in 0..255.
+        head: x, y of the silhouette -> a field; the fifth of the object where it is highest is the head.
+        colors: the two colors of the head's checker, RGB in 0..255.
         tilt: how far an instance leans either way, degrees.
     """
 
@@ -135,27 +135,29 @@ def _snail(rng: np.random.Generator) -> Outline:
     ]
 
 
-KINDS = (
-    Kind(name="cactus", outline=_cactus, head=lambda x, y: y, colors=((232, 28, 140), (60, 8, 48)), tilt=12),
-    Kind(name="fish", outline=_fish, head=lambda x, y: x, colors=((255, 122, 0), (20, 26, 80)), tilt=30),
-    Kind(name="kite", outline=_kite, head=lambda x, y: -y, colors=((255, 222, 10), (24, 24, 24)), tilt=50),
-    Kind(
+DRAWN_CLASSES = (
+    DrawnClass(name="cactus", outline=_cactus, head=lambda x, y: y, colors=((232, 28, 140), (60, 8, 48)), tilt=12),
+    DrawnClass(name="fish", outline=_fish, head=lambda x, y: x, colors=((255, 122, 0), (20, 26, 80)), tilt=30),
+    DrawnClass(name="kite", outline=_kite, head=lambda x, y: -y, colors=((255, 222, 10), (24, 24, 24)), tilt=50),
+    DrawnClass(
         name="mug",
         outline=_mug,
         head=lambda x, y: -np.abs(y) - 4 * np.maximum(x - 0.55, 0),
         colors=((0, 214, 232), (12, 40, 84)),
         tilt=15,
     ),
-    Kind(name="mushroom", outline=_mushroom, head=lambda x, y: -y, colors=((226, 16, 28), (255, 250, 240)), tilt=15),
-    Kind(
+    DrawnClass(
+        name="mushroom", outline=_mushroom, head=lambda x, y: -y, colors=((226, 16, 28), (255, 250, 240)), tilt=15
+    ),
+    DrawnClass(
         name="owl",
         outline=_owl,
         head=lambda x, y: -np.hypot(x, y + 0.32),
         colors=((150, 240, 20), (10, 60, 30)),
         tilt=12,
     ),
-    Kind(name="rocket", outline=_rocket, head=lambda x, y: -y, colors=((134, 40, 235), (250, 244, 255)), tilt=60),
-    Kind(
+    DrawnClass(name="rocket", outline=_rocket, head=lambda x, y: -y, colors=((134, 40, 235), (250, 244, 255)), tilt=60),
+    DrawnClass(
         name="snail",
         outline=_snail,
         head=lambda x, y: -np.hypot(x + 0.15, y),

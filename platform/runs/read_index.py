@@ -1,4 +1,4 @@
-"""A finished index, read by whoever comes after it: its rows by split, its rejects, its classes."""
+"""A finished index, as later stages and commands read it: its rows by split, its rejects, its classes."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from mcis.platform.runs.workspace import SUMMARY, Workspace, read_table
 
 
 class OpenedIndex(NamedTuple):
-    """A finished index: its tables, K class names, and what a user should know of it."""
+    """A finished index: its tables, K class names, and notes for the user."""
 
     index: pa.Table
     rejects: pa.Table
@@ -27,7 +27,7 @@ class OpenedIndex(NamedTuple):
 
 
 def open_index(workspace: Workspace, name: str) -> OpenedIndex:
-    """The index of a run.
+    """Opens the index of a run.
 
     Raises:
         UserError: the run has none.
@@ -65,7 +65,7 @@ def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
 
 
 def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
-    """Share of each kind among an epoch's pairs, as the images' turns bring them; None without single-label images."""
+    """Fraction of each kind of pair in the first epoch, in the natural mix; None without single-label images."""
     rows = of_split(opened.index, "train")
     source = np.array(rows["domain"].to_pylist()) == "source"
     tags = Tags.of_index(rows["tags"], len(opened.classes))

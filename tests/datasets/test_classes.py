@@ -1,4 +1,4 @@
-"""Class names, palette and the file that names a user's own classes."""
+"""Class names, the palette, and files of class names."""
 
 from pathlib import Path
 
@@ -8,14 +8,14 @@ from mcis.datasets.classes import BACKGROUND, IGNORE, MAX_CLASSES, VOC_CLASSES, 
 from mcis.datasets.errors import UserError
 
 
-def test_voc_classes_are_pascals():
+def test_voc_classes_are_those_of_pascal():
     assert len(VOC_CLASSES) == len(set(VOC_CLASSES)) == 20
     assert [VOC_CLASSES[k] for k in (0, 5, 14, 19)] == ["aeroplane", "bus", "person", "tvmonitor"]
     assert list(VOC_CLASSES) == sorted(VOC_CLASSES)  # the devkit's order is the alphabet's
     assert (BACKGROUND, IGNORE) == (0, 255)
 
 
-def test_palette_is_pascals_color_map():
+def test_the_palette_is_the_color_map_of_pascal():
     colors = palette()
     assert colors.shape == (256, 3)
     assert colors.dtype == "uint8"
@@ -34,7 +34,7 @@ def test_read_classes_keeps_the_order_of_lines(tmp_path: Path, text: str):
     assert read_classes(path) == ("cat", "sea lion", "été")
 
 
-def test_read_classes_takes_as_many_as_labels_can_tell_apart(tmp_path: Path):
+def test_read_classes_takes_as_many_classes_as_there_are_labels(tmp_path: Path):
     path = tmp_path / "classes.txt"
     path.write_text("\n".join(f"class {k}" for k in range(254)))
     assert len(read_classes(path)) == MAX_CLASSES == 254

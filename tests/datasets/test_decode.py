@@ -1,4 +1,4 @@
-"""Bytes to arrays: what each kind of picture becomes, what is rejected and why; hostile bytes raise nothing else."""
+"""Bytes to arrays: the array of each kind of picture, rejections, reasons; hostile bytes raise nothing else."""
 
 import pickle
 import struct
@@ -126,7 +126,7 @@ def test_cmyk_is_ink_on_white(form: str, ink: tuple, color: tuple):
     assert np.abs(rgb.astype(int) - color).max() <= 2
 
 
-def test_sixteen_bit_grey_is_scaled_to_the_nearest():
+def test_sixteen_bit_gray_is_scaled_to_the_nearest():
     values = np.linspace(0, 65535, H * W).astype(np.uint16).reshape(H, W)
     expected = np.rint(values / 257).astype(np.uint8)
     for form in ("PNG", "TIFF"):
@@ -144,7 +144,7 @@ def test_sixteen_bit_color_is_scaled():
     assert np.abs(rgb - values / 257).max() <= 1
 
 
-def test_sixteen_bit_grey_keeps_its_transparent_value_white():
+def test_sixteen_bit_gray_keeps_its_transparent_value_white():
     values = np.tile(np.array([0, 1000], ">u2"), (H, W // 2))
     rows = b"".join(b"\0" + row.tobytes() for row in values)
     rgb = decode_rgb(png(W, H, 16, 0, rows, chunk(b"tRNS", struct.pack(">H", 0))))
@@ -158,7 +158,7 @@ def test_integers_and_floats_of_unknown_range_are_rejected():
     assert rejection(decode_rgb, encoded(wide.astype(np.float32), "TIFF")).kind == "unsupported"
 
 
-def test_grey_and_black_and_white():
+def test_gray_and_black_and_white():
     gray = RAMP[..., 0]
     np.testing.assert_array_equal(decode_rgb(encoded(gray)), np.repeat(gray[..., None], 3, -1))
     rgb = decode_rgb(encoded(Image.fromarray(gray > 50)))
@@ -210,7 +210,7 @@ def test_first_frame_of_an_animation():
     ],
     ids=without_bytes,
 )
-def test_what_is_no_usable_picture_is_named(data: bytes, kind: str):
+def test_unusable_pictures_are_rejected_with_a_reason(data: bytes, kind: str):
     rejected = rejection(decode_rgb, data)
     assert rejected.kind == kind
     assert str(rejected) == rejected.reason
@@ -226,7 +226,7 @@ def test_html_named_jpg_shows_how_it_starts():
     [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("GIF", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {})],
 )
 @pytest.mark.parametrize("share", [0.5, 0.9])
-def test_a_cut_file_is_rejected(form: str, options: dict, share: float):
+def test_a_truncated_file_is_rejected(form: str, options: dict, share: float):
     noise = np.random.default_rng(0).integers(0, 256, (H, W, 3), dtype=np.uint8)
     data = encoded(noise, form, **options)
     assert rejection(decode_rgb, data[: int(len(data) * share)]).kind == "truncated"
@@ -255,7 +255,7 @@ def test_limits_are_arguments_and_inclusive():
     "raised", [struct.error, SyntaxError, OverflowError, zlib.error, MemoryError, RecursionError, KeyError]
 )
 @pytest.mark.parametrize("decode", [decode_rgb, decode_labels, decode_saliency])
-def test_whatever_a_decoder_raises_becomes_a_rejection(monkeypatch: pytest.MonkeyPatch, raised: type, decode):
+def test_any_exception_of_a_decoder_becomes_a_rejection(monkeypatch: pytest.MonkeyPatch, raised: type, decode):
     def load(self: ImageFile.ImageFile) -> None:
         raise raised("deep inside")
 
@@ -276,7 +276,7 @@ def test_an_interrupt_is_no_rejection(monkeypatch: pytest.MonkeyPatch):
         decode_rgb(encoded(RAMP))
 
 
-def test_what_is_not_bytes_is_the_callers_mistake():
+def test_other_types_than_bytes_raise_a_type_error():
     with pytest.raises(TypeError):
         decode_rgb("picture.jpg")  # type: ignore[arg-type]
 
@@ -325,7 +325,7 @@ def test_a_rejection_travels_between_processes():
 # --- masks and saliency maps
 
 
-def test_labels_are_indices_whatever_their_colors():
+def test_labels_are_indices_with_any_colors():
     labels = np.random.default_rng(0).choice(np.array([0, 1, 7, 255], np.uint8), (30, 20))
     image = Image.fromarray(labels)
     image.putpalette([90] * 768)  # all colors alike: by way of RGB every label would be lost
@@ -372,7 +372,7 @@ def test_labels_survive_the_round_trip(labels: np.ndarray):
     np.testing.assert_array_equal(decode_labels(encode_labels(labels)), labels)
 
 
-def test_encoded_labels_show_pascals_colors_and_are_small():
+def test_encoded_labels_have_the_colors_of_pascal_and_are_small():
     labels = np.zeros((366, 500), np.uint8)
     rows, columns = np.indices(labels.shape)
     labels[np.hypot(rows - 180, columns - 200) < 120] = 15
@@ -388,12 +388,12 @@ def test_encoded_labels_show_pascals_colors_and_are_small():
 @pytest.mark.parametrize(
     "labels", [np.zeros((4, 4), np.int64), np.zeros((4, 4, 3), np.uint8), np.zeros((0, 4), np.uint8)]
 )
-def test_encode_labels_takes_nothing_that_would_wrap_around(labels: np.ndarray):
+def test_encode_labels_refuses_values_that_would_wrap_around(labels: np.ndarray):
     with pytest.raises(ValueError, match="expected uint8"):
         encode_labels(labels)
 
 
-def test_saliency_of_every_grey_kind():
+def test_saliency_of_every_kind_of_gray():
     gray = RAMP[..., 0]
     as_rgb = np.repeat(gray[..., None], 3, -1)
     wide = gray.astype(np.uint16) * 257
@@ -443,7 +443,7 @@ def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> by
 
 @pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i4", "f4", "f8", ">i2"])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_matlab_labels_are_scipys(kind: str, compressed: bool):
+def test_matlab_labels_equal_those_of_scipy(kind: str, compressed: bool):
     labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(kind)
     data = mat(labels, do_compression=compressed)
     found = decode_mat_labels(data)

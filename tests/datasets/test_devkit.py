@@ -1,4 +1,4 @@
-"""The embedded data set: a devkit's layout, one seed one set of bytes, complete or not there at all."""
+"""The embedded data set: a devkit's layout, the same bytes for the same seed, complete or absent."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene
-from mcis.datasets.synthetic.silhouettes import KINDS
+from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 
 TRAIN, VAL, SEED = 40, 12, 5
 
@@ -34,7 +34,7 @@ def tags_of(root: Path, split: str) -> dict[str, tuple[int, ...]]:
     return {line.split()[0]: tuple(map(int, line.split()[1:])) for line in lines}
 
 
-def test_layout_is_a_devkits(devkit: Path):
+def test_the_layout_is_that_of_a_devkit(devkit: Path):
     lists = devkit / "ImageSets/Segmentation"
     train, val = ((lists / f"{split}.txt").read_text().splitlines() for split in SPLITS)
     assert (len(train), len(val)) == (TRAIN, VAL)
@@ -46,8 +46,8 @@ def test_layout_is_a_devkits(devkit: Path):
     expected |= {f"SaliencyMaps/{name}.png" for name in train}
     expected |= {f"ImageSets/Segmentation/{split}{kind}.txt" for split in SPLITS for kind in ("", "_cls")}
     assert set(contents(devkit)) == expected | {"classes.txt", "drawn.json"}
-    assert read_classes(devkit / "classes.txt") == tuple(kind.name for kind in KINDS)
-    assert len({kind.name for kind in KINDS}) == 8
+    assert read_classes(devkit / "classes.txt") == tuple(kind.name for kind in DRAWN_CLASSES)
+    assert len({kind.name for kind in DRAWN_CLASSES}) == 8
 
 
 def test_files_are_the_scenes(devkit: Path):
@@ -108,14 +108,14 @@ def test_a_complete_folder_is_left_as_it_is(tmp_path: Path):
     assert contents(root) == before
 
 
-def test_a_folder_with_something_else_is_not_touched(tmp_path: Path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/thesis.txt").write_text("years of work")
+def test_a_folder_with_other_content_is_not_touched(tmp_path: Path):
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work/thesis.txt").write_text("years of work")
     (tmp_path / "file").write_text("a file")
-    for root in (tmp_path / "mine", tmp_path / "file"):
+    for root in (tmp_path / "work", tmp_path / "file"):
         with pytest.raises(UserError, match="already holds something else"):
             draw(root, train=1, val=1)
-    assert contents(tmp_path) == {"mine/thesis.txt": b"years of work", "file": b"a file"}
+    assert contents(tmp_path) == {"work/thesis.txt": b"years of work", "file": b"a file"}
     (tmp_path / "empty").mkdir()
     draw(tmp_path / "empty", train=1, val=1)
     assert (tmp_path / "empty/classes.txt").exists()

@@ -1,4 +1,4 @@
-"""Fetching archives from a server of this machine: cut transfers go on, and nothing wrong is unpacked."""
+"""Fetching archives from a local server: interrupted transfers continue, and no wrong archive is unpacked."""
 
 import hashlib
 import io
@@ -109,24 +109,24 @@ def test_both_archives_end_in_their_folders(server: Server, tmp_path: Path) -> N
     assert not server.asked, "what is there is not fetched again"
 
 
-def test_a_cut_transfer_goes_on_where_it_ended(server: Server, tmp_path: Path) -> None:
+def test_an_interrupted_transfer_continues(server: Server, tmp_path: Path) -> None:
     archive = server.archive("voc.tar", {"VOC2012/a": NOISE}, "VOC2012")
     server.cut = 1_000_000
     with pytest.raises(UserError, match="did not arrive") as caught:
         fetch(archive, tmp_path)
-    assert "goes on" in caught.value.remedy
+    assert "continues" in caught.value.remedy
     (part,) = tmp_path.iterdir()
-    here = part.stat().st_size
-    assert 0 < here <= 1_000_000
+    received = part.stat().st_size
+    assert 0 < received <= 1_000_000
     told: list[tuple[str, int, int]] = []
     fetch(archive, tmp_path, on_progress=lambda *now: told.append(now))
-    assert server.asked == [("voc.tar", None), ("voc.tar", f"bytes={here}-")]
+    assert server.asked == [("voc.tar", None), ("voc.tar", f"bytes={received}-")]
     assert (tmp_path / "VOC2012/a").read_bytes() == NOISE
-    assert here < told[0][1] <= told[-1][1] == told[-1][2] == len(server.files["voc.tar"])
+    assert received < told[0][1] <= told[-1][1] == told[-1][2] == len(server.files["voc.tar"])
     assert left(tmp_path) == ["VOC2012/a"]
 
 
-def test_a_server_without_ranges_begins_anew(server: Server, tmp_path: Path) -> None:
+def test_a_server_without_ranges_begins_again(server: Server, tmp_path: Path) -> None:
     archive = server.archive("voc.tar", {"VOC2012/a": NOISE}, "VOC2012")
     server.ranges, server.cut = False, 1_000_000
     with pytest.raises(UserError, match="did not arrive"):
@@ -143,7 +143,7 @@ def test_a_transfer_that_ended_before_its_file_was_renamed(server: Server, tmp_p
     assert left(tmp_path) == ["VOC2012/a"]
 
 
-def test_an_archive_that_lies_there_is_taken(server: Server, tmp_path: Path) -> None:
+def test_an_archive_in_the_folder_is_not_transferred(server: Server, tmp_path: Path) -> None:
     archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
     (tmp_path / "voc.tar").write_bytes(server.files["voc.tar"])
     fetch(archive, tmp_path)
@@ -151,7 +151,7 @@ def test_an_archive_that_lies_there_is_taken(server: Server, tmp_path: Path) -> 
     assert left(tmp_path) == ["VOC2012/a"]
 
 
-def test_a_wrong_sum_is_refused_and_fetched_anew(server: Server, tmp_path: Path) -> None:
+def test_an_archive_with_a_wrong_sum_is_deleted_and_fetched_again(server: Server, tmp_path: Path) -> None:
     archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
     right = server.files["voc.tar"]
     server.files["voc.tar"] = right + b"\0"
@@ -165,7 +165,7 @@ def test_a_wrong_sum_is_refused_and_fetched_anew(server: Server, tmp_path: Path)
     assert left(tmp_path) == ["VOC2012/a"]
 
 
-def test_what_the_server_has_not_is_named(server: Server, tmp_path: Path) -> None:
+def test_an_archive_that_the_server_lacks_is_an_error(server: Server, tmp_path: Path) -> None:
     archive = server.archive("voc.tar", {"VOC2012/a": b"1"}, "VOC2012")
     server.files.clear()
     with pytest.raises(UserError, match=r"voc\.tar did not arrive: 404") as caught:
@@ -174,7 +174,7 @@ def test_what_the_server_has_not_is_named(server: Server, tmp_path: Path) -> Non
     assert not left(tmp_path)
 
 
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_an_absent_server_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did not arrive"):
         fetch(Archive("http://127.0.0.1:1/voc.tar", "", "VOC2012"), tmp_path, timeout=5)
 
@@ -200,7 +200,7 @@ def test_a_link_out_of_the_folder_is_refused(server: Server, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"<html>", tar({"other/a": b"1"}), tar({"VOC2012/a": NOISE})[:900_000]])
-def test_an_archive_that_holds_something_else_is_named(server: Server, tmp_path: Path, content: bytes) -> None:
+def test_an_archive_without_the_folder_is_an_error(server: Server, tmp_path: Path, content: bytes) -> None:
     archive = server.archive("voc.tar", {}, "VOC2012")
     server.files["voc.tar"] = content
     with pytest.raises(UserError, match="cannot be unpacked") as caught:

@@ -1,4 +1,4 @@
-"""Files by path and URI: what is read, what is refused, and stamps that no bad name can break."""
+"""Files by path and URI: what is read, what is refused, and stamps under bad names."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ def test_a_file_of_more_bytes_than_allowed_is_refused(tmp_path: Path) -> None:
     "uri",
     ["s3://", "s3:///key.jpg", "s3://b ad/x.jpg", "nosuch://a/b.jpg", "abfs://x/y.jpg", "a\0b", "absent.jpg", "://"],
 )
-def test_no_name_ends_more_than_its_own_reading(uri: str, tmp_path: Path) -> None:
+def test_a_bad_name_fails_alone(uri: str, tmp_path: Path) -> None:
     path = tmp_path / "there"
     path.write_bytes(b"x")
     first, second = stamps([uri, str(path)])

@@ -1,4 +1,4 @@
-"""Thousands of damaged files through the index: none ends a run, each is accepted whole or rejected with a reason."""
+"""Thousands of damaged files through the index: none ends a run, each is accepted or rejected with a reason."""
 
 import collections
 import io
@@ -96,8 +96,8 @@ def lying(data: bytes, draw: np.random.Generator) -> bytes:
     for _ in range(draw.integers(1, 4)):
         kind = draw.choice(["<H", ">H", "<I", ">I"])
         value = draw.choice([0, 1, 255, 32767, 32768, 65000, 65535] + [2**31 - 1, 2**31, 2**32 - 1] * ("I" in kind))
-        place = draw.integers(min(len(out), 160 if draw.random() < 0.8 else len(out)) - 4)
-        struct.pack_into(str(kind), out, int(place), int(value))
+        offset = draw.integers(min(len(out), 160 if draw.random() < 0.8 else len(out)) - 4)
+        struct.pack_into(str(kind), out, int(offset), int(value))
     return bytes(out)
 
 
@@ -107,14 +107,14 @@ def joined(data: bytes, draw: np.random.Generator) -> bytes:
 
 
 def inserted(data: bytes, draw: np.random.Generator) -> bytes:
-    place, size = int(draw.integers(len(data))), int(draw.integers(1, 200))
+    offset, size = int(draw.integers(len(data))), int(draw.integers(1, 200))
     more = draw.bytes(size) if draw.random() < 0.5 else bytes(size)
-    return data[:place] + more + data[place + (size if draw.random() < 0.3 else 0) :]
+    return data[:offset] + more + data[offset + (size if draw.random() < 0.3 else 0) :]
 
 
 def without(data: bytes, draw: np.random.Generator) -> bytes:
-    place = draw.integers(len(data))
-    return data[:place] + data[place + draw.integers(1, 60) :]
+    offset = draw.integers(len(data))
+    return data[:offset] + data[offset + draw.integers(1, 60) :]
 
 
 def claiming(data: bytes, draw: np.random.Generator) -> bytes:
@@ -139,10 +139,10 @@ def claimed(data: bytes, width: int, height: int) -> bytes:
             struct.pack_into(">HH", out, frame.end(), height, width)
     elif data.startswith(b"II*\0"):
         start = struct.unpack_from("<I", data, 4)[0]
-        for place in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", data, start)[0], 12):
-            tag = struct.unpack_from("<H", data, place)[0]
+        for offset in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", data, start)[0], 12):
+            tag = struct.unpack_from("<H", data, offset)[0]
             if tag in (256, 257, 278):  # ImageWidth, ImageLength, RowsPerStrip
-                struct.pack_into("<HII", out, place + 2, 4, 1, width if tag == 256 else height)
+                struct.pack_into("<HII", out, offset + 2, 4, 1, width if tag == 256 else height)
     elif data[8:16] == b"WEBPVP8X":
         out[24:30] = (width - 1 & 0xFFFFFF).to_bytes(3, "little") + (height - 1 & 0xFFFFFF).to_bytes(3, "little")
     elif data[8:16] == b"WEBPVP8 ":
@@ -158,13 +158,13 @@ def sealed(data: bytes) -> bytes:
     """A PNG with its checksums made right, so that a damage gets further than to them; others as they are."""
     if not data.startswith(b"\x89PNG"):
         return data
-    out, place = bytearray(data), 8
-    while place + 12 <= len(out):
-        end = place + 8 + struct.unpack_from(">I", out, place)[0]
+    out, offset = bytearray(data), 8
+    while offset + 12 <= len(out):
+        end = offset + 8 + struct.unpack_from(">I", out, offset)[0]
         if end + 4 > len(out):
             break
-        struct.pack_into(">I", out, end, zlib.crc32(out[place + 4 : end]))
-        place = end + 4
+        struct.pack_into(">I", out, end, zlib.crc32(out[offset + 4 : end]))
+        offset = end + 4
     return bytes(out)
 
 
@@ -201,7 +201,7 @@ def test_seeds_are_sound(tmp_path: Path) -> None:
     assert dict(zip(SEEDS, found["reason"].to_pylist(), strict=True)) == dict.fromkeys(SEEDS)
 
 
-def test_damaged_files_are_accepted_whole_or_rejected_with_a_reason(tmp_path: Path) -> None:
+def test_damaged_files_are_accepted_completely_or_rejected_with_a_reason(tmp_path: Path) -> None:
     files = damaged(FILES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -239,8 +239,8 @@ def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: 
     names = [*files, "folder", "absent"]
     lines = [f"images/{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(names)]
     (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
-    place = ["--workspace", str(tmp_path / "workspace")]
-    done = CliRunner().invoke(app, ["index", "tags", "--tags", str(tmp_path / "photos.csv"), *place])
+    workspace = ["--workspace", str(tmp_path / "workspace")]
+    done = CliRunner().invoke(app, ["index", "tags", "--tags", str(tmp_path / "photos.csv"), *workspace])
     assert done.exit_code == 0, done.output
     found = open_index(Workspace(tmp_path / "workspace"), "index-tags")
     accepted, rejected = found.index["uri"].to_pylist(), found.rejects["uri"].to_pylist()
@@ -253,7 +253,7 @@ def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: 
     assert f"rejected: {len(rejected)}" in done.output
     for row in found.index.to_pylist():
         assert decode_rgb(files[Path(row["uri"]).name]).shape == (row["height"], row["width"], 3)
-    browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *place])
+    browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *workspace])
     assert browsed.exit_code == 0, browsed.output
 
 
@@ -270,7 +270,7 @@ def test_a_claimed_size_costs_no_memory(tmp_path: Path, name: str) -> None:
         assert reason.startswith("too large: "), reason
 
 
-def test_what_decoders_quote_is_one_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quotations_of_decoders_are_one_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(self: Image.Image) -> None:
         raise ValueError("a\nb\x00\x1b[31m\u202e\udcff" + "x" * 10_000)
 
@@ -330,7 +330,7 @@ def matrix(kind: int, name: bytes, content: bytes) -> bytes:
     return element(14, flags + element(1, name) + content)
 
 
-def test_matlab_files_that_unfold_or_nest_without_end_are_rejected() -> None:
+def test_matlab_files_that_expand_or_nest_without_end_are_rejected() -> None:
     head = mat()[:128]
     bomb = zlib.compress(element(14, bytes(100 * 2**20)))
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -1,4 +1,4 @@
-"""The index: its schema to the letter, what is verified of an image, every kind of broken file with its reason."""
+"""The index: its schema, the verification of images, and the reason for each kind of broken file."""
 
 import hashlib
 from io import BytesIO
@@ -121,7 +121,7 @@ def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
     assert digests["gone"] == ""
 
 
-def test_the_least_side_is_the_callers(tmp_path: Path) -> None:
+def test_the_least_side_is_an_argument(tmp_path: Path) -> None:
     table = listing(files(tmp_path, {"a.jpg": jpeg(64, 31)}))
     assert verify(table, min_side=31)["reason"].to_pylist() == [None]
     assert verify(table, min_side=32)["reason"].to_pylist() != [None]

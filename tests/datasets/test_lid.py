@@ -1,4 +1,4 @@
-"""The LID source: lists with class indices, paths below the root or its split's folder, masks for val."""
+"""The source `lid`: lists with class indices, paths below the root or its split's folder, masks for val."""
 
 import time
 from pathlib import Path
@@ -41,7 +41,7 @@ def listed(root: Path, **options: Any) -> Listing:
     return list_lid(root, **(lists | options))
 
 
-def test_the_lists_come_to_their_rows(challenge: Path) -> None:
+def test_the_lists_are_listed_as_rows(challenge: Path) -> None:
     found = listed(challenge)
     assert found.classes == ("cat", "dog", "cow")
     assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
@@ -71,7 +71,7 @@ def test_indices_may_count_from_one(challenge: Path) -> None:
     assert found.table["tags"].to_pylist() == [[0, 2], []]
 
 
-def test_masks_are_whole_or_none_and_noted(challenge: Path) -> None:
+def test_a_split_has_all_of_its_masks_or_none_and_a_note(challenge: Path) -> None:
     assert listed(challenge, masks=None).notes == ("no folder of ground-truth masks: nothing is scored",)
     (challenge.parent / "masks/val/v_2.png").unlink()
     found = listed(challenge)
@@ -106,7 +106,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("name", "text", "found", "remedy"), BAD, ids=[found for _, _, found, _ in BAD])
-def test_what_is_wrong_is_named_with_a_remedy(challenge: Path, name: str, text: str, found: str, remedy: str) -> None:
+def test_errors_name_the_problem_and_a_remedy(challenge: Path, name: str, text: str, found: str, remedy: str) -> None:
     fill(challenge.parent, "secret.JPEG")
     (challenge / "out").symlink_to(challenge.parent)
     (challenge / "extra/link.JPEG").symlink_to(challenge.parent / "secret.JPEG")
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_named_with_a_remedy(challenge: Path, name: str, text: 
     assert remedy in caught.value.remedy
 
 
-def test_missing_files_and_folders_are_named(challenge: Path) -> None:
+def test_missing_files_and_folders_are_errors(challenge: Path) -> None:
     none = challenge.parent / "none"
     for options in ({"train_list": none}, {"test_list": none}, {"classes": none}, {"masks": none}):
         with pytest.raises(UserError, match=r"no (file|folder) .*none"):

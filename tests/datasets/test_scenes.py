@@ -1,4 +1,4 @@
-"""The drawn world: a scene for each number, truth that agrees with itself, and as hard as intended."""
+"""Drawn scenes: a scene for each number, consistent truth, and the intended difficulty."""
 
 from colorsys import rgb_to_hsv
 from io import BytesIO
@@ -10,7 +10,7 @@ from PIL import Image, ImageFilter
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.decode import decode_square, resize_labels
 from mcis.datasets.synthetic.scenes import Scene, body_group, draw_scene
-from mcis.datasets.synthetic.silhouettes import KINDS
+from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_each_tagged_class_is_visible_and_the_border_is_thin(scenes: list[Scene]
     assert 0.01 < ignored < 0.06
 
 
-def test_scenes_hold_about_one_and_a_half_classes_in_uneven_company(scenes: list[Scene]):
+def test_scenes_hold_about_one_and_a_half_classes_with_frequent_partners(scenes: list[Scene]):
     assert 1.35 < np.mean([len(scene.tags) for scene in scenes]) < 1.75
     together = np.zeros((8, 8), int)
     for scene in scenes:
@@ -87,12 +87,12 @@ def test_heads_are_unmistakable_after_jpeg_and_squashing(scenes: list[Scene]):
     totals = np.zeros((8, 2))
     for scene in scenes:
         rgb, labels = as_trained_on(scene)
-        for k, kind in enumerate(KINDS):
+        for k, kind in enumerate(DRAWN_CLASSES):
             distances = [np.linalg.norm(rgb - np.array(color, float), axis=-1) for color in kind.colors]
-            mine, bright = labels == k + 1, int(np.argmax([np.ptp(color) for color in kind.colors]))
-            own[k] += [(distance[mine] < 90).sum() for distance in distances]
+            of_class, bright = labels == k + 1, int(np.argmax([np.ptp(color) for color in kind.colors]))
+            own[k] += [(distance[of_class] < 90).sum() for distance in distances]
             elsewhere[k] += (distances[bright][(labels != k + 1) & (labels != IGNORE)] < 60).sum()
-            totals[k] += mine.sum(), ((labels != k + 1) & (labels != IGNORE)).sum()
+            totals[k] += of_class.sum(), ((labels != k + 1) & (labels != IGNORE)).sum()
     shares = own / totals[:, :1]
     assert (shares > 0.03).all(), shares
     assert ((shares.sum(1) > 0.1) & (shares.sum(1) < 0.3)).all(), shares
@@ -107,11 +107,11 @@ def test_bodies_keep_their_hue_and_share_it_with_a_partner(scenes: list[Scene]):
             hues[k].append(rgb_to_hsv(*np.median(rgb[labels == k + 1], axis=0) / 255)[0])
     for k in range(8):
         partners = [other for other in range(8) if other != k and body_group(other, 8) == body_group(k, 8)]
-        unrelated = [other for other in range(8) if body_group(other, 8) != body_group(k, 8)]
+        other_groups = [other for other in range(8) if body_group(other, 8) != body_group(k, 8)]
         assert 1 <= len(partners) <= 2
         middle = {other: np.median(values) for other, values in hues.items()}
         assert all(abs(middle[k] - middle[other]) < 0.05 for other in partners)
-        assert all(abs(middle[k] - middle[other]) > 0.12 for other in unrelated)
+        assert all(abs(middle[k] - middle[other]) > 0.12 for other in other_groups)
 
 
 @pytest.mark.parametrize("classes", range(2, 9))

@@ -1,4 +1,4 @@
-"""The single-label source: ImageNet's and Caltech-256's folders, the tables of their classes, and what is left out."""
+"""The source `single`: ImageNet's, Caltech-256's and plain class folders, their classes, and what is left out."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def listed(root: Path, **options: Any) -> Listing:
     return list_single_label(root, VOC_CLASSES, **options)
 
 
-def test_each_voc_class_has_its_synsets_and_no_synset_two() -> None:
+def test_every_voc_class_has_synsets_and_a_synset_has_one_class() -> None:
     assert set(IMAGENET.values()) == set(VOC_CLASSES)
     assert IMAGENET.keys() == IMAGENET_NAMES.keys()
     assert all(re.fullmatch(r"n\d{8}", synset) for synset in IMAGENET)
@@ -59,7 +59,7 @@ def test_caltechs_folders_stand_for_voc_classes() -> None:
 
 
 @pytest.mark.parametrize("above", [".", "Data", "Data/CLS-LOC", "Data/CLS-LOC/train"])
-def test_imagenet_comes_to_its_rows_from_any_folder_above(imagenet: Path, above: str) -> None:
+def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) -> None:
     found = listed(imagenet / above)
     assert found.classes == VOC_CLASSES
     assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
@@ -78,7 +78,7 @@ def test_imagenet_comes_to_its_rows_from_any_folder_above(imagenet: Path, above:
     assert any("none of class aeroplane, " in note and "dog" not in note for note in found.notes)
 
 
-def test_caltech_comes_to_its_rows(tmp_path: Path) -> None:
+def test_caltech_is_listed(tmp_path: Path) -> None:
     fill(tmp_path / "256_ObjectCategories", "145.motorbikes-101/145_0001.jpg", "056.dog/056_0001.jpg", "056.dog/greg/x")
     fill(tmp_path / "256_ObjectCategories", "257.clutter/257_0001.jpg")
     for root in (tmp_path, tmp_path / "256_ObjectCategories"):
@@ -96,7 +96,7 @@ def test_caltech_comes_to_its_rows(tmp_path: Path) -> None:
 # --- plain class folders
 
 
-def test_folders_named_as_the_classes_come_to_their_rows(tmp_path: Path) -> None:
+def test_folders_named_as_the_classes_are_listed(tmp_path: Path) -> None:
     fill(tmp_path, "dog/b.png", "dog/a.JPG", "cat/x.webp", "cat/notes.txt", "zebra/z.jpg", "classes.txt")
     found = listed(tmp_path)
     rows = found.table.to_pylist()
@@ -166,7 +166,7 @@ def test_classes_of_the_table_that_are_not_asked_for_are_left_out(imagenet: Path
 
 
 @pytest.mark.parametrize("text", [json.dumps({TENCH: "cat", "n00000001": "dog"}), f"{TENCH} cat\r\n\nn00000001\tdog\n"])
-def test_a_class_file_takes_the_tables_place(imagenet: Path, tmp_path: Path, text: str) -> None:
+def test_a_class_file_replaces_the_table(imagenet: Path, tmp_path: Path, text: str) -> None:
     (tmp_path / "wnids").write_text(text)
     found = listed(imagenet, classes=tmp_path / "wnids")
     assert found.table["image_id"].to_pylist() == [f"single/{TENCH}/a", f"single/{TENCH}/b"]
@@ -174,21 +174,21 @@ def test_a_class_file_takes_the_tables_place(imagenet: Path, tmp_path: Path, tex
     assert any("names 1 folder(s) that are not in" in note and "n00000001" in note for note in found.notes)
 
 
-def test_a_list_chooses_images_in_its_order(imagenet: Path, tmp_path: Path) -> None:
+def test_a_subset_lists_images_in_its_order(imagenet: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"{CAT}/{CAT}_1.JPEG\n\n./{DOG}//{DOG}_2.JPEG\n")
     found = listed(imagenet, subset=tmp_path / "list.txt")
     assert found.table["image_id"].to_pylist() == [f"single/{CAT}/{CAT}_1", f"single/{DOG}/{DOG}_2"]
     assert any("2 of 3 are on the list" in note for note in found.notes)
 
 
-def test_saliency_maps_are_taken_where_they_are(imagenet: Path, tmp_path: Path) -> None:
+def test_saliency_maps_may_be_absent_for_some_images(imagenet: Path, tmp_path: Path) -> None:
     fill(tmp_path / "maps", f"{DOG}/{DOG}_2.png", f"{TENCH}/a.png")
     found = listed(imagenet, saliency=tmp_path / "maps")
     assert found.table["saliency_uri"].to_pylist() == [None, str(tmp_path / f"maps/{DOG}/{DOG}_2.png"), None]
     assert "no saliency map for 2 of 3 single-label images" in found.notes
 
 
-def test_what_leads_out_of_the_folder_or_is_no_file_is_left_out_and_counted(imagenet: Path, tmp_path: Path) -> None:
+def test_links_out_of_the_folder_and_other_files_are_left_out_and_counted(imagenet: Path, tmp_path: Path) -> None:
     folder = imagenet / f"Data/CLS-LOC/train/{DOG}"
     fill(tmp_path, "secret.JPEG", f"other/{DOG}_7.JPEG")
     (folder / "out.JPEG").symlink_to(tmp_path / "secret.JPEG")
@@ -229,7 +229,7 @@ BAD_LISTS = [
 
 
 @pytest.mark.parametrize(("text", "found", "remedy"), BAD_LISTS, ids=[found for _, found, _ in BAD_LISTS])
-def test_a_wrong_list_is_named_with_a_remedy(
+def test_a_wrong_subset_is_reported_with_a_remedy(
     imagenet: Path, tmp_path: Path, text: str, found: str, remedy: str
 ) -> None:
     (tmp_path / "list.txt").write_text(text)
@@ -250,7 +250,7 @@ BAD_CLASSES = [
 
 
 @pytest.mark.parametrize(("text", "found", "remedy"), BAD_CLASSES, ids=[found for _, found, _ in BAD_CLASSES])
-def test_a_wrong_class_file_is_named_with_a_remedy(
+def test_a_wrong_class_file_is_reported_with_a_remedy(
     imagenet: Path, tmp_path: Path, text: str, found: str, remedy: str
 ) -> None:
     (tmp_path / "classes").write_text(text)
@@ -259,7 +259,7 @@ def test_a_wrong_class_file_is_named_with_a_remedy(
     assert remedy in caught.value.remedy
 
 
-def test_wrong_folders_are_named_with_a_remedy(imagenet: Path, tmp_path: Path) -> None:
+def test_wrong_folders_are_errors(imagenet: Path, tmp_path: Path) -> None:
     for options, found in (
         ({"layout": "voc"}, "unknown layout 'voc'"),
         ({"layout": "caltech"}, "no class folders in"),
@@ -283,7 +283,7 @@ def test_wrong_folders_are_named_with_a_remedy(imagenet: Path, tmp_path: Path) -
         listed(imagenet, layout="imagenet", subset=tmp_path / "binary")
 
 
-def test_two_images_of_one_name_are_named(imagenet: Path) -> None:
+def test_two_images_of_the_same_stem_are_an_error(imagenet: Path) -> None:
     fill(imagenet, f"Data/CLS-LOC/train/{DOG}/{DOG}_2.jpg")
     with pytest.raises(UserError, match=f"1 images in .* there twice, by different suffixes: {DOG}/{DOG}_2"):
         listed(imagenet)

@@ -1,4 +1,4 @@
-"""The bring-your-own source: CSV, JSONL and Parquet tables, local and on S3, and each way in which one can be wrong."""
+"""The source `tags`: CSV, JSONL and Parquet tables, local and on S3, and each way in which a table can be wrong."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_table_comes_to_its_rows(folder: Path, kind: str) -> None:
+def test_a_table_is_listed(folder: Path, kind: str) -> None:
     WRITERS[kind](folder / f"t.{kind}", ROWS)
     found = list_tagged(folder / f"t.{kind}")
     assert found.classes == ("cat", "dog", "potted plant")
@@ -106,7 +106,7 @@ def test_tags_are_divided_by_punctuation_and_never_by_spaces(folder: Path, text:
     assert list(list_tagged(folder / "t.csv").classes) == names
 
 
-def test_tags_that_are_no_class_are_left_out_where_that_is_asked_for(folder: Path) -> None:
+def test_tags_that_are_no_class_are_left_out_on_request(folder: Path) -> None:
     rows = [{"image": "a", "tags": "sky;cat"}, {"image": "b", "tags": "sea;sky"}, {"image": "c", "tags": "dog"}]
     write_csv(folder / "t.csv", rows)
     (folder / "classes.txt").write_text("dog\ncat\n")
@@ -116,7 +116,7 @@ def test_tags_that_are_no_class_are_left_out_where_that_is_asked_for(folder: Pat
     assert "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag" in found.notes[-1]
 
 
-def test_what_looks_like_tags_divided_by_spaces_is_noted(folder: Path) -> None:
+def test_tags_that_seem_to_be_divided_by_spaces_are_noted(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
     assert any("t.csv: cat dog is one class each" in note for note in list_tagged(folder / "t.csv").notes)
 
@@ -195,7 +195,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize(("rows", "found", "remedy"), BAD_ROWS, ids=[found for _, found, _ in BAD_ROWS])
-def test_wrong_rows_are_named_with_a_remedy(
+def test_wrong_rows_are_reported_with_a_remedy(
     folder: Path, kind: str, rows: list[dict[str, Any]], found: str, remedy: str
 ) -> None:
     WRITERS[kind](folder / f"t.{kind}", rows)
@@ -230,13 +230,13 @@ BAD_FILES = [
 
 
 @pytest.mark.parametrize(("name", "content", "found"), BAD_FILES, ids=[found for _, _, found in BAD_FILES])
-def test_files_that_are_no_tables_are_named(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+def test_files_that_are_no_tables_are_errors(tmp_path: Path, name: str, content: bytes, found: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=found):
         list_tagged(tmp_path / name)
 
 
-def test_absent_tables_and_columns_that_were_asked_for_are_named(folder: Path) -> None:
+def test_absent_tables_and_columns_are_errors(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no table .*/none\.csv"):
         list_tagged(folder / "none.csv")
     with pytest.raises(UserError, match=r"unknown scheme of nowhere://x/t\.csv"):

@@ -1,4 +1,4 @@
-"""The VOC source: what its lists come to, and each way in which a devkit can be wrong, named with a remedy."""
+"""The source `voc`: the rows of its lists, and each way in which a devkit can be wrong, reported with a remedy."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ def append(root: Path, name: str, line: str) -> None:
         file.write(line + "\n")
 
 
-def test_a_devkit_comes_to_its_rows(devkit: Path) -> None:
+def test_a_devkit_is_listed(devkit: Path) -> None:
     found = listed(devkit)
     assert found.classes == ("cat", "dog", "cow")
     assert found.notes == ()
@@ -75,7 +75,7 @@ def test_the_embedded_data_set_is_a_devkit(tmp_path: Path) -> None:
     assert found.table["saliency_uri"].null_count == 4
 
 
-def test_classes_are_vocs_where_no_file_names_them(devkit: Path) -> None:
+def test_the_default_classes_are_those_of_voc(devkit: Path) -> None:
     write_lists(devkit, "train_aug", {"t0": list(range(20)), "t1": [], "t2": [], "t3": [19]})
     assert list_voc(devkit).classes == VOC_CLASSES
 
@@ -93,8 +93,8 @@ def test_masks_and_saliency_may_lie_elsewhere(devkit: Path, tmp_path: Path) -> N
 
 
 def test_other_lists_are_found_by_name(devkit: Path) -> None:
-    write_lists(devkit, "mine", {"t0": [0, 1], "t1": [2]})
-    found = listed(devkit, train_list="mine")
+    write_lists(devkit, "other", {"t0": [0, 1], "t1": [2]})
+    found = listed(devkit, train_list="other")
     assert found.table["image_id"].to_pylist() == ["t0", "t1", "v0", "v1"]
 
 
@@ -121,7 +121,7 @@ def line(name: str, text: str) -> Change:
 
 
 def only(name: str, text: str) -> Change:
-    """Puts a text in a list's place."""
+    """Replaces the text of a list."""
     return lambda root: (root / LISTS / name).write_text(text)
 
 
@@ -153,7 +153,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("change", "found", "remedy"), WRONG, ids=[found for _, found, _ in WRONG])
-def test_what_is_wrong_is_named_with_a_remedy(devkit: Path, change: Change, found: str, remedy: str) -> None:
+def test_errors_name_the_problem_and_a_remedy(devkit: Path, change: Change, found: str, remedy: str) -> None:
     change(devkit)
     with pytest.raises(UserError, match=found) as caught:
         listed(devkit)
@@ -161,7 +161,7 @@ def test_what_is_wrong_is_named_with_a_remedy(devkit: Path, change: Change, foun
     assert caught.value.expected
 
 
-def test_an_image_in_both_splits_is_named(devkit: Path) -> None:
+def test_an_image_in_both_splits_is_an_error(devkit: Path) -> None:
     append(devkit, "val.txt", "t2")
     append(devkit, "val_cls.txt", "t2 2")
     with pytest.raises(UserError, match=r"image t2 is listed in .*/val\.txt and in train_aug\.txt"):
@@ -169,7 +169,7 @@ def test_an_image_in_both_splits_is_named(devkit: Path) -> None:
 
 
 @pytest.mark.parametrize("split", ["train_aug", "val"])
-def test_a_class_without_a_training_image_is_named(devkit: Path, split: str) -> None:
+def test_a_class_without_a_training_image_is_an_error(devkit: Path, split: str) -> None:
     """An image of the other split does not help."""
     write_lists(devkit, "train_aug", {"t0": [0], "t1": [2] if split == "train_aug" else [1], "t2": [0], "t3": []})
     with pytest.raises(UserError, match=r"no training image of class (dog|cow) in train_aug\.txt") as caught:
@@ -178,7 +178,7 @@ def test_a_class_without_a_training_image_is_named(devkit: Path, split: str) -> 
     assert "`classes`" in caught.value.remedy
 
 
-def test_an_empty_folder_of_saliency_maps_is_no_absent_one(devkit: Path) -> None:
+def test_an_empty_folder_of_saliency_maps_does_not_count_as_absent(devkit: Path) -> None:
     for path in (devkit / "SaliencyMaps").iterdir():
         path.unlink()
     with pytest.raises(UserError, match=r"no saliency map in .*/SaliencyMaps for 4 of 4"):
@@ -186,7 +186,7 @@ def test_an_empty_folder_of_saliency_maps_is_no_absent_one(devkit: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["../secret", "sub/inner", "/etc/hostname", ".", "..", "a\0b", "T0", "*"])
-def test_ids_name_files_of_the_folder_alone(devkit: Path, name: str) -> None:
+def test_ids_cannot_name_files_outside_of_the_folder(devkit: Path, name: str) -> None:
     (devkit / "secret.jpg").touch()
     (devkit / "JPEGImages/sub").mkdir()
     (devkit / "JPEGImages/sub/inner.jpg").touch()
@@ -197,7 +197,7 @@ def test_ids_name_files_of_the_folder_alone(devkit: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["train_aug.txt", "train_aug_cls.txt"])
-def test_a_list_that_is_no_text_is_named(devkit: Path, name: str) -> None:
+def test_a_list_that_is_no_text_is_an_error(devkit: Path, name: str) -> None:
     (devkit / "ImageSets/Segmentation" / name).write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(UserError, match=rf"{name} cannot be read"):
         listed(devkit)
@@ -206,7 +206,7 @@ def test_a_list_that_is_no_text_is_named(devkit: Path, name: str) -> None:
 # --- the test split, the masks of the devkit and of SBD
 
 
-def devkits_own(root: Path, tmp_path: Path) -> Path:
+def devkit_and_sbd(root: Path, tmp_path: Path) -> Path:
     """Leaves what the two archives hold: masks of t0, v0 and v1 in the devkit, of t1..t3 and v1 in SBD."""
     for path in (root / "SegmentationClassAug").iterdir():
         path.unlink()
@@ -247,7 +247,7 @@ def test_images_of_the_test_list_have_neither_tags_nor_masks(devkit: Path) -> No
 
 @pytest.mark.parametrize("inner", ["", "benchmark_RELEASE", "benchmark_RELEASE/dataset"])
 def test_sbd_gives_the_list_and_the_masks_that_the_devkit_lacks(devkit: Path, tmp_path: Path, inner: str) -> None:
-    sbd = devkits_own(devkit, tmp_path)
+    sbd = devkit_and_sbd(devkit, tmp_path)
     found = listed(devkit, sbd=sbd / inner)
     rows = {r["image_id"]: r for r in found.table.to_pylist()}
     assert list(rows) == ["t0", "t1", "t2", "t3", "v0", "v1"], "v1, which SBD trains on, stays in val"
@@ -260,14 +260,14 @@ def test_sbd_gives_the_list_and_the_masks_that_the_devkit_lacks(devkit: Path, tm
     assert any("4 images" in note for note in found.notes)
 
 
-def test_a_list_of_val_in_use_is_held_out_too(devkit: Path, tmp_path: Path) -> None:
-    sbd = devkits_own(devkit, tmp_path)
-    write_lists(devkit, "mine", {"t3": []})
-    assert listed(devkit, sbd=sbd, val_list="mine").table["image_id"].to_pylist() == ["t0", "t1", "t2", "t3"]
+def test_the_val_list_in_use_is_held_out_of_train_aug(devkit: Path, tmp_path: Path) -> None:
+    sbd = devkit_and_sbd(devkit, tmp_path)
+    write_lists(devkit, "other", {"t3": []})
+    assert listed(devkit, sbd=sbd, val_list="other").table["image_id"].to_pylist() == ["t0", "t1", "t2", "t3"]
 
 
 def test_without_train_aug_and_sbd_the_error_says_where_to_get_it(devkit: Path, tmp_path: Path) -> None:
-    devkits_own(devkit, tmp_path)
+    devkit_and_sbd(devkit, tmp_path)
     with pytest.raises(UserError, match=r"no list .*/train_aug\.txt") as caught:
         listed(devkit)
     assert "benchmark.tgz" in caught.value.remedy
@@ -276,8 +276,8 @@ def test_without_train_aug_and_sbd_the_error_says_where_to_get_it(devkit: Path, 
         listed(devkit, sbd=devkit)
 
 
-def test_a_split_without_all_its_masks_has_none_and_a_note(devkit: Path, tmp_path: Path) -> None:
-    devkits_own(devkit, tmp_path)
+def test_a_split_that_lacks_masks_is_listed_without_masks_and_noted(devkit: Path, tmp_path: Path) -> None:
+    devkit_and_sbd(devkit, tmp_path)
     write_lists(devkit, "train_aug", TRAIN)
     found = listed(devkit)
     assert [uri is None for uri in found.table["mask_uri"].to_pylist()] == [True] * 4 + [False] * 2
@@ -285,7 +285,7 @@ def test_a_split_without_all_its_masks_has_none_and_a_note(devkit: Path, tmp_pat
     assert "3 of 4 images of train_aug.txt" in note
 
 
-def test_a_mask_that_its_folder_lacks_stays_named_for_the_evaluation(devkit: Path) -> None:
+def test_a_mask_that_the_complete_folder_lacks_is_left_to_the_evaluation(devkit: Path) -> None:
     (devkit / "SegmentationClassAug/v0.png").unlink()
     assert listed(devkit).table["mask_uri"].null_count == 0
 
@@ -339,7 +339,7 @@ def test_an_annotation_with_entities_is_refused(devkit: Path, encoding: str) -> 
         (b"<annotation>" + b" " * 2**20 + b"</annotation>", "more than 1048576 bytes"),
     ],
 )
-def test_an_annotation_that_is_none_is_named(devkit: Path, content: bytes, found: str) -> None:
+def test_a_wrong_annotation_is_an_error(devkit: Path, content: bytes, found: str) -> None:
     annotate(devkit, TRAIN | VAL)
     (devkit / "Annotations/t2.xml").write_bytes(content)
     with pytest.raises(UserError, match=rf"Annotations/t2\.xml: {found}"):
@@ -354,8 +354,8 @@ def test_absent_annotations_are_counted(devkit: Path) -> None:
         listed(devkit, tags_from="xml")
 
 
-def test_masks_give_the_tags_only_where_asked_for(devkit: Path, tmp_path: Path) -> None:
-    sbd = devkits_own(devkit, tmp_path)
+def test_masks_give_the_tags_only_on_request(devkit: Path, tmp_path: Path) -> None:
+    sbd = devkit_and_sbd(devkit, tmp_path)
     found = listed(devkit, sbd=sbd, tags_from="masks")
     assert found.table["tags"].to_pylist() == [[0], [1, 2], [0, 2], [], [1], []]
     assert sum("the truth of every image was opened" in note for note in found.notes) == 2
@@ -371,7 +371,7 @@ def test_an_unknown_source_of_tags_lists_the_choices(devkit: Path) -> None:
 
 
 def test_tags_that_disagree_with_masks_are_found(devkit: Path, tmp_path: Path) -> None:
-    table = listed(devkit, sbd=devkits_own(devkit, tmp_path)).table
+    table = listed(devkit, sbd=devkit_and_sbd(devkit, tmp_path)).table
     assert compare_tags(table, 3) == []
     append(devkit, "val_cls.txt", "v9 0")
     (devkit / "SegmentationClass/v0.png").write_bytes(encode_labels(np.array([[1, 3, 255, 0]], np.uint8)))

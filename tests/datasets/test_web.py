@@ -1,4 +1,4 @@
-"""The web source: folders as crawled, by their names alone."""
+"""The source `web`: crawled folders, listed by their names alone."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def fill(folder: Path, *names: str) -> None:
         (folder / name).touch()
 
 
-def test_a_crawl_comes_to_its_rows_whatever_the_suffixes(tmp_path: Path) -> None:
+def test_a_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
     fill(tmp_path, "dog/b.jpg", "dog/b.gif", "dog/page", "cat/a b.JPG", "cat/x.html")
     found = list_web(tmp_path, CLASSES)
     assert found.classes == CLASSES
@@ -37,7 +37,7 @@ def test_a_crawl_comes_to_its_rows_whatever_the_suffixes(tmp_path: Path) -> None
     assert found.notes == (f"web images in {tmp_path}: none of class cow",)
 
 
-def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
+def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
     fill(
         tmp_path / "web",
         "dog/a.jpg",
@@ -73,7 +73,7 @@ def test_what_is_left_out_is_counted(tmp_path: Path) -> None:
     }
 
 
-def test_a_saliency_map_goes_to_an_image_that_is_alone_with_its_stem(tmp_path: Path) -> None:
+def test_a_saliency_map_is_taken_where_its_stem_is_unique(tmp_path: Path) -> None:
     fill(tmp_path / "web", "dog/b.jpg", "dog/b.gif", "dog/c.jpg", "cat/b.jpg", "cat/d", "cow/e.jpg")
     fill(tmp_path / "maps", "dog/b.png", "dog/c.png", "cat/b.png", "cat/d.png")
     found = list_web(tmp_path / "web", CLASSES, saliency=tmp_path / "maps")
@@ -90,7 +90,7 @@ def test_a_saliency_map_goes_to_an_image_that_is_alone_with_its_stem(tmp_path: P
     assert "no saliency map for 3 of 6 web images" in found.notes
 
 
-def test_wrong_folders_are_named_with_a_remedy(tmp_path: Path) -> None:
+def test_wrong_folders_are_reported_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*/none"):
         list_web(tmp_path / "none", CLASSES)
     with pytest.raises(UserError, match="is named as a class; there are none"):
@@ -108,7 +108,7 @@ def test_wrong_folders_are_named_with_a_remedy(tmp_path: Path) -> None:
         list_web(tmp_path, CLASSES, saliency=tmp_path / "none")
 
 
-def test_a_folder_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: object) -> None:
         raise PermissionError(13, "Permission denied")
 

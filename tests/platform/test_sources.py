@@ -1,4 +1,4 @@
-"""Every setting walks the journey, and the index opens only what is new: small sources made of drawn images."""
+"""Every setting runs through the pipeline, and the index opens only new images: small sources made of drawn images."""
 
 import hashlib
 import shutil
@@ -52,15 +52,15 @@ def extra(folder: Path, drawn: tuple[Path, Listing], count: int) -> Path:
 
     root, listing = drawn
     for row in listing.table.slice(0, count).to_pylist():
-        place = folder / listing.classes[row["tags"][0]] / f"{row['image_id']}.png"
-        place.parent.mkdir(parents=True, exist_ok=True)
+        path = folder / listing.classes[row["tags"][0]] / f"{row['image_id']}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
         with Image.open(root / "JPEGImages" / f"{row['image_id']}.jpg") as image:
             image.putpixel((0, 0), (1, 2, 3))
-            image.save(place)
+            image.save(path)
     return folder
 
 
-def walk(setting: str, workspace: Path, options: dict[str, Any], *assignments: str, until: str | None = None) -> Any:
+def run(setting: str, workspace: Path, options: dict[str, Any], *assignments: str, until: str | None = None) -> Any:
     resolved = resolve(setting, "small", options, [*TINY, *assignments])
     return pipeline.run(resolved, Workspace(workspace), "run", until=until)
 
@@ -86,14 +86,14 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     root = shutil.copytree(root, tmp_path / "VOC2012")
     lists = root / "ImageSets" / "Segmentation" / "train_aug_cls.txt"
     lines = lists.read_text().splitlines()
-    place = next(n for n, line in enumerate(lines) if len(line.split()) > 2)
-    lines[place] = lines[place].rpartition(" ")[0]
+    number = next(n for n, line in enumerate(lines) if len(line.split()) > 2)
+    lines[number] = lines[number].rpartition(" ")[0]
     lists.write_text("\n".join(lines) + "\n")
     web = extra(tmp_path / "web", drawn, 6)
     broken = web / listing.classes[0] / "page.jpg"
     broken.write_text("<html>not found</html>")
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.web.root": str(web)}
-    result = walk("voc+web", tmp_path / "workspace", options)
+    result = run("voc+web", tmp_path / "workspace", options)
     index = result.context.result("index", IndexResult).counts
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
@@ -133,7 +133,7 @@ def test_single_label_images_make_pairs_of_three_kinds(
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.single.root": str(single)}
     options |= {"data.single.classes": str(table)}
     mix = ("classifier.pair_mix=[2, 1, 1]", "classifier.epoch_pairs=16")
-    result = walk("voc+single", tmp_path / "workspace", options, *mix, until="localize")
+    result = run("voc+single", tmp_path / "workspace", options, *mix, until="localize")
     kinds = result.context.result("train_classifier", TrainingResult).counts["pairs of the first epoch"]
     assert sum(kinds.values()) == 16
     assert kinds["target-target"] >= 8
@@ -143,7 +143,7 @@ def test_single_label_images_make_pairs_of_three_kinds(
 
     alone = {key: value for key, value in options.items() if not key.startswith("data.single")}
     with pytest.raises(UserError, match=r"pairs cannot be drawn.*mix"):
-        walk("voc", tmp_path / "workspace", alone, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
+        run("voc", tmp_path / "workspace", alone, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
 
 
 def test_list_files_with_masks_of_val_alone_end_in_scores(
@@ -163,12 +163,12 @@ def test_list_files_with_masks_of_val_alone_end_in_scores(
         (lid / f"{split}.txt").write_text("\n".join(listed) + "\n")
     shutil.copy(root / "classes.txt", lid)
     options = {"data.lid.root": str(lid), "data.lid.masks": "masks"}
-    result = walk("lid", tmp_path / "workspace", options, "localize.related=0")
+    result = run("lid", tmp_path / "workspace", options, "localize.related=0")
     assert [(s.what, s.images) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
     assert result.context.result("pseudo_masks", MasksResult).background_cue == "crf"
 
 
-def test_ones_own_table_without_masks_and_val_ends_in_predictions(
+def test_a_table_without_masks_and_val_ends_in_predictions(
     ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
 ) -> None:
     _, listing = drawn
@@ -176,7 +176,7 @@ def test_ones_own_table_without_masks_and_val_ends_in_predictions(
     table = tmp_path / "photos.parquet"
     tags = [[listing.classes[k] for k in row["tags"]] for row in rows]
     pq.write_table(pa.table({"image": [row["uri"] for row in rows], "tags": tags}), table)
-    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
+    result = run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
     assert result.scores == []
     assert result.context.classes == tuple(sorted(listing.classes))
     assert result.context.result("predict", PredictResult).split == "train"
@@ -185,10 +185,10 @@ def test_ones_own_table_without_masks_and_val_ends_in_predictions(
     assert result.context.folder.report.is_file()
 
     with pytest.raises(UserError, match=r"predict\.split is val, which has no image"):
-        walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1", "predict.split=val")
+        run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1", "predict.split=val")
 
 
-def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
+def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     root, listing = drawn
     folder = tmp_path / "photos"
     folder.mkdir()
@@ -201,7 +201,7 @@ def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Pat
     def index(wanted: list[str], *assignments: str) -> tuple[int, pa.Table, pa.Table]:
         lines = [f"photos/{name}.jpg,{'cat' if n % 2 else 'dog'}" for n, name in enumerate(wanted)]
         table.write_text("\n".join(["image,tags", *lines]) + "\n")
-        result = walk("tags", workspace, {"data.tags.table": str(table)}, *assignments, until="index")
+        result = run("tags", workspace, {"data.tags.table": str(table)}, *assignments, until="index")
         found = open_index(Workspace(workspace), "run")
         assert len(found.index) + len(found.rejects) == len(wanted), "every image is in one of the two tables"
         return result.context.result("index", IndexResult).counts["opened"], found.index, found.rejects
@@ -229,8 +229,8 @@ def test_only_what_is_new_or_changed_is_opened(ray_local: None, drawn: tuple[Pat
     assert sum("too small" in reason for reason in rejects["reason"].to_pylist()) == 7 - len(accepted)
 
     shutil.copy(root / "JPEGImages" / f"{names[7]}.jpg", folder)
-    opened, mended, rejects = index(names)
-    assert (opened, len(mended), len(rejects)) == (1, 8, 0)
+    opened, accepted, rejects = index(names)
+    assert (opened, len(accepted), len(rejects)) == (1, 8, 0)
 
 
 def test_a_repeated_index_takes_no_image_for_another(
@@ -251,11 +251,11 @@ def test_a_repeated_index_takes_no_image_for_another(
     strict = ("data.max_rejected=0", "compute.shard_rows=2")
     for _ in range(2):
         with pytest.raises(UserError, match="4 of 8 images cannot be read"):
-            walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
+            run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
     for number, uri in enumerate(originals[4:], 4):
         (folder / f"{number}.jpg").rmdir()
         shutil.copy(uri, folder / f"{number}.jpg")
-    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
+    result = run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
     assert result.context.result("index", IndexResult).counts["opened"] == 4
     found = open_index(Workspace(tmp_path / "workspace"), "run").index["content_hash"].to_pylist()
     assert found == [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in originals]
@@ -274,7 +274,7 @@ def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
         "split": [*["train"] * 6, "val"],
     }
     pq.write_table(pa.table(columns), table)
-    result = walk("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, until="index")
+    result = run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, until="index")
     notes = " ".join(result.context.result("index", StageResult).notes)
     assert "1 image(s) are in more than one split with the same content" in notes
     with pytest.raises(UserError, match="run 'other' has no index"):
