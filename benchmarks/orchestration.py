@@ -26,7 +26,7 @@ from mcis.datasets.index import verify
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
-from mcis.platform.commands.demo import demo_settings
+from mcis.platform.commands.demo import demo_configuration
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
@@ -191,7 +191,7 @@ def main() -> None:
     for repeat in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as folder:
             workspace = Path(folder) / "workspace"
-            config = demo_settings(workspace, assignments).config
+            config = demo_configuration(workspace, assignments).config
             plain = Path(folder) / "plain"
             plain.mkdir()
             stages = plain_loop(config, plain)

@@ -1,4 +1,4 @@
-"""The demo: draws the embedded data set into the workspace and configures the ordinary journey for it."""
+"""The demo: draws the embedded data set into the workspace and configures the ordinary pipeline for it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ from mcis.platform.runs.workspace import Workspace, disk_errors
 SIZES = Config(classifier=ClassifierConfig(epochs=30), segmenter=SegmenterConfig(crop=96, steps=750))
 
 
-def demo_settings(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
-    """Recipe `small` on the embedded data, which is drawn unless it is there."""
+def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
+    """Recipe `small` on the embedded data, which is drawn where it does not exist yet."""
     root = Workspace(workspace).data / "synthetic" / "VOC2012"
     if not root.exists():
         console.print("drawing the embedded data set")

@@ -1,23 +1,87 @@
-"""What the commands of the command line share: their options' types, and errors that end in one plain message."""
+"""What the commands share: their options, records that group them, completion, and errors as one plain message."""
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+if TYPE_CHECKING:
+    from mcis.platform.config.resolve import Resolved
+
+DEFAULT_WORKSPACE = Path("mcis-workspace")
+STAGE_NAMES = (
+    "index",
+    "train_classifier",
+    "localize",
+    "pseudo_masks",
+    "train_segmenter",
+    "predict",
+    "evaluate",
+    "report",
+)
+"""As `pipeline.STAGE_NAMES`, which would bring torch to the command line's help."""
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """The usual settings that begin so."""
+    from mcis.platform.config.settings import SETTINGS
+
+    return [setting for setting in SETTINGS if setting.startswith(incomplete)]
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """The recipes that begin so."""
+    from mcis.platform.config.recipes import RECIPES
+
+    return [recipe for recipe in RECIPES if recipe.startswith(incomplete)]
+
+
+def complete_stage(incomplete: str) -> list[str]:
+    """The stages that begin so."""
+    return [stage for stage in STAGE_NAMES if stage.startswith(incomplete)]
+
+
+def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
+    """The names of runs of the workspace that begin so."""
+    runs = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE).expanduser() / "runs"
+    names = sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
+    return [name for name in names if name.startswith(incomplete)]
+
+
 Setting = Annotated[
-    str, typer.Argument(help="Image sources: voc, voc+single, voc+web, lid, tags, or others of them joined by +.")
+    str | None,
+    typer.Argument(
+        help="Image sources: voc, voc+single, voc+web, lid, tags, or others of them joined by +.",
+        autocompletion=complete_setting,
+    ),
 ]
-Name = Annotated[str, typer.Option(help="Name of the run; the same name goes on where it stopped.")]
+Name = Annotated[
+    str, typer.Option(help="Name of the run; the same name goes on where it stopped.", autocompletion=complete_run)
+]
 Voc = Annotated[Path | None, typer.Option(help="Folder VOC2012 of a PASCAL VOC 2012 devkit.")]
-Single = Annotated[Path | None, typer.Option(help="Folder of ImageNet CLS-LOC, Caltech-256 or `<class>/<image>`.")]
+Single = Annotated[
+    Path | None,
+    typer.Option(help="Folder of single-label images: ImageNet CLS-LOC, Caltech-256, or `<class>/<image>`."),
+]
 Web = Annotated[Path | None, typer.Option(help="Folder of crawled images, `<class>/<file>`.")]
 Lid = Annotated[Path | None, typer.Option(help="Folder of the LID challenge, or of any data set with list files.")]
 Tags = Annotated[str | None, typer.Option(help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet.")]
 Recipe = Annotated[
-    str, typer.Option(help="Preset: paper, released (both need ImageNet weights and a GPU) or small (CPU).")
+    str | None,
+    typer.Option(
+        help="Preset: paper, released (both need ImageNet weights and a GPU) or small (CPU).",
+        show_default="paper",
+        autocompletion=complete_recipe,
+    ),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
 ]
 WorkspaceFolder = Annotated[
     Path, typer.Option("--workspace", envvar="MCIS_WORKSPACE", help="Folder of runs, shared stages and MLflow's store.")
@@ -25,48 +89,103 @@ WorkspaceFolder = Annotated[
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; see `mcis config show`.")
 ]
-Until = Annotated[str | None, typer.Option(help="Last stage to compute.")]
-From = Annotated[str | None, typer.Option("--from", help="Compute this stage and all after it again.")]
+Until = Annotated[str | None, typer.Option(help="Last stage to compute.", autocompletion=complete_stage)]
+From = Annotated[
+    str | None,
+    typer.Option("--from", help="Compute this stage and all after it again.", autocompletion=complete_stage),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
 
-DEFAULT_WORKSPACE = Path("mcis-workspace")
 
-_KEYS = {
-    "data.single": "data.single.root",
-    "data.web": "data.web.root",
-    "data.lid": "data.lid.root",
-    "data.tags": "data.tags.table",
-    "data.class_file": "data.single.classes",
-    "data.subset": "data.single.subset",
-}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Configuration:
+    """The arguments and options that say what to run; commands take them as one, see `grouped`."""
+
+    setting: Setting = None
+    voc: Voc = None
+    single: Single = None
+    web: Web = None
+    lid: Lid = None
+    tags: Tags = None
+    recipe: Recipe = None
+    config: ConfigFile = None
+    assignments: Assignments = None
+
+    def resolve(self, default: str | None = None) -> "Resolved":
+        """The configuration that they come to.
+
+        Args:
+            default: the setting where neither an argument nor a file names one.
+
+        Raises:
+            UserError: as `config.resolve.resolve`.
+        """
+        from mcis.platform.config.resolve import resolve
+
+        locations = {
+            "data.voc": self.voc,
+            "data.single.root": self.single,
+            "data.web.root": self.web,
+            "data.lid.root": self.lid,
+            "data.tags.table": self.tags,
+        }
+        return resolve(
+            self.setting or (None if self.config else default),
+            self.recipe,
+            {key: str(location) for key, location in locations.items() if location is not None},
+            self.assignments or [],
+            file=self.config,
+        )
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Lets a command take dataclasses such as `Configuration`: each of their fields is an option of its own."""
+    parameters: list[inspect.Parameter] = []
+    groups: dict[str, Any] = {}
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if not dataclasses.is_dataclass(parameter.annotation):
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        groups[parameter.name] = parameter.annotation
+        types = get_type_hints(parameter.annotation, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+            )
+            for field in dataclasses.fields(parameter.annotation)
+        ]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
+        command(**given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
 
 
 @contextlib.contextmanager
 def plain_errors(verbose: bool = False) -> Iterator[None]:
-    """Ends the command with one clear message and a non-zero status where its owner can mend the matter."""
+    """Ends the command with one clear message and a non-zero status where the user can do something about the error."""
     try:
         yield
-    except KeyboardInterrupt as interruption:
-        _end(interruption)
+    except KeyboardInterrupt:
+        typer.echo("\ninterrupted: what is finished is kept; the same command goes on from there", err=True)
+        raise typer.Exit(130) from None
     except Exception as error:
-        from mcis.platform.engine.runtime import user_error_in
+        from mcis.datasets.errors import UserError
+
+        if isinstance(error, UserError):
+            user_error: UserError | None = error
+        else:  # Ray and its workers wrap what they raise
+            from mcis.platform.engine.runtime import user_error_in
+
+            user_error = user_error_in(error)
+        if user_error is None or verbose:
+            raise
         from mcis.platform.runs.arguments import error_with_keys
 
-        problem = user_error_in(error)
-        if problem is None or verbose:
-            raise
-        _end(error_with_keys(problem, {"index": "the command with --from index"}))
-
-
-def _end(error: BaseException) -> None:
-    if isinstance(error, KeyboardInterrupt):
-        typer.echo("\ninterrupted: what is finished is kept; the same command goes on from there", err=True)
-        raise typer.Exit(130)
-    typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(1)
-
-
-def data_options(**given: Path | str | None) -> dict[str, Any]:
-    """Dotted keys of the options that were given."""
-    options = {f"data.{name}": str(value) for name, value in given.items() if value is not None}
-    return {_KEYS.get(key, key): value for key, value in options.items()}
+        told = error_with_keys(user_error, {"index": "the command with --from index"})
+        typer.echo(f"error: {told}", err=True)
+        raise typer.Exit(1) from None

@@ -1,4 +1,4 @@
-"""What a command leaves on the terminal: the table of scores, the configuration, the doctor's screen."""
+"""What a command leaves on the terminal: the table of scores, an index in figures, the doctor's screen."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,6 @@ from rich.markup import escape
 from rich.table import Table
 
 from mcis.platform.commands.doctor import Check
-from mcis.platform.config.keys import leaves, meanings
-from mcis.platform.config.resolve import Resolved
 from mcis.platform.pipeline import RunResult
 from mcis.platform.reporting.index_facts import concerns, index_facts
 from mcis.platform.runs.progress import console
@@ -37,20 +35,9 @@ def show_result(result: RunResult) -> None:
         console.print(score_table(result.scores, f"Scores of {context.name}"))
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
-    console.print(f"report:  {context.folder.report}")
-    console.print(f"scores:  {context.folder.scores}")
-    console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}")
-
-
-def show_config(resolved: Resolved) -> None:
-    """Every key with value, origin and meaning."""
-    table = Table()
-    for column in ("key", "value", "from", "meaning"):
-        table.add_column(column, overflow="fold")
-    about = meanings(resolved.config)
-    for key, value in leaves(resolved.config):
-        table.add_row(key, escape(str(value)), escape(resolved.origins[key]), escape(about[key]))
-    console.print(table)
+    console.print(f"report:  {context.folder.report}", markup=False)
+    console.print(f"scores:  {context.folder.scores}", markup=False)
+    console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
 
 
 def show_checks(checks: list[Check]) -> None:
@@ -59,7 +46,7 @@ def show_checks(checks: list[Check]) -> None:
     for column in ("part", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        table.add_row(check.part, _STATES[check.state], check.found, check.remedy)
+        table.add_row(check.part, _STATES[check.state], escape(check.found), escape(check.remedy))
     console.print(table)
 
 

@@ -38,7 +38,8 @@ class Bar:
             self.tenth = done * 10 // self.total
             rate = done / max(time.monotonic() - self.began, 1e-6)
             left = (self.total - done) / max(rate, 1e-6)
-            console.print(f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}")
+            line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}"
+            console.print(line, markup=False)
 
 
 @contextlib.contextmanager
@@ -48,12 +49,12 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
         yield Bar(label, total, unit, None)
         return
     columns = (
-        TextColumn("  {task.description}"),
+        TextColumn("  {task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         _Rate(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
     )
     with Progress(*columns, console=console) as progress:
         yield Bar(label, total, unit, progress)

@@ -36,6 +36,22 @@ def store_errors(uri: str) -> Iterator[None]:
         ) from None
 
 
+def experiment_page(workspace: Workspace) -> str | None:
+    """The page of the runs in MLflow's UI, relative to its address; None where the store has no runs yet.
+
+    Raises:
+        UserError: the store cannot be used.
+    """
+    uri = tracking_uri(workspace)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return None  # to ask for it would make it
+    from mlflow.tracking import MlflowClient
+
+    with store_errors(uri):
+        experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+    return f"#/experiments/{experiment.experiment_id}/runs" if experiment else None
+
+
 class Tracker:
     """The MLflow run of a run or study; a restart continues it.
 

@@ -8,9 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform import pipeline
 from mcis.platform.cli import app
+from mcis.platform.commands import options
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
 
@@ -22,13 +26,122 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_help_shows_every_command_and_imports_neither_ray_nor_torch() -> None:
-    code = "import sys; sys.argv = ['mcis', '--help']\nfrom mcis.platform.cli import main\n"
+def imported_by(arguments: list[str], modules: tuple[str, ...]) -> tuple[str, list[str]]:
+    """What a command prints, and which of some modules it imported."""
+    code = f"import sys; sys.argv = {['mcis', *arguments]}\nfrom mcis.platform.cli import main\n"
     code += "try:\n    main()\nexcept SystemExit:\n    pass\n"
-    code += "print([m for m in ('ray', 'torch', 'mlflow', 'pyarrow') if m in sys.modules])"
+    code += f"print(*[m for m in {modules} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert all(command in done.stdout for command in ("demo", "run", "study", "config", "doctor", "ui"))
-    assert done.stdout.strip().endswith("[]")
+    *lines, last = done.stdout.split("\n")[:-1]
+    return "\n".join(lines), last.split()
+
+
+def test_help_shows_every_command_and_imports_neither_ray_nor_torch() -> None:
+    output, imported = imported_by(["--help"], ("ray", "torch", "mlflow", "pyarrow"))
+    assert all(command in output for command in ("demo", "run", "study", "config", "doctor", "ui"))
+    assert not imported
+
+
+def test_showing_a_configuration_imports_neither_ray_nor_torch() -> None:
+    output, imported = imported_by(["config", "show", "voc", "--recipe", "small"], ("ray", "torch", "mlflow"))
+    assert "│ seed " in output
+    assert not imported
+
+
+SHARED = ("voc", "single", "web", "lid", "tags", "recipe", "config", "set")
+
+
+@pytest.mark.parametrize("command", ["run", "config show", "study references", "study effect"])
+def test_commands_of_a_configuration_list_the_same_options(command: str) -> None:
+    done = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})
+    assert all(f"--{option} " in done.output for option in SHARED)
+    assert "voc+single" in done.output
+    assert "paper" in done.output
+
+
+def test_an_experiment_is_saved_shown_and_changed(root: Path, tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    given = ["--voc", str(root), "--recipe", "small", "--set", "localize.method.name=co_attention"]
+    done = runner.invoke(app, ["config", "show", "voc", *given, "--save", str(path)])
+    assert (done.exit_code, done.output) == (0, f"experiment: {path}\n")
+    shown = runner.invoke(app, ["config", "show", "--config", str(path), "--set", "seed=7"], env={"COLUMNS": "400"})
+    lines = {line.split("│")[1].strip(): line for line in shown.output.splitlines() if line.count("│") > 4}
+    for key, value, origin in (
+        ("seed", "7", "--set"),
+        ("localize.method.name", "co_attention", str(path)),
+        ("data.voc", str(root), str(path)),
+        ("recipe", "small", str(path)),
+    ):
+        assert value in lines[key]
+        assert origin in lines[key]
+    other = runner.invoke(app, ["config", "show", "voc+web", "--config", str(path)])
+    assert other.exit_code == 1
+    assert f"setting voc+web is given beside {path}, which is of setting voc" in other.output
+
+
+def test_a_value_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> None:
+    arguments = ["config", "show", "voc", "--voc", str(tmp_path / "[/x] [bold]"), "--set", "data.train_list=[/red]"]
+    done = runner.invoke(app, arguments, env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    assert f"{tmp_path}/[/x] [bold]" in done.output
+    assert "[/red]" in done.output
+
+
+READING = {
+    "export": ["export", "masks", "--name", "x", "--out", "OUT"],
+    "index show": ["index", "show", "--name", "x"],
+    "index browse": ["index", "browse", "--name", "x"],
+    "ui": ["ui"],
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_commands_that_only_read_make_no_workspace(command: str, tmp_path: Path) -> None:
+    absent = tmp_path / "typo"
+    arguments = [str(tmp_path / "out") if a == "OUT" else a for a in READING[command]]
+    done = runner.invoke(app, [*arguments, "--workspace", str(absent)])
+    assert done.exit_code == 1
+    assert f"{absent} is no workspace" in done.output
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_ui_names_the_page_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    commands: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, command: commands.append(command))
+    workspace = Workspace(tmp_path)
+    empty = runner.invoke(app, ["ui", "--workspace", str(tmp_path), "--port", "5005"])
+    assert "no experiment yet" in empty.output
+    assert not workspace.tracking_store.exists()
+    Tracker(workspace, "mine", identity="").finish("FINISHED")
+    done = runner.invoke(app, ["ui", "--workspace", str(tmp_path), "--port", "5005"])
+    assert "runs: http://127.0.0.1:5005/#/experiments/1/runs" in done.output
+    assert all(command[1:4] == ["-m", "mlflow", "ui"] for command in commands)
+    assert len(commands) == 2
+
+
+def completions(*words: str) -> list[str]:
+    """What the shell offers for the last of some words."""
+    environment = {
+        "_MCIS_COMPLETE": "complete_bash",
+        "COMP_WORDS": " ".join(["mcis", *words]),
+        "COMP_CWORD": str(len(words)),
+    }
+    done = runner.invoke(app, [], env=environment, prog_name="mcis")
+    return done.output.split()
+
+
+def test_the_shell_completes_settings_recipes_stages_and_runs(tmp_path: Path) -> None:
+    (Workspace(tmp_path).runs / "mine").mkdir()
+    assert completions("run", "voc+") == ["voc+single", "voc+web"]
+    assert completions("run", "voc", "--recipe", "re") == ["released"]
+    assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_segmenter"]
+    assert completions("export", "maps", "--workspace", str(tmp_path), "--name", "m") == ["mine"]
+    assert completions("index", "show", "--workspace", str(tmp_path / "absent"), "--name", "m") == []
+
+
+def test_the_stages_that_the_shell_completes_are_the_pipelines() -> None:
+    assert options.STAGE_NAMES == pipeline.STAGE_NAMES
 
 
 def test_config_show_names_every_key_value_and_source() -> None:
@@ -45,6 +158,8 @@ def test_config_show_names_every_key_value_and_source() -> None:
 
 BAD = {
     "unknown setting": (["run", "vox", "--name", "x"], "did you mean voc"),
+    "no setting": (["run", "--name", "x"], "no setting"),
+    "a file that is none": (["run", "--name", "x", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
     "unknown recipe": (["run", "voc", "--name", "x", "--recipe", "smal"], "did you mean small"),
     "unknown key": (["run", "voc", "--name", "x", "--set", "clasifier.epochs=3"], "classifier.epochs"),
     "wrong type": (["run", "voc", "--name", "x", "--set", "classifier.epochs=many"], "classifier.epochs"),

@@ -41,17 +41,36 @@ def test_after_a_download_the_command_of_the_run_that_finds_this_index_is_named(
     assert browsed.output == "page: page.html\n"
     assert "<html" in (tmp_path / "page.html").read_text()
 
-    again = runner.invoke(app, ["index", "voc", "--voc", str(root), *given])
+    again = runner.invoke(app, ["index", "voc", str(root), *given])
     assert again.exit_code == 0, again.output
     assert "use: " not in again.output
 
 
-@pytest.mark.parametrize("source", ["voc", "single", "web", "lid", "tags"])
-def test_an_index_without_its_source_says_which_option_is_missing(source: str, ray_local: None, tmp_path: Path) -> None:
-    done = runner.invoke(app, ["index", source, "--workspace", str(tmp_path)])
-    assert done.exit_code == 1
-    assert f"add --{source} " in done.output
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [("single", "'DIR'"), ("web", "'DIR'"), ("lid", "'DIR'"), ("tags", "'FILE'"), ("voc", "index voc --download DIR")],
+)
+def test_an_index_without_its_location_says_what_is_missing(source: str, said: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["index", source, "--workspace", str(tmp_path / "ws")], env={"COLUMNS": "200"})
+    assert done.exit_code == (1 if source == "voc" else 2)
+    assert said in done.output
     assert "Traceback" not in done.output
+    assert not (tmp_path / "ws").exists()
+
+
+def test_a_folder_and_a_download_are_one_too_many(tmp_path: Path) -> None:
+    done = runner.invoke(app, ["index", "voc", "here", "--download", "there", "--workspace", str(tmp_path / "ws")])
+    assert done.exit_code == 1
+    assert "the folder here and --download as well" in done.output
+
+
+@pytest.mark.parametrize("source", ["voc", "single", "web", "lid", "tags"])
+def test_an_index_of_a_location_that_is_none_names_no_option_for_it(source: str, tmp_path: Path) -> None:
+    absent = tmp_path / "absent.csv"
+    done = runner.invoke(app, ["index", source, str(absent), "--workspace", str(tmp_path / "ws")])
+    assert done.exit_code == 1, done.output
+    assert str(absent) in done.output
+    assert f"--{source}" not in done.output
 
 
 def test_help_keeps_what_stands_in_angle_brackets() -> None:

@@ -1,0 +1,42 @@
+"""The commands `mcis doctor` and `mcis ui`: is this machine fit, and where are the curves."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
+
+
+def doctor(workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
+    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
+    from mcis.platform.commands.doctor import checks
+    from mcis.platform.commands.terminal import show_checks
+
+    results = checks(workspace.expanduser())
+    show_checks(results)
+    if any(check.state == "bad" for check in results):
+        raise typer.Exit(1)
+
+
+def ui(
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 5000,
+) -> None:
+    """The MLflow UI on the workspace's store, on loopback."""
+    with plain_errors():
+        from mcis.platform.runs.tracking import experiment_page, tracking_uri
+        from mcis.platform.runs.workspace import Workspace
+
+        opened = Workspace(workspace, create=False)
+        uri, page = tracking_uri(opened), experiment_page(opened)
+        typer.echo(f"MLflow's store: {uri}; its UI takes some seconds to start")
+        if page:
+            typer.echo(f"runs: http://127.0.0.1:{port}/{page}")
+        else:
+            typer.echo(f"http://127.0.0.1:{port}: the store has no experiment yet; the first run makes it")
+        command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
+        command += ["--default-artifact-root", opened.tracking_artifacts.as_uri()]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        os.execv(command[0], command)

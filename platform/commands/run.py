@@ -1,0 +1,72 @@
+"""The commands `mcis run` and `mcis demo`: the pipeline from tags to masks."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mcis.platform.commands.options import (
+    DEFAULT_WORKSPACE,
+    Assignments,
+    Configuration,
+    From,
+    Name,
+    Until,
+    Verbose,
+    WorkspaceFolder,
+    grouped,
+    plain_errors,
+)
+
+if TYPE_CHECKING:
+    from mcis.platform.config.resolve import Resolved
+
+
+@grouped
+def run(
+    configuration: Configuration,
+    name: Name,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    until: Until = None,
+    start: From = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run the pipeline: index, classifier, localization maps, pseudo masks, segmenter, predictions, scores, report.
+
+    A second call with the same name computes only what is missing or changed.
+    """
+    with plain_errors(verbose):
+        run_pipeline(configuration.resolve(), workspace, name, until=until, start=start, verbose=verbose)
+
+
+def demo(
+    name: Name = "demo",
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+    verbose: Verbose = False,
+) -> None:
+    """Run the whole pipeline on an embedded data set, drawn on the spot: masks that no one drew, in a few minutes."""
+    with plain_errors(verbose):
+        from mcis.platform.commands.demo import demo_configuration
+
+        run_pipeline(demo_configuration(workspace, assignments or []), workspace, name, verbose=verbose)
+
+
+def run_pipeline(
+    resolved: "Resolved",
+    workspace: Path,
+    name: str,
+    *,
+    verbose: bool,
+    until: str | None = None,
+    start: str | None = None,
+) -> None:
+    """Checks a configuration, runs the pipeline in a Ray of its own or a cluster's, and shows the scores."""
+    from mcis.platform import pipeline
+    from mcis.platform.commands.terminal import show_result
+    from mcis.platform.engine.runtime import ray_session
+    from mcis.platform.runs.workspace import Workspace
+
+    opened = Workspace(workspace)
+    pipeline.check(resolved.config, opened, name, until=until, start=start)
+    with ray_session(resolved.config.compute, verbose=verbose):
+        result = pipeline.run(resolved, opened, name, until=until, start=start)
+    show_result(result)
