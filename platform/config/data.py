@@ -82,7 +82,7 @@ class DataConfig(Section):
     classes: LocalPath | None = None
     """File with one class name per line; None = PASCAL VOC's 20, or the names found in data.tags.table."""
     train_list: str = "train_aug"
-    """Name of the list of training images (10,582 images; RELEASED_RECIPE, "Classifier")."""
+    """Name of the list of training images (10,582 images; RELEASED_RECIPE, "Counts")."""
     val_list: str = "val"
     """Name of the list of images that are predicted and scored."""
     test_list: str | None = None

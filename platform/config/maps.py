@@ -128,10 +128,10 @@ class MapsConfig(Section):
 
     scale: Literal["maximum", "range", "logarithm"] = "maximum"
     """How activations become scores in [0, 1]. `maximum`: each map is clipped at 0 and divided by its maximum
-    (RELEASED_RECIPE, "Pseudo masks"). `range`: each map is min-max normalized whole. `logarithm`: all maps share one
-    scale, (1 + sign(a) log(1 + |a|) / 7) / 2 clipped to [0, 1], so that what a class layer is surer of wins over what
-    is merely an image's strongest. The thresholds on scores in `pseudo_masks` are then ones on activations: 0.5 is 0,
-    0.55 is 1, 0.66 is 8, 0.95 is 544."""
+    (RELEASED_RECIPE, "Localization maps"). `range`: each map is min-max normalized whole. `logarithm`: all maps share
+    one scale, (1 + sign(a) log(1 + |a|) / 7) / 2 clipped to [0, 1], so that what a class layer is surer of wins over
+    what is merely an image's strongest. The thresholds on scores in `pseudo_masks` are then ones on activations: 0.5 is
+    0, 0.55 is 1, 0.66 is 8, 0.95 is 544."""
 
 
 class PseudoMasksConfig(Section):

@@ -177,7 +177,7 @@ def orders(seed: int, turns: int, count: int) -> NDArray[np.int64]:
     return permuted(Order.IMAGES, seed, turn, count, position).reshape(turns, count)
 
 
-# One number, powers of two, squares and their neighbours, primes, and both sides of where the rounds become fewer.
+# One number, powers of two, squares and their neighbors, primes, and both sides of where the rounds become fewer.
 COUNTS = [*range(1, 40), 63, 64, 65, 121, 127, 128, 997, 999, 1000, 1001, 1009, 1024, 4096, 10007, 10582, 65536]
 
 

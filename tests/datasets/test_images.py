@@ -60,9 +60,9 @@ def test_the_cache_changes_no_pixel(tmp_path: Path, uris: list[str], cuts: tuple
     images = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, cuts) if cuts else None)
     positions = [9, 0, 3, 3, 8, 4, 2]
     for reader in (images, pickle.loads(pickle.dumps(images))):
-        found = reader(np.array(positions))
-        assert found.dtype == np.uint8
-        np.testing.assert_array_equal(found, expected(uris, positions))
+        images_read = reader(np.array(positions))
+        assert images_read.dtype == np.uint8
+        np.testing.assert_array_equal(images_read, expected(uris, positions))
 
 
 def test_what_is_cached_is_not_decoded_and_the_rest_is(tmp_path: Path, uris: list[str]) -> None:

@@ -63,11 +63,11 @@ def test_an_images_maps_are_found_in_their_shard(shards: Shards) -> None:
     }
     assert list(shards) == list(expected)
     for image_id, (classes, maps) in expected.items():
-        found = shards.maps(image_id)
-        assert found is not None
-        assert found.classes.tolist() == classes
-        assert found.maps.dtype == np.float32
-        np.testing.assert_array_equal(found.maps, maps.astype(np.float16))
+        of_image = shards.maps(image_id)
+        assert of_image is not None
+        assert of_image.classes.tolist() == classes
+        assert of_image.maps.dtype == np.float32
+        np.testing.assert_array_equal(of_image.maps, maps.astype(np.float16))
 
 
 def test_an_image_without_rows_has_none(shards: Shards) -> None:
@@ -79,9 +79,9 @@ def test_shards_travel_by_pickle(shards: Shards) -> None:
     shards.maps("a")
     data = pickle.dumps(shards)
     assert len(data) < 2000, "the rows stay where they are"
-    found, here = pickle.loads(data).maps("c"), shards.maps("c")
-    assert here is not None
-    np.testing.assert_array_equal(found.maps, here.maps)
+    unpickled, original = pickle.loads(data).maps("c"), shards.maps("c")
+    assert original is not None
+    np.testing.assert_array_equal(unpickled.maps, original.maps)
 
 
 def test_more_shards_than_are_kept_open_are_read(tmp_path: Path) -> None:
@@ -89,18 +89,18 @@ def test_more_shards_than_are_kept_open_are_read(tmp_path: Path) -> None:
         pq.write_table(map_rows([f"i{number}"], [number], drawn(number, 1)), tmp_path / f"part-{number:08d}.parquet")
     shards = Shards(tmp_path)
     for number in [*range(12), *reversed(range(12))]:
-        found = shards.maps(f"i{number}")
-        assert found is not None
-        np.testing.assert_array_equal(found.maps, drawn(number, 1).astype(np.float16))
+        of_image = shards.maps(f"i{number}")
+        assert of_image is not None
+        np.testing.assert_array_equal(of_image.maps, drawn(number, 1).astype(np.float16))
 
 
 def test_rows_of_other_tables_are_found_too(tmp_path: Path) -> None:
     labels = encode_labels(np.arange(6, dtype=np.uint8).reshape(2, 3))
     rows = [{"image_id": i, "labels": labels, "mask": labels, "ignored": 0.5} for i in "ab"]
     pq.write_table(pa.Table.from_pylist(rows, schema=MASKS_SCHEMA), tmp_path / "part-00000000.parquet")
-    found = Shards(tmp_path).rows("b")
-    assert found is not None
-    assert found.to_pylist() == rows[1:]
+    of_b = Shards(tmp_path).rows("b")
+    assert of_b is not None
+    assert of_b.to_pylist() == rows[1:]
 
 
 def test_an_empty_folder_holds_no_image(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_schemas_are_the_contract() -> None:
 
 
 def test_activations_beyond_float16_are_its_largest_and_none_is_no_number() -> None:
-    found = map_rows(["a"], [0], np.array([[[1e9, -1e9, 2.0]]], np.float32))
-    assert found["map"][0].as_py() == [65504.0, -65504.0, 2.0]
+    written = map_rows(["a"], [0], np.array([[[1e9, -1e9, 2.0]]], np.float32))
+    assert written["map"][0].as_py() == [65504.0, -65504.0, 2.0]
     with pytest.raises(ValueError, match="holds NaN"):
         map_rows(["a"], [0], np.array([[[np.nan, 0.0]]], np.float32))

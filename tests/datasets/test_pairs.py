@@ -203,11 +203,11 @@ def test_a_jump_far_ahead_needs_no_walk() -> None:
 
 def test_epochs_and_seeds_come_in_other_orders() -> None:
     one_class = Tags.of_matrix(np.ones((40, 1), bool))
-    sampler, other = PairSampler(one_class, seed=0), PairSampler(one_class, seed=1)
-    rows = sampler.rows(0, 80)
+    sampler = PairSampler(one_class, seed=0)
+    rows, of_seed_1 = sampler.rows(0, 80), PairSampler(one_class, seed=1).rows(0, 40)
     assert rows.m[:40].tolist() != rows.m[40:].tolist()
-    assert rows.m[:40].tolist() != other.rows(0, 40).m.tolist()
-    assert rows.n[np.argsort(rows.m[:40])].tolist() != other.rows(0, 40).n[np.argsort(other.rows(0, 40).m)].tolist()
+    assert rows.m[:40].tolist() != of_seed_1.m.tolist()
+    assert rows.n[np.argsort(rows.m[:40])].tolist() != of_seed_1.n[np.argsort(of_seed_1.m)].tolist()
 
 
 def chi_square(counts: NDArray[np.int64], chances: NDArray[np.float64]) -> float:
@@ -224,15 +224,15 @@ def test_chances_are_exact(itself: bool) -> None:
     epochs = 6000
     sampler = PairSampler(Tags.of_matrix(TAGS), seed=2, partner_may_be_itself=itself)
     for m in range(len(TAGS)):
-        own = np.flatnonzero(TAGS[m])
-        if not len(own):
+        tags_of_m = np.flatnonzero(TAGS[m])
+        if not len(tags_of_m):
             continue
         chance = np.zeros(len(TAGS))
-        for tag in own:
+        for tag in tags_of_m:
             members = set(np.flatnonzero(TAGS[:, tag]).tolist())
             candidates = members if itself else (members - {m}) or {m}
             for n in candidates:
-                chance[n] += 1 / len(own) / len(candidates)
+                chance[n] += 1 / len(tags_of_m) / len(candidates)
         drawn = sampler.partners(np.arange(epochs), np.full(epochs, m))
         # At most 5 degrees of freedom: 30 is beyond one chance in 50,000.
         assert chi_square(np.bincount(drawn, minlength=len(TAGS)), chance) < 30
@@ -301,8 +301,8 @@ def test_in_a_mix_the_images_of_a_domain_take_turns() -> None:
     # An epoch draws 40 m out of 50 of the target, and 20 out of 40 of the source: whole turns after 5 and 2 epochs.
     for domain, epochs, times in ((False, 5, 4), (True, 2, 1)):
         for first in range(0, 10, epochs):
-            here = (rows.epoch >= first) & (rows.epoch < first + epochs) & (source[rows.m] == domain)
-            assert sorted(rows.m[here]) == sorted(np.flatnonzero(source == domain).tolist() * times)
+            of_domain = (rows.epoch >= first) & (rows.epoch < first + epochs) & (source[rows.m] == domain)
+            assert sorted(rows.m[of_domain]) == sorted(np.flatnonzero(source == domain).tolist() * times)
 
 
 def test_partners_of_a_kind_have_the_same_chance() -> None:

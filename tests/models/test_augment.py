@@ -34,13 +34,13 @@ def jittered(image: Tensor, strength: tuple[float, ...], draws: list[float]) -> 
     """One image after brightness, contrast, saturation and hue, pixel by pixel."""
     out = image.numpy().copy()
     brightness, contrast, saturation = (1 + strength[i] * (2 * draws[i] - 1) for i in range(3))
-    places = list(np.ndindex(*out.shape[1:]))
-    for y, x in places:
+    positions = list(np.ndindex(*out.shape[1:]))
+    for y, x in positions:
         out[:, y, x] *= brightness
-    mean = sum(luma(out[:, y, x]) for y, x in places) / len(places)
+    mean = sum(luma(out[:, y, x]) for y, x in positions) / len(positions)
     angle = 2 * math.pi * strength[3] * (2 * draws[3] - 1)
     yiq = np.array([LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
-    for y, x in places:
+    for y, x in positions:
         pixel = mean + contrast * (out[:, y, x] - mean)
         pixel = luma(pixel) + saturation * (pixel - luma(pixel))
         brightness_, i, q = yiq @ pixel
@@ -56,8 +56,8 @@ def test_color_jitter_is_its_definition(
 ) -> None:
     images, draws = drawn(seed, 2, height, width)
     got = color_jitter(images, strength, draws[:, :4])
-    for image, own, out in zip(images, draws.tolist(), got, strict=True):
-        np.testing.assert_allclose(out, jittered(image, strength, own), atol=1e-9)
+    for image, image_draws, out in zip(images, draws.tolist(), got, strict=True):
+        np.testing.assert_allclose(out, jittered(image, strength, image_draws), atol=1e-9)
 
 
 def test_no_strength_and_no_deviation_are_the_identity() -> None:
@@ -101,8 +101,8 @@ def test_an_image_is_mirrored_where_its_draw_is_below_one_half(seed: int, height
     images, draws = drawn(seed, 4, height, width)
     draws[0, 4], draws[1, 4] = 0.5, np.nextafter(0.5, 0)
     got = augment(images, Augmentation(flip=True), draws)
-    for image, own, out in zip(images, draws, got, strict=True):
-        assert torch.equal(out, image.flip(2) if own[4] < 0.5 else image)
+    for image, image_draws, out in zip(images, draws, got, strict=True):
+        assert torch.equal(out, image.flip(2) if image_draws[4] < 0.5 else image)
 
 
 @quick
@@ -110,8 +110,8 @@ def test_an_image_is_mirrored_where_its_draw_is_below_one_half(seed: int, height
 def test_shifting_repeats_the_edges(seed: int, height: int, width: int, most: int) -> None:
     images, draws = drawn(seed, 3, height, width)
     got = augment(images, Augmentation(shift=most), draws)
-    for image, own, out in zip(images, draws.tolist(), got, strict=True):
-        dy, dx = (round((2 * d - 1) * most) for d in own[5:7])
+    for image, image_draws, out in zip(images, draws.tolist(), got, strict=True):
+        dy, dx = (round((2 * d - 1) * most) for d in image_draws[5:7])
         for y, x in np.ndindex(height, width):
             from_y, from_x = min(max(y + dy, 0), height - 1), min(max(x + dx, 0), width - 1)
             assert torch.equal(out[:, y, x], image[:, from_y, from_x])
@@ -151,8 +151,8 @@ def test_each_draw_has_one_purpose(column: int) -> None:
     """Another value in one column changes the result where its operation is on, and nothing where only others are."""
     images, draws = drawn(4, 1, 6, 6)
     draws = draws * 0.2
-    other = draws.clone()
-    other[:, column] = 0.9
+    changed = draws.clone()
+    changed[:, column] = 0.9
     alone = {
         **{i: Augmentation(color_jitter=tuple(0.3 * (i == j) for j in range(4))) for i in range(4)},  # type: ignore[arg-type]
         4: Augmentation(flip=True),
@@ -160,5 +160,5 @@ def test_each_draw_has_one_purpose(column: int) -> None:
         6: Augmentation(shift=2),
     }
     for purpose, how in alone.items():
-        same = torch.equal(augment(images, how, draws), augment(images, how, other))
+        same = torch.equal(augment(images, how, draws), augment(images, how, changed))
         assert same == (alone[column] != how), purpose

@@ -98,8 +98,8 @@ def test_an_images_features_do_not_depend_on_its_batch(built: dict[str, Backbone
 )
 def test_layers_without_pretrained_weights_are_named(built: dict[str, Backbone], name: str, new: str | None) -> None:
     assert built[name].new_layers == ((new,) if new else ())
-    found = [key for key, _ in built[name].named_parameters() if new and key.startswith(new)]
-    assert len(found) == {"small": 10, "vgg16": 6}.get(name, 0)
+    new_parameters = [key for key, _ in built[name].named_parameters() if new and key.startswith(new)]
+    assert len(new_parameters) == {"small": 10, "vgg16": 6}.get(name, 0)
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -122,10 +122,10 @@ def test_small_is_five_convolutions() -> None:
     backbone = small(channels=12)
     x = images(1, 3, 30, 41)
     weights = list(backbone.parameters())
-    for place, stride in enumerate((2, 2, 2, 1, 1)):
-        weight, bias = weights[2 * place : 2 * place + 2]
+    for layer, stride in enumerate((2, 2, 2, 1, 1)):
+        weight, bias = weights[2 * layer : 2 * layer + 2]
         assert (bias == 0).all()
-        x = functional.conv2d(x if place == 0 else torch.relu(x), weight, bias, stride=stride, padding=1)
+        x = functional.conv2d(x if layer == 0 else torch.relu(x), weight, bias, stride=stride, padding=1)
     close(backbone(images(1, 3, 30, 41)), x)
     assert round(sum(w.numel() for w in small().parameters()) / 1e6, 1) == 0.2
 
@@ -168,8 +168,8 @@ def test_vgg16_is_the_recipes(built: dict[str, Backbone]) -> None:
                 x = functional.max_pool2d(x, 3, stride=1, padding=1)
             index += 1
         without_extra = x
-        for place in (0, 2, 4):
-            weight, bias = weights[f"extra_convs.{place}.weight"], weights[f"extra_convs.{place}.bias"]
+        for layer in (0, 2, 4):
+            weight, bias = weights[f"extra_convs.{layer}.weight"], weights[f"extra_convs.{layer}.bias"]
             assert weight.shape == (512, 512, 3, 3)
             assert weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=0.01)
             assert (bias == 0).all()

@@ -128,11 +128,11 @@ def test_each_kind_of_pair_has_its_own_affinity_and_the_source_sees_a_cross_pair
     assert pair_kinds(~source, target).tolist() == [2, 0, 2]
     related = features(3, 3, 3, 2)
     mean = three.co_map(f_m[0], related, 1, kind=kinds, target_is_n=source & ~target)
-    each = []
+    maps = []
     for r, w_p in enumerate((three.w_p[1], three.w_p[2].T, three.w_p[1])):
         one.w_p.data.copy_(w_p)
-        each.append(one.co_map(f_m[0], related[r : r + 1], 1))
-    torch.testing.assert_close(mean, torch.stack(each).mean(0))
+        maps.append(one.co_map(f_m[0], related[r : r + 1], 1))
+    torch.testing.assert_close(mean, torch.stack(maps).mean(0))
     with pytest.raises(ValueError, match="kind of each pair"):
         three.pair_scores(f_m, f_n)
 
@@ -143,8 +143,8 @@ def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
     three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
     m, n, kind = images(1, 3), images(2, 3), torch.tensor([0, 1, 2])
     (selves,) = three(m, n, (name,), kind)[1]
-    for b, own in enumerate((0, 1, 0)):
-        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[own]})
+    for b, pair_kind in enumerate((0, 1, 0)):
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[pair_kind]})
         (expected,) = one(m[b : b + 1], n[b : b + 1], (name,))[1]
         torch.testing.assert_close(selves.common_n[b : b + 1], expected.common_n)
 
@@ -157,13 +157,13 @@ def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) ->
     for name, scores in present(model.pair_scores(model.backbone(m), model.backbone(n))).items():
         torch.testing.assert_close(present(pairs)[name], scores)
     assert len(selves) == 3
-    for name, own in zip(SELF_TRANSFORMS, selves, strict=True):
-        other = model.backbone(transform(m, name))
-        expected = present(model.pair_scores(model.backbone(m), other, contrastive=False))
+    for name, self_scores in zip(SELF_TRANSFORMS, selves, strict=True):
+        transformed = model.backbone(transform(m, name))
+        expected = present(model.pair_scores(model.backbone(m), transformed, contrastive=False))
         assert not any(name.startswith("exclusive") for name in expected)
-        assert present(own).keys() == expected.keys()
+        assert present(self_scores).keys() == expected.keys()
         for key, scores in expected.items():
-            torch.testing.assert_close(present(own)[key], scores)
+            torch.testing.assert_close(present(self_scores)[key], scores)
 
 
 def test_a_pairs_scores_do_not_depend_on_the_batch() -> None:
@@ -179,9 +179,9 @@ def test_a_pairs_scores_do_not_depend_on_the_batch() -> None:
 
 
 def test_the_shared_head_adds_no_weights_and_the_second_one_has_no_bias() -> None:
-    own = {name for name, _ in classifier(head="own").named_parameters()}
+    with_own_head = {name for name, _ in classifier(head="own").named_parameters()}
     shared = {name for name, _ in classifier().named_parameters()}
-    assert own - shared == {"common_head.weight"}
+    assert with_own_head - shared == {"common_head.weight"}
     assert {name for name in shared if not name.startswith("backbone")} == {
         "phi.weight",
         "phi.bias",
@@ -286,8 +286,8 @@ def test_pooling_takes_the_mean_of_the_largest(seed: int, height: int, width: in
     activations = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 3, height, width)))
     got = pool(activations, top)
     assert got.shape == (2, 3)
-    for own, scores in zip(activations, got, strict=True):
-        np.testing.assert_allclose(scores, top_mean(own.flatten(1).numpy(), top), atol=1e-12)
+    for activation, scores in zip(activations, got, strict=True):
+        np.testing.assert_allclose(scores, top_mean(activation.flatten(1).numpy(), top), atol=1e-12)
 
 
 def test_the_transformations_of_self_pairs() -> None:
@@ -317,10 +317,10 @@ def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
     f_m, f_n = torch.randn(1, 6, 2, 3, dtype=torch.float64), torch.randn(1, 6, 3, 2, dtype=torch.float64)
     common = coattend(f_m, f_n, affinity(f_m, f_n, model.w_p))
     weight, _ = model.common_layer()
-    for seen, target, other, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
-        expected = torch.nn.functional.conv2d(seen, weight)[0, 1]
-        torch.testing.assert_close(model.co_map(target[0], other, 1, target_is_n=second), expected)
-        wrong = model.co_map(target[0], other, 1, target_is_n=not second)
+    for summary, target, partner, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
+        expected = torch.nn.functional.conv2d(summary, weight)[0, 1]
+        torch.testing.assert_close(model.co_map(target[0], partner, 1, target_is_n=second), expected)
+        wrong = model.co_map(target[0], partner, 1, target_is_n=not second)
         assert not torch.allclose(wrong, expected)
 
 

@@ -165,9 +165,9 @@ def test_swapping_the_images_and_transposing_w_p_swaps_the_outputs(seed: int, si
     f_m, f_n, w_p = drawn(seed, size)
     p, swapped = (affinity(*pair, form=form, scale=3.0) for pair in ((f_m, f_n, w_p), (f_n, f_m, w_p.T)))
     torch.testing.assert_close(swapped, p.transpose(1, 2))
-    common, other = coattend(f_m, f_n, p), coattend(f_n, f_m, swapped)
-    torch.testing.assert_close(other.m, common.n)
-    torch.testing.assert_close(other.n, common.m)
+    common, exchanged = coattend(f_m, f_n, p), coattend(f_n, f_m, swapped)
+    torch.testing.assert_close(exchanged.m, common.n)
+    torch.testing.assert_close(exchanged.n, common.m)
 
 
 def test_w_p_is_not_taken_as_symmetric() -> None:

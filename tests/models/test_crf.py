@@ -22,9 +22,9 @@ def mean_field(rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], param
     color = rgb.reshape(-1, 3).astype(np.float64)
 
     def kernel(space: float, tone: float) -> Array:
-        near = ((position[:, None] - position) ** 2).sum(axis=-1) / (2 * space**2)
+        distance = ((position[:, None] - position) ** 2).sum(axis=-1) / (2 * space**2)
         alike = ((color[:, None] - color) ** 2).sum(axis=-1) / (2 * tone**2)
-        values = np.exp(-near - alike)
+        values = np.exp(-distance - alike)
         root = np.sqrt(values.sum(axis=1))
         return values / root[:, None] / root
 

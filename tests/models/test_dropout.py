@@ -1,4 +1,4 @@
-"""Dropout that draws for each sample apart."""
+"""Dropout with random numbers per sample."""
 
 import pytest
 import torch
@@ -24,9 +24,9 @@ def test_what_is_dropped_depends_on_the_samples_number_alone() -> None:
     layer.numbers = [11, 12, 13]
     together = layer(x)
     torch.manual_seed(99)
-    for place, number in enumerate((11, 12, 13)):
+    for sample, number in enumerate((11, 12, 13)):
         layer.numbers = [number]
-        assert torch.equal(layer(x[place : place + 1])[0], together[place])
+        assert torch.equal(layer(x[sample : sample + 1])[0], together[sample])
 
 
 def test_nothing_is_dropped_in_evaluation_or_without_a_share() -> None:

@@ -45,16 +45,14 @@ def co_attentive_map(
         v = f[:, y, x].numpy()
         return v / math.sqrt(v @ v) if form == "cosine" else v
 
-    places = [(y, x) for y in range(related.shape[1]) for x in range(related.shape[2])]
+    grid = [(y, x) for y in range(related.shape[1]) for x in range(related.shape[2])]
     out = []
     for y in range(target.shape[1]):
         row = []
         for x in range(target.shape[2]):
-            p = [scale * vector(target, y, x) @ w_p.numpy() @ vector(related, *place) for place in places]
+            p = [scale * vector(target, y, x) @ w_p.numpy() @ vector(related, *position) for position in grid]
             weights = [math.exp(v - max(p)) for v in p]
-            feature = sum(
-                a / sum(weights) * related[:, v, u].numpy() for a, (v, u) in zip(weights, places, strict=True)
-            )
+            feature = sum(a / sum(weights) * related[:, v, u].numpy() for a, (v, u) in zip(weights, grid, strict=True))
             row.append(float(weight.numpy() @ feature + bias))
         out.append(row)
     return out
@@ -100,8 +98,8 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
     query = affinity_query(target, w_p, form=form, scale=scale)
     got = multi_round(query, related, weight, bias, form=form).view(target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
-    each = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
-    np.testing.assert_allclose(got, np.mean(each, axis=0), atol=1e-9)
+    maps = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
+    np.testing.assert_allclose(got, np.mean(maps, axis=0), atol=1e-9)
 
 
 def test_multi_round_has_the_gradients_of_the_long_way() -> None:
@@ -149,13 +147,13 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
     bias = normal(rng, 1)[0] if with_bias else None
     query = affinity_query(target, w_p, form=form, scale=scale)
     got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
-    each = []
-    for other in others:
-        common = coattend(target[None], other[None], affinity(target[None], other[None], w_p, form=form, scale=scale)).m
+    maps = []
+    for image in others:
+        common = coattend(target[None], image[None], affinity(target[None], image[None], w_p, form=form, scale=scale)).m
         gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None])
         layer = weight[None, :, None, None], None if bias is None else bias[None]
-        each.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
-    torch.testing.assert_close(got, torch.stack(each).mean(dim=0).flatten(), atol=1e-9, rtol=0)
+        maps.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
+    torch.testing.assert_close(got, torch.stack(maps).mean(dim=0).flatten(), atol=1e-9, rtol=0)
 
 
 def test_each_related_image_may_meet_a_query_of_its_own() -> None:
@@ -163,8 +161,8 @@ def test_each_related_image_may_meet_a_query_of_its_own() -> None:
     target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
     query = affinity_query(target, w_p, scale=2.0)
     assert query.shape == (2, 6, 3)
-    each = [multi_round(affinity_query(target, w_p[r], scale=2.0), related[r : r + 1], weight, None) for r in range(2)]
-    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(each).mean(dim=0))
+    maps = [multi_round(affinity_query(target, w_p[r], scale=2.0), related[r : r + 1], weight, None) for r in range(2)]
+    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(maps).mean(dim=0))
 
 
 def test_the_same_related_image_twice_adds_nothing() -> None:
@@ -183,10 +181,10 @@ def test_the_same_related_image_twice_adds_nothing() -> None:
 def test_normalized_maps_are_clipped_and_have_the_maximum_one(seed: int, shape: tuple[int, ...], offset: float) -> None:
     raw = normal(np.random.default_rng(seed), *shape) + offset
     got = normalize_maps(raw)
-    for own, out in zip(raw.reshape(-1, 2, 3), got.reshape(-1, 2, 3), strict=True):
-        most = own.max().item()
+    for raw_map, out in zip(raw.reshape(-1, 2, 3), got.reshape(-1, 2, 3), strict=True):
+        most = raw_map.max().item()
         for y, x in np.ndindex(2, 3):
-            expected = max(own[y, x].item(), 0) / most if most > 0 else 0
+            expected = max(raw_map[y, x].item(), 0) / most if most > 0 else 0
             assert out[y, x].item() == pytest.approx(expected, abs=1e-9)
 
 
@@ -211,8 +209,8 @@ def bicubic(line: list[float], length: int) -> list[float]:
 
     for i in range(length):
         at = (i + 0.5) * len(line) / length - 0.5
-        near = [math.floor(at) + d for d in (-1, 0, 1, 2)]
-        out.append(sum(kernel(at - j) * line[min(max(j, 0), len(line) - 1)] for j in near))
+        neighbors = [math.floor(at) + d for d in (-1, 0, 1, 2)]
+        out.append(sum(kernel(at - j) * line[min(max(j, 0), len(line) - 1)] for j in neighbors))
     return out
 
 
@@ -225,8 +223,8 @@ def test_maps_are_resized_bicubically_and_stay_between_0_and_1(
     maps = torch.from_numpy(rng.choice([0.0, 0.25, 1.0], (2, h, w)))
     got = resize_maps(maps, height, width)
     assert got.shape == (2, height, width)
-    for own, out in zip(maps.tolist(), got, strict=True):
-        rows = [bicubic(row, width) for row in own]
+    for raw_map, out in zip(maps.tolist(), got, strict=True):
+        rows = [bicubic(row, width) for row in raw_map]
         columns = [bicubic(list(column), height) for column in zip(*rows, strict=True)]
         np.testing.assert_allclose(out, np.clip(np.transpose(columns), 0, 1), atol=1e-5)
 
@@ -290,9 +288,9 @@ def test_a_class_that_is_surer_wins_by_the_logarithm_alone() -> None:
     scores = scale_maps(maps, "logarithm")
     assert (scores[1] > scores[0]).all()
     # What thresholds on scores mean as activations, as the configuration says.
-    known = torch.tensor([[[0.0, 1.0, 8.4, 544.0]]])
+    activations = torch.tensor([[[0.0, 1.0, 8.4, 544.0]]])
     torch.testing.assert_close(
-        scale_maps(known, "logarithm"), torch.tensor([[[0.5, 0.55, 0.66, 0.95]]]), atol=1e-3, rtol=0
+        scale_maps(activations, "logarithm"), torch.tensor([[[0.5, 0.55, 0.66, 0.95]]]), atol=1e-3, rtol=0
     )
 
 

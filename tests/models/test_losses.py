@@ -94,19 +94,19 @@ def test_the_sums_of_any_split_add_up_to_those_of_the_batch(seed: int, batch: in
     cut = data.draw(st.integers(1, batch - 1))
     for rows in (slice(0, cut), slice(cut, batch)):
         part = PairScores(*(None if s is None else s[rows] for s in scores))  # type: ignore[arg-type]
-        own = pair_losses(part, tags_m[rows], tags_n[rows], loss_reduction="released")
-        for name, values in own.items():
+        of_part = pair_losses(part, tags_m[rows], tags_n[rows], loss_reduction="released")
+        for name, values in of_part.items():
             torch.testing.assert_close(values, whole[name][rows])
 
 
-@pytest.mark.parametrize(("reduction", "share"), [("paper", 1.0), ("released", 0.5)])
-def test_each_score_is_pulled_by_probability_minus_label(reduction: LossReduction, share: float) -> None:
+@pytest.mark.parametrize(("reduction", "factor"), [("paper", 1.0), ("released", 0.5)])
+def test_each_score_is_pulled_by_probability_minus_label(reduction: LossReduction, factor: float) -> None:
     scores, tags_m, tags_n = drawn(7, 3, 4)
     leaves = PairScores(*(None if s is None else s.clone().requires_grad_() for s in scores))  # type: ignore[arg-type]
     torch.stack(list(pair_losses(leaves, tags_m, tags_n, loss_reduction=reduction).values())).sum().backward()
     both = torch.minimum(tags_m, tags_n)
     targets = [tags_m, tags_n, both, both, (tags_m > tags_n).double(), (tags_n > tags_m).double()]
-    shares = [share, share, share, share, 1.0, 1.0]
+    shares = [factor, factor, factor, factor, 1.0, 1.0]
     for leaf, target, weight in zip(leaves, targets, shares, strict=True):
         assert leaf is not None
         assert leaf.grad is not None
@@ -118,7 +118,7 @@ def test_each_score_is_pulled_by_probability_minus_label(reduction: LossReductio
 
 @quick
 @given(seeds, st.integers(1, 2), st.integers(2, 4), st.sampled_from([255, 1]))
-def test_pixel_ce_sums_over_the_labelled_pixels(seed: int, batch: int, labels: int, ignore: int) -> None:
+def test_pixel_ce_sums_over_the_labeled_pixels(seed: int, batch: int, labels: int, ignore: int) -> None:
     rng = np.random.default_rng(seed)
     logits = torch.from_numpy(rng.normal(scale=3, size=(batch, labels, 3, 2)))
     truth = torch.from_numpy(rng.choice([*range(labels), ignore], (batch, 3, 2)).astype(np.uint8))

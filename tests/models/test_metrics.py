@@ -1,4 +1,4 @@
-"""Scores against counting pixel by pixel: confusion, IoU, the sweep of thresholds, the marks, average precision."""
+"""Scores against counting pixel by pixel: confusion, IoU, the sweep of thresholds, the baselines, average precision."""
 
 import math
 
@@ -97,7 +97,7 @@ def test_iou_takes_a_stack_of_matrices() -> None:
 # --- the sweep
 
 
-def labelled_at(threshold: float, maps: np.ndarray, tags: np.ndarray) -> NDArray[np.uint8]:
+def labeled_at(threshold: float, maps: np.ndarray, tags: np.ndarray) -> NDArray[np.uint8]:
     """The strongest tag of each pixel where its score is at least the threshold, else background."""
     out = np.zeros(maps.shape[1:], np.uint8)
     for y, x in np.ndindex(*out.shape):
@@ -129,7 +129,7 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
     matrices = sweep(total)
     assert matrices.shape == (bins, classes + 1, classes + 1)
     for i in range(bins):
-        expected = sum(counted(truth, labelled_at(i / bins, maps, tags), classes) for truth, maps, tags in images)
+        expected = sum(counted(truth, labeled_at(i / bins, maps, tags), classes) for truth, maps, tags in images)
         np.testing.assert_array_equal(matrices[i], expected)
 
 
@@ -139,7 +139,7 @@ def test_a_score_of_one_is_foreground_at_every_threshold() -> None:
     assert (matrices[:, 2, 2] == 1).all()
 
 
-# --- the marks without a classifier
+# --- the baselines without a classifier
 
 
 def test_a_random_tag_covers_the_salient_pixels() -> None:
@@ -159,8 +159,8 @@ def test_the_best_tag_is_the_true_one_on_each_salient_pixel(seed: int, classes: 
     mask = best_tag_mask(salient, tags, truth)
     assert mask.dtype == np.uint8
     for y, x in np.ndindex(3, 4):
-        own = int(truth[y, x])
-        best = own if own in [tag + 1 for tag in tags] else tags[0] + 1
+        true = int(truth[y, x])
+        best = true if true in [tag + 1 for tag in tags] else tags[0] + 1
         assert mask[y, x] == (best if salient[y, x] else 0)
     hits = [np.diagonal(counted(truth, random_tag_mask(salient, tags, d), classes))[1:].sum() for d in (0.0, 0.5, 0.9)]
     assert np.diagonal(counted(truth, mask, classes))[1:].sum() >= max(hits)

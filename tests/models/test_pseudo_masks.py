@@ -263,8 +263,8 @@ def test_a_saliency_level_decides_alone_between_background_and_foreground() -> N
     maps = np.array([[[0.0, 0.2, 1.0, 0.9]], [[1.0, 0.1, 0.0, 0.3]]], np.float32)
     saliency = np.array([[128, 128, 128, 127]], np.uint8)
     tags = np.array([4, 9])
-    found = from_saliency(maps, tags, saliency, saliency_level=128, floor=0.0, doubt=256, smallest=0.0)
-    assert found.labels.tolist() == [[10, 5, 5, 0]]
+    result = from_saliency(maps, tags, saliency, saliency_level=128, floor=0.0, doubt=256, smallest=0.0)
+    assert result.labels.tolist() == [[10, 5, 5, 0]]
     # The least likely pixel of all maps is foreground too, since the saliency says so.
     salient = np.full((1, 4), 200, np.uint8)
     least = from_saliency(maps[:1], tags[:1], salient, saliency_level=128, floor=0.0, smallest=0.0)
