@@ -1,4 +1,4 @@
-"""Whether this machine is fit for the job: one line a part, with what to do where it is not."""
+"""Whether this machine is fit for the job: one line per part, with what to do where it is not."""
 
 import importlib.metadata
 import os
@@ -16,7 +16,7 @@ class Check(NamedTuple):
 
     part: str
     state: str
-    found: str
+    finding: str
     remedy: str = ""
 
 
@@ -91,10 +91,10 @@ def _mlflow(workspace: Path) -> Check:
 
 
 def _disk(workspace: Path) -> Check:
-    there = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
-    free = shutil.disk_usage(there).free / 2**30
-    if not os.access(there, os.W_OK):
-        return Check("disk", "bad", f"{there} cannot be written", "choose another --workspace DIR")
+    folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
+    free = shutil.disk_usage(folder).free / 2**30
+    if not os.access(folder, os.W_OK):
+        return Check("disk", "bad", f"{folder} cannot be written", "choose another --workspace DIR")
     if free < 5:
         return Check(
             "disk", "bad", f"{free:.1f} GiB free for the workspace", "free some space: a run wants 5 GiB and more"
@@ -141,7 +141,7 @@ def checks(workspace: Path) -> list[Check]:
     for part, check in parts:
         try:
             out.append(check())
-        except Exception as error:  # a part that is broken in whatever way is what this screen is for
+        except Exception as error:  # a broken part is what this screen is for
             out.append(
                 Check(
                     part, "bad", f"{type(error).__name__}: {str(error)[:120]}", "run `make test`'s install step again"

@@ -46,7 +46,7 @@ def show_checks(checks: list[Check]) -> None:
     for column in ("part", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        table.add_row(check.part, _STATES[check.state], escape(check.found), escape(check.remedy))
+        table.add_row(check.part, _STATES[check.state], escape(check.finding), escape(check.remedy))
     console.print(table)
 
 

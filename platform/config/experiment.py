@@ -92,11 +92,10 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     """
     brought = dict(leaves(Config())) | explicit(RECIPES[config.recipe]()) | explicit(setting_values(config.setting))
     unset = [key for key, value in leaves(config) if value is None and brought.get(key) is not None]
-    lines = [_HEAD, *_table(config, "", origins)]
+    lines = [_HEAD]
     if unset:
-        place = next(number for number, line in enumerate(lines) if line.startswith("recipe = ")) + 1
-        lines.insert(place, f"# None, in place of what recipe, setting or defaults bring.\nunset = {_toml(unset)}")
-    return "\n".join(lines) + "\n"
+        lines += ["# Keys that are None although recipe, setting or defaults have a value.", f"unset = {_toml(unset)}"]
+    return "\n".join([*lines, *_table(config, "", origins)]) + "\n"
 
 
 def _table(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator[str]:

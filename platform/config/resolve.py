@@ -110,12 +110,12 @@ def _names(setting: str | None, recipe: str | None, experiment: Experiment, file
     given = "+".join(sources_of(setting)) if setting is not None else None
     if recipe is not None:
         _check_recipe(recipe)
-    for word, one, other in (("setting", given, of_file), ("recipe", recipe, experiment.recipe)):
-        if one is not None and other is not None and one != other:
+    for word, on_command_line, in_file in (("setting", given, of_file), ("recipe", recipe, experiment.recipe)):
+        if on_command_line is not None and in_file is not None and on_command_line != in_file:
             raise UserError(
-                f"{word} {one} is given beside {file}, which is of {word} {other}",
-                f"one {word}",
-                f"leave {word} {one} out, or change `{word}` in a copy of the file",
+                f"{word} {on_command_line} is given beside {file}, which is of {word} {in_file}",
+                f"a single {word}",
+                f"leave {word} {on_command_line} out, or change `{word}` in a copy of the file",
             )
     chosen = given or of_file
     if chosen is None:
@@ -129,8 +129,8 @@ def _names(setting: str | None, recipe: str | None, experiment: Experiment, file
 
 def _check_recipe(recipe: str) -> None:
     if recipe not in RECIPES:
-        near = difflib.get_close_matches(recipe, RECIPES, 1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        nearest = difflib.get_close_matches(recipe, RECIPES, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
 
 
@@ -207,8 +207,8 @@ class _Merged:
             if having:
                 tag = f"{section}.{union.tag}"
                 return f"unknown key {key!r} with {tag}={self.tags[section]}; it goes with {tag}={' or '.join(having)}"
-        near = difflib.get_close_matches(key, known_keys, 3, 0.5)
-        return f"unknown key {key!r}" + (f"; did you mean {' or '.join(near)}?" if near else "")
+        nearest = difflib.get_close_matches(key, known_keys, 3, 0.5)
+        return f"unknown key {key!r}" + (f"; did you mean {' or '.join(nearest)}?" if nearest else "")
 
 
 def parse_assignments(assignments: Sequence[str]) -> Values:

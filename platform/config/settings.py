@@ -20,8 +20,8 @@ def sources_of(setting: str) -> tuple[str, ...]:
     names = tuple(setting.split("+"))
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        near = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
-        hint = f"did you mean {near[0]}?" if near else "choose one of them"
+        nearest = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
         raise UserError(
             f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
         )

@@ -52,6 +52,13 @@ def test_changes_are_read_as_they_were_written(recipe: str, change: str, tmp_pat
     assert again.config.model_dump_json() == resolved.config.model_dump_json()
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_trials_of_a_study_are_told_what_a_file_says(change: str, tmp_path: Path) -> None:
+    options = {**CHANGES[change], **({"maps.scale": "maximum"} if "method" in change else {})}
+    found = resolve(file=written(resolve("voc", "released", options), tmp_path))
+    assert resolve("voc", "released", found.changed()).config == found.config
+
+
 @settings_of_hypothesis(deadline=None, max_examples=60)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
