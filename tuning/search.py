@@ -113,7 +113,7 @@ def run_trials(
     failure = None
     if errors:
         known = user_error_in(errors[0])
-        first = known or UserError(str(errors[0])[-600:], "trials that run to their end", "mend the cause")
+        first = known or UserError(str(errors[0])[-600:], "trials that run to their end", "fix the cause")
         failure = UserError(
             f"{len(errors)} of {len(space)} trials failed; the first: {first.found}",
             first.expected,

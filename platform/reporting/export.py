@@ -61,7 +61,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
     outside = [image_id for image_id in rows if file_name(image_id) is None]
     if outside:
         raise UserError(
-            f"image id(s) that lead out of {out}: {shown(outside)}", "relative names", "mend the ids of the data set"
+            f"image id(s) that lead out of {out}: {shown(outside)}", "relative names", "correct the ids of the data set"
         )
     write: Callable[[dict[str, Any]], int]
     if what == "maps":

@@ -96,7 +96,7 @@ def _take_trained(config: Config, context: RunContext, path: Path) -> TrainingRe
 
 
 def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, int]:
-    """What is trained, and how many training images may take room in the cache of decoded images."""
+    """What is trained, and how many training images may take space in the cache of decoded images."""
     rows = split_rows(context, "train", tagged=True)
     c = config.classifier
     middle = c.sizing == "short_side"
