@@ -237,7 +237,7 @@ def _run(study: Study, plan: Plan) -> list[Cell]:
         tracker.artifact(folder.study)
         tracker.artifact(folder.study_picture)
         console.print(study.table(record.cells, study.title))
-        console.print(caption(record.means))
+        console.print(caption(record.means), markup=False)
         console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it", markup=False)
         if outcome.failure:
             raise outcome.failure

@@ -1,6 +1,10 @@
-"""What a command leaves on the terminal: the table of scores, an index in figures, the doctor's screen."""
+"""What commands print: the table of scores, an index in figures, the doctor's screen.
+
+Paths, names and values come from outside: all of them are escaped, or `[/x]` in a path would end in an error of rich.
+"""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 from rich.console import Console
@@ -8,12 +12,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from mcis.platform.commands.doctor import Check
-from mcis.platform.pipeline import RunResult
-from mcis.platform.reporting.index_facts import concerns, index_facts
+from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
 
+if TYPE_CHECKING:
+    from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
+
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
+_MOST_DISAGREEMENTS = 50
+"""Images that are listed with tags that disagree with their mask."""
 
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
@@ -28,7 +36,7 @@ def score_table(scores: Sequence[Score], title: str) -> Table:
     return table
 
 
-def show_result(result: RunResult) -> None:
+def show_result(result: "RunResult") -> None:
     """The final table of a run, and where to look."""
     context = result.context
     if result.scores:
@@ -46,7 +54,7 @@ def show_checks(checks: list[Check]) -> None:
     for column in ("part", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        table.add_row(check.part, _STATES[check.state], escape(check.finding), escape(check.remedy))
+        table.add_row(_plain(check.part), _STATES[check.state], _plain(check.finding), _plain(check.remedy))
     console.print(table)
 
 
@@ -55,24 +63,12 @@ def show_index(
 ) -> None:
     """An index in figures: images by domain and split, by class, rejects by kind of reason, copies; notes last."""
     facts = index_facts(index, rejects, classes)
-    domains = list(dict.fromkeys(group.domain for group in facts.groups))
-    splits = sorted({group.split for group in facts.groups}, key=[group.split for group in facts.groups].index)
-    table = _counts("Images", "domain", [*splits, "all"])
-    for domain in domains:
-        by_split = [int(facts.images[facts.columns(domain=domain, split=split)].sum()) for split in splits]
-        table.add_row(_plain(domain), *map(str, (*by_split, sum(by_split))))
-    by_split = [int(facts.images[facts.columns(split=split)].sum()) for split in splits]
-    table.add_row("all", *map(str, (*by_split, sum(by_split))), style="bold")
-    console.print(table)
-    several = len(facts.groups) > 1
-    table = _counts("Images per class", "class", [*(facts.names() if several else []), "all"])
-    for name, images in zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True):
-        table.add_row(_plain(name), *map(str, (*(images if several else []), images.sum())))
-    console.print(table)
+    console.print(_images_table(facts))
+    console.print(_classes_table(facts, classes))
     if facts.reject_kinds:
         table = _counts("Rejects", "kind of reason", ["images"])
-        for kind, images in facts.reject_kinds.items():
-            table.add_row(_plain(kind), str(images))
+        for reason, images in facts.reject_kinds.items():
+            table.add_row(_plain(reason), str(images))
         console.print(table)
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
@@ -82,28 +78,46 @@ def show_index(
         console.print(f"[yellow]note[/yellow]  {_plain(note)}")
 
 
+def _images_table(facts: IndexFacts) -> Table:
+    domains = list(dict.fromkeys(group.domain for group in facts.groups))
+    splits = list(dict.fromkeys(group.split for group in facts.groups))
+    table = _counts("Images", "domain", [*splits, "all"])
+    for domain in domains:
+        by_split = [int(facts.images[facts.columns(domain=domain, split=split)].sum()) for split in splits]
+        table.add_row(_plain(domain), *map(str, (*by_split, sum(by_split))))
+    by_split = [int(facts.images[facts.columns(split=split)].sum()) for split in splits]
+    table.add_row("all", *map(str, (*by_split, sum(by_split))), style="bold")
+    return table
+
+
+def _classes_table(facts: IndexFacts, classes: tuple[str, ...]) -> Table:
+    several = len(facts.groups) > 1
+    table = _counts("Images per class", "class", [*(facts.names() if several else []), "all"])
+    for name, images in zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True):
+        table.add_row(_plain(name), *map(str, (*(images if several else []), images.sum())))
+    return table
+
+
 def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:
     """Images whose tags are not the classes in their ground-truth masks."""
     from mcis.datasets.masks import compare_tags
-    from mcis.platform.runs.arguments import errors_name_keys
 
     masked = index.filter(index["mask_uri"].is_valid())
-    with errors_name_keys({"classes": "data.classes"}):
-        found = compare_tags(masked, len(classes))
-    console.print(f"tags that disagree with the mask: {len(found)} of {len(masked)} images with a mask")
-    if found:
+    disagreements = compare_tags(masked, len(classes))
+    console.print(f"tags that disagree with the mask: {len(disagreements)} of {len(masked)} images with a mask")
+    if disagreements:
         table = Table(title="Tags against masks", title_justify="left")
         for column in ("image", "tags", "in the mask"):
             table.add_column(column, overflow="fold")
-        for image in found[:50]:
+        for image in disagreements[:_MOST_DISAGREEMENTS]:
             table.add_row(_plain(image.image_id), *(_plain(", ".join(classes[k] for k in t)) for t in image[1:]))
         console.print(table)
-        if len(found) > 50:
-            console.print(f"and {len(found) - 50} more")
+        if len(disagreements) > _MOST_DISAGREEMENTS:
+            console.print(f"and {len(disagreements) - _MOST_DISAGREEMENTS} more")
 
 
 def _counts(title: str, what: str, columns: Sequence[str]) -> Table:
-    """An empty table of numbers with a name a row."""
+    """An empty table of numbers with a name per row."""
     table = Table(title=title, title_justify="left")
     table.add_column(what, overflow="fold")
     for column in columns:

@@ -1,0 +1,63 @@
+"""What commands print: scores with what they mean, and text from outside that is no markup."""
+
+from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mcis.platform.commands import terminal
+from mcis.platform.commands.doctor import Check
+from mcis.platform.runs.scores import Score
+from mcis.platform.runs.workspace import RunFolder
+
+HOSTILE = "photos[/x][red]"
+
+
+@pytest.fixture
+def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
+    """What the module prints on a wide terminal."""
+    stream = StringIO()
+    monkeypatch.setattr(terminal, "console", Console(file=stream, width=400))
+    return stream
+
+
+def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: StringIO) -> None:
+    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    score = Score(
+        what="localization_maps",
+        name=HOSTILE,
+        split="train",
+        images=9,
+        miou=50.125,
+        iou={},
+        threshold=0.5,
+        related=3,
+        method="evidence 6",
+        **origin,
+    )
+    root = Path("/w") / HOSTILE
+    context: Any = SimpleNamespace(
+        name="first",
+        seconds={"index": 1.0, "localize": 2.0},
+        computed={"index": False, "localize": True},
+        folder=RunFolder(root / "runs" / "first"),
+        workspace=SimpleNamespace(root=root),
+    )
+    result: Any = SimpleNamespace(context=context, scores=[score])
+    terminal.show_result(result)
+    lines = printed.getvalue().splitlines()
+    (row,) = [line for line in lines if "localization maps" in line]
+    cells = [cell.strip() for cell in row.strip("│").split("│")]
+    assert cells[:5] == ["localization maps", HOSTILE, "train", "50.12", "9"]
+    assert cells[5] == "threshold 0.5, related images 3, method evidence 6"
+    assert f"report:  /w/{HOSTILE}/runs/first/report.html" in lines
+    assert "2 s in stages that were computed" in lines
+
+
+def test_a_check_with_brackets_is_shown_as_it_is(printed: StringIO) -> None:
+    terminal.show_checks([Check("disk", "note", f"/{HOSTILE} is full", "free [/some] space")])
+    assert f"/{HOSTILE} is full" in printed.getvalue()
+    assert "free [/some] space" in printed.getvalue()
