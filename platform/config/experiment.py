@@ -7,10 +7,11 @@ place, the list `unset` names its key.
 import textwrap
 import tomllib
 from collections.abc import Iterator
-from json import dumps
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import tomlkit
+import tomlkit.items
 from pydantic import BaseModel
 
 from mcis.datasets.errors import UserError
@@ -21,10 +22,10 @@ from mcis.platform.config.settings import setting_values
 
 _LARGEST = 2**20  # bytes
 _WIDTH = 118
-_HEAD = """\
-# An experiment of mcis: `mcis run --config FILE --name NAME` runs it, and `--set KEY=VALUE` changes a value.
-# What follows a value says where it came from; a value without such a note is the default.
-"""
+_HEAD = (
+    "An experiment of mcis: `mcis run --config FILE --name NAME` runs it, and `--set KEY=VALUE` changes a value.",
+    "What follows a value says where it came from; a value without such a note is the default.",
+)
 
 
 class Experiment(NamedTuple):
@@ -89,52 +90,66 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
 
     Args:
         origins: layer that each value comes from, by dotted key.
+
+    Raises:
+        UserError: a text that is no UTF-8, such as a file name of another encoding.
     """
     brought = dict(leaves(Config())) | explicit(RECIPES[config.recipe]()) | explicit(setting_values(config.setting))
     unset = [key for key, value in leaves(config) if value is None and brought.get(key) is not None]
-    lines = [_HEAD]
+    document = tomlkit.document()
+    for line in _HEAD:
+        document.add(tomlkit.comment(line))
+    document.add(tomlkit.nl())
     if unset:
-        lines += ["# Keys that are None although recipe, setting or defaults have a value.", f"unset = {_toml(unset)}"]
-    return "\n".join([*lines, *_table(config, "", origins)]) + "\n"
+        document.add(tomlkit.comment("Keys that are None although recipe, setting or defaults have a value."))
+        document.add("unset", tomlkit.item(unset))
+    _fill(document, config, "", origins)
+    text = tomlkit.dumps(document)
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text[: error.start].rpartition("\n")[2] + text[error.start :].partition("\n")[0]
+        raise UserError(
+            f"{line!r} in the configuration", "text and file names in UTF-8", "rename the file or folder"
+        ) from None
+    return text
 
 
-def _table(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator[str]:
-    """Lines of a section: its values, then the sections below it, as TOML wants it."""
-    fields = {name: (field, getattr(section, name)) for name, field in type(section).model_fields.items()}
-    for name, (field, value) in fields.items():
+def _fill(
+    table: tomlkit.TOMLDocument | tomlkit.items.Table, section: BaseModel, prefix: str, origins: dict[str, str]
+) -> None:
+    """Adds the values of a section to its table, then the sections below it, as TOML wants it."""
+    fields = [(name, field, getattr(section, name)) for name, field in type(section).model_fields.items()]
+    for name, field, value in fields:
         if isinstance(value, BaseModel):
             continue
-        yield from _comment(field.description or "")
+        _comment(table, field.description or "")
         if value is None:
-            yield f"# {name} is None"
+            table.add(tomlkit.comment(f"{name} is None"))
             continue
-        origin = origins[f"{prefix}{name}"]
-        yield f"{name} = {_toml(value)}" + (f"  # {_one_line(origin)}" if origin != "default" else "")
-    for name, (_, value) in fields.items():
+        item = tomlkit.item(_plain(value))
+        if (origin := origins[f"{prefix}{name}"]) != "default":
+            item.comment(_one_line(origin))
+            item.trivia.comment_ws = "  "
+        table.add(name, item)
+    for name, _, value in fields:
         if isinstance(value, BaseModel):
-            yield ""
-            yield from _comment((value.__doc__ or "").splitlines()[0])
-            yield f"[{prefix}{name}]"
-            yield from _table(value, f"{prefix}{name}.", origins)
+            below = tomlkit.table()
+            _comment(below, (value.__doc__ or "").splitlines()[0])
+            _fill(below, value, f"{prefix}{name}.", origins)
+            table.add(tomlkit.nl())
+            table.add(name, below)
 
 
-def _comment(text: str) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, initial_indent="# ", subsequent_indent="# ")
+def _comment(table: tomlkit.TOMLDocument | tomlkit.items.Table, text: str) -> None:
+    for line in textwrap.wrap(text, _WIDTH):
+        table.add(tomlkit.comment(line))
 
 
 def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    text = str(value)
-    if any(0xD800 <= ord(c) < 0xE000 for c in text):
-        raise UserError(f"{text!r} in the configuration", "text and file names in UTF-8", "rename the file or folder")
-    # JSON's escapes are TOML's as well; TOML wants one more character escaped.
-    return dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+def _plain(value: Any) -> Any:
+    """A value as TOML knows it: paths are texts, tuples lists."""
+    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
