@@ -1,13 +1,14 @@
 """What a benchmark prints of the machine it ran on, and reads of a finished run."""
 
 import contextlib
-import json
 import multiprocessing
 import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from mcis.platform.runs.workspace import RunFolder, read_json
 
 
 def cores() -> int:
@@ -46,6 +47,6 @@ def describe() -> str:
 
 
 def stage_seconds(run: Path) -> dict[str, float]:
-    """Wall seconds of each stage of a finished run, from its scores.json."""
-    seconds: dict[str, float] = json.loads((run / "scores.json").read_text())["seconds"]
+    """Wall seconds of each stage of a finished run, given its folder."""
+    seconds: dict[str, float] = read_json(RunFolder(run).scores)["seconds"]
     return seconds

@@ -14,19 +14,18 @@ from mcis.platform.reporting.plots import Plot, iou_chart, threshold_chart, trai
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_view import MOST_BARS, run_view, training_name
 from mcis.platform.reporting.score_table import iou_table
-from mcis.platform.runs.workspace import written_aside
+from mcis.platform.runs.workspace import RunFolder, written_aside
 
 _PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|thresholds|training-\w+)\.png")
 
 
-def write_report(data: ReportData, folder: Path) -> Path:
-    """Writes folder/report.html and folder/pictures/*.png, replaces those of an earlier report; returns the page.
+def write_report(data: ReportData, folder: RunFolder) -> Path:
+    """Writes the report and its pictures into a run's folder, in place of those of an earlier report; returns the page.
 
     Raises:
         ValueError: a panel's arrays differ in size, or hold a label or a map of a class that `data.classes` lacks.
         UserError: the disk is full or cannot be written.
     """
-    pictures = folder / "pictures"
     drawn = {f"panel-{n:02}": panel_picture(panel, data.classes) for n, panel in enumerate(data.panels, 1)}
     if data.panels:
         drawn["gallery"] = gallery(data.panels, data.classes)
@@ -35,14 +34,14 @@ def write_report(data: ReportData, folder: Path) -> Path:
     content = {f"{name}.png": encode(picture, "PNG") for name, picture in drawn.items()}
     content |= {f"{name}.png": plot.light for name, plot in plots.items()}
     for name, png in content.items():
-        with written_aside(pictures / name) as aside:
+        with written_aside(folder.pictures / name) as aside:
             aside.write_bytes(png)
-    for path in pictures.glob("*.png"):
+    for path in folder.pictures.glob("*.png"):
         if path.name not in content and _PICTURE_NAME.fullmatch(path.name):
             path.unlink()  # an earlier report's: this run has no such picture, or fewer panels
-    with written_aside(folder / "report.html") as aside:
+    with written_aside(folder.report) as aside:
         aside.write_text(render("run_page.html.j2", run_view(data, plots)), encoding="utf-8")
-    return folder / "report.html"
+    return folder.report
 
 
 def _plots(data: ReportData) -> dict[str, Plot]:

@@ -10,6 +10,8 @@ import pydantic
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.workspace import read_json
 
+SCORES, CURVES = "scores.json", "curves.json"
+"""Files of the output of the stage `evaluate`: a list of scores, and curves by name."""
 Scored = Literal["localization_maps", "pseudo_masks", "baseline", "segmentation"]
 """What a score is of; a baseline is made of tags and saliency maps, without a classifier."""
 

@@ -18,7 +18,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.environment import environment
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.scores import Curve, Score, read_scores
+from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores
 from mcis.platform.runs.version import git_revision
 from mcis.platform.runs.workspace import Workspace, read_json, read_table, write_json
 
@@ -48,7 +48,7 @@ def run(config: Config, context: RunContext) -> StageResult:
             "busy": {stage: round(context.result(stage, StageResult).busy, 2) for stage in context.inputs},
         },
     )
-    write_report(data, folder.path)
+    write_report(data, folder)
     write_json(folder.environment, data.environment)
     for network, rows in records.items():
         context.tracker.steps(network, rows)
@@ -88,11 +88,11 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
 
 
 def _scores(context: RunContext) -> list[Score]:
-    return read_scores(context.inputs["evaluate"] / "scores.json") if "evaluate" in context.inputs else []
+    return read_scores(context.inputs["evaluate"] / SCORES) if "evaluate" in context.inputs else []
 
 
 def _curves(context: RunContext) -> dict[str, Curve]:
-    curves = read_json(context.inputs["evaluate"] / "curves.json") if "evaluate" in context.inputs else {}
+    curves = read_json(context.inputs["evaluate"] / CURVES) if "evaluate" in context.inputs else {}
     return {name: Curve(*points) for name, points in curves.items()}
 
 

@@ -18,6 +18,7 @@ from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
+from mcis.platform.runs.workspace import RunFolder
 
 CLASSES = ("circle", "square", "star")
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
@@ -147,7 +148,7 @@ def data() -> ReportData:
 @pytest.fixture(scope="module")
 def folder(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the report of `data` lies."""
-    return write_report(data, tmp_path_factory.mktemp("report")).parent
+    return write_report(data, RunFolder(tmp_path_factory.mktemp("report"))).parent
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +255,7 @@ def test_headline_of_segmentation_is_not_taken_from_training_images(page: Page) 
 
 def test_threshold_table_has_the_first_best_point(tmp_path: Path) -> None:
     curves = {"tie": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 42.5]), "nan": Curve([0.1, 0.2], [float("nan"), 12.25])}
-    page = Page(write_report(bare(curves=curves | {"unscored": Curve([0.5], [float("nan")])}), tmp_path))
+    page = Page(write_report(bare(curves=curves | {"unscored": Curve([0.5], [float("nan")])}), RunFolder(tmp_path)))
     assert page.rows["thresholds"][1:] == [
         ["tie", "42.5", "0.2"],
         ["nan", "12.2", "0.2"],
@@ -276,22 +277,22 @@ def test_counts_rejects_times_and_configuration_are_told(page: Page, data: Repor
 
 
 def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path) -> None:
-    assert "Nothing was rejected." in Page(write_report(bare(), tmp_path / "none")).text
+    assert "Nothing was rejected." in Page(write_report(bare(), RunFolder(tmp_path / "none"))).text
     rejects = [Reject(f"{i}", f"{i}", "val", f"reason {i % 5}") for i in range(1000)]
-    page = Page(write_report(bare(rejects=rejects), tmp_path / "many"))
+    page = Page(write_report(bare(rejects=rejects), RunFolder(tmp_path / "many")))
     assert "The first 300 of 1\N{NARROW NO-BREAK SPACE}000" in page.text
     assert ["reason 4", "200"] in page.rows["counts"]
 
 
 def test_how_maps_came_to_be_is_shown_step_by_step(data: ReportData, tmp_path: Path) -> None:
     tiles = tuple((title, Image.new("RGB", (30, 20), color)) for title, color in (("alone", "red"), ("map", "blue")))
-    page = Page(write_report(replace(data, attention=[Steps("a", "square", tiles)]), tmp_path))
+    page = Page(write_report(replace(data, attention=[Steps("a", "square", tiles)]), RunFolder(tmp_path)))
     described = [attrs["alt"] for attrs in page.of("img") if (attrs["alt"] or "").endswith("of square for a")]
     assert described == ["alone of square for a", "map of square for a"]
     with Image.open(tmp_path / "pictures" / "attention-01.png") as strip:
         assert strip.size == (70, 20)
         assert [strip.convert("RGB").getpixel((x, 9)) for x in (0, 69)] == [(255, 0, 0), (0, 0, 255)]
-    write_report(data, tmp_path)
+    write_report(data, RunFolder(tmp_path))
     assert not (tmp_path / "pictures" / "attention-01.png").exists()
 
 
@@ -320,7 +321,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
         attention=[Steps(HOSTILE, HOSTILE, ((HOSTILE, Image.new("RGB", (20, 10))),))],
     )
-    page = Page(write_report(hostile, tmp_path))
+    page = Page(write_report(hostile, RunFolder(tmp_path)))
     assert page.of("script") == []
     assert len(page.of("title")) == 1
     shown = "$\\frac$<script>alert('\"{&amp;</title>\N{REPLACEMENT CHARACTER}\\udcff\u202e"
@@ -348,17 +349,17 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
 def test_a_run_that_stopped_early_yields_a_page_that_says_so(
     changes: dict[str, Any], words: list[str], tmp_path: Path
 ) -> None:
-    page = Page(write_report(bare(**changes), tmp_path))
+    page = Page(write_report(bare(**changes), RunFolder(tmp_path)))
     assert "This run is not whole" in page.text
     for word in words:
         assert word in page.text
 
 
 def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData, tmp_path: Path) -> None:
-    write_report(bare(panels=data.panels, curves=data.curves), tmp_path)
+    write_report(bare(panels=data.panels, curves=data.curves), RunFolder(tmp_path))
     own = tmp_path / "pictures" / "mine.png"
     own.write_bytes(b"kept")
-    write_report(bare(panels=data.panels[:1]), tmp_path)
+    write_report(bare(panels=data.panels[:1]), RunFolder(tmp_path))
     assert sorted(path.name for path in own.parent.iterdir()) == ["gallery.png", "mine.png", "panel-01.png"]
     assert not list(tmp_path.glob(".*"))
 
@@ -366,7 +367,7 @@ def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData
 def test_many_classes_keep_the_chart_readable_and_the_table_whole(tmp_path: Path) -> None:
     classes = tuple(f"class {k}" for k in range(200))
     iou = {name: k / 2 for k, name in enumerate(classes)}
-    page = Page(write_report(bare(classes=classes, scores=[score("segmentation", 50.0, iou=iou)]), tmp_path))
+    page = Page(write_report(bare(classes=classes, scores=[score("segmentation", 50.0, iou=iou)]), RunFolder(tmp_path)))
     assert [row[0] for row in page.rows["classes"][1:-1]] == list(classes[::-1])
     assert "20 best and the 20 worst of 200" in page.text
     with Image.open(tmp_path / "pictures" / "iou.png") as chart:

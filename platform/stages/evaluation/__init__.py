@@ -18,6 +18,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import PredictResult, StageResult
+from mcis.platform.runs.scores import CURVES, SCORES
 from mcis.platform.runs.workspace import Workspace, file_stamps, write_json
 from mcis.platform.stages.evaluation.segmentation import evaluate_predictions
 from mcis.platform.stages.evaluation.training_images import evaluate_training_images
@@ -56,8 +57,8 @@ def run(config: Config, context: RunContext) -> StageResult:
             evaluations.append(evaluate_predictions(config, context, rows, split))
     scores = [score.as_json() for evaluation in evaluations for score in evaluation.scores]
     curves = {name: curve for evaluation in evaluations for name, curve in evaluation.curves.items()}
-    write_json(context.part / "scores.json", scores)
-    write_json(context.part / "curves.json", curves)
+    write_json(context.part / SCORES, scores)
+    write_json(context.part / CURVES, curves)
     counts = {name: number for evaluation in evaluations for name, number in evaluation.counts.items()}
     return StageResult(
         busy=sum((evaluation.busy for evaluation in evaluations), 0.0),
