@@ -114,7 +114,7 @@ class Trainer(Generic[AnyBatch]):
 
         torch.manual_seed(self.schedule.seed)
         self.network = self.learner.model()
-        move_channels_last(self.network, self.device)
+        _move_channels_last(self.network, self.device)
         self.optimizer = build_optimizer(self.network, self.schedule.optimizer)
         start = resume(job.folder, self.network, self.optimizer, self.device)
         self.model: Any = ray.train.torch.prepare_model(self.network)
@@ -284,6 +284,6 @@ def _sum(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(list(terms.values())).sum()
 
 
-def move_channels_last(network: Any, device: torch.device) -> None:
+def _move_channels_last(network: Any, device: torch.device) -> None:
     """Moves a network to its device, channels last, the order in which convolutions are fastest."""
     network.to(device, memory_format=torch.channels_last)

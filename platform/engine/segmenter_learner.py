@@ -30,7 +30,8 @@ class SegmenterLearner:
         image_ids, uris: of the training images.
         masks: table of their pseudo masks.
         backbone: the weights that the backbone starts from, or None.
-        pretrained: file of the backbone's pretrained weights, where `backbone` is None; None = from scratch.
+        pretrained: file of the backbone's pretrained weights, used where `backbone` is None. Without either the
+            backbone is trained from scratch.
     """
 
     config: SegmenterConfig
