@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,48 +15,8 @@ from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.workspace import Workspace
 
-
-def _trial(parameters: dict[str, Any]) -> None:
-    """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
-    from ray import tune
-
-    from mcis.platform import pipeline
-
-    settings = parameters["trial"]
-    os.environ.update(settings["environment"])
-    resolved = resolve(settings["setting"], settings["recipe"], settings["values"])
-    result = pipeline.run(
-        resolved,
-        Workspace(Path(settings["workspace"])),
-        settings["name"],
-        until=settings["until"],
-        parent=settings["parent"],
-        tags={"study": settings["study"]},
-    )
-    # Tune keeps what is reported in files of JSON.
-    tune.report({"name": settings["name"], "scores": [score.as_json() for score in result.scores]})
-
-
-def _shown(progress: Bar) -> Any:
-    """Tells a bar how many trials have ended, as Tune hears of them."""
-    from ray import tune
-
-    class Ended(tune.Callback):
-        """Counts the trials that ended, well or not, and names the last."""
-
-        def __init__(self, progress: Bar) -> None:
-            self.progress, self.done = progress, 0
-
-        def __getstate__(self) -> dict[str, Any]:
-            return {}  # Tune keeps its callbacks in a file, and a terminal is not for that
-
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.done += 1
-            self.progress.update(self.done, trial.config["trial"]["name"])
-
-        on_trial_error = on_trial_complete
-
-    return Ended(progress)
+_FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+"""Environment variables that a trial's process is given."""
 
 
 class Trial(NamedTuple):
@@ -73,10 +34,25 @@ class Outcome(NamedTuple):
     failure: UserError | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    """What a trial's process is told; `parent` is the study's MLflow run."""
+
+    name: str
+    values: Values
+    until: str
+    setting: str
+    recipe: str
+    workspace: str
+    study: str
+    parent: str
+    environment: dict[str, str]
+
+
 def run_trials(
     config: Config, trials: Sequence[Trial], *, workspace: Workspace, study: str, parent: str, parallel: int
 ) -> Outcome:
-    """Runs trials of the pipeline to their end, each of them whatever becomes of the others.
+    """Runs all trials of the pipeline, also where some of them fail.
 
     A trial that was finished before costs no more than looking its stages up. Drivers reserve next to no CPU, or they
     would keep it from the training workers that they wait for.
@@ -88,40 +64,84 @@ def run_trials(
     """
     from ray import tune
 
-    keep = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-    common = {
+    common: dict[str, Any] = {
         "setting": config.setting,
         "recipe": config.recipe,
         "workspace": str(workspace.root),
         "study": study,
         "parent": parent,
-        "environment": {name: os.environ[name] for name in keep if name in os.environ},
+        "environment": {name: os.environ[name] for name in _FORWARDED if name in os.environ},
     }
-    space = [{**common, **trial._asdict()} for trial in trials]
-    with bar(f"study {study}", len(space), "trials") as progress:
+    tasks = [asdict(_Task(**common, **trial._asdict())) for trial in trials]
+    folder = workspace.run(study).path
+    with bar(f"study {study}", len(tasks), "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(_trial, {"cpu": 0.01}),
-            param_space={"trial": tune.grid_search(space)},
+            tune.with_resources(_run_trial, {"cpu": 0.01}),
+            param_space={"trial": tune.grid_search(tasks)},
             tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
             run_config=tune.RunConfig(
-                name="tune", storage_path=str(workspace.run(study).path), verbose=0, callbacks=[_shown(progress)]
+                name="tune", storage_path=str(folder), verbose=0, callbacks=[_progress_callback(progress)]
             ),
         )
         grid = tuner.fit()
-        results = [grid[place] for place in range(len(grid))]
+        results = [grid[number] for number in range(len(grid))]
     errors = [result.error for result in results if result.error]
-    failure = None
-    if errors:
-        known = user_error_in(errors[0])
-        first = known or UserError(str(errors[0])[-600:], "trials that run to their end", "fix the cause")
-        failure = UserError(
-            f"{len(errors)} of {len(space)} trials failed; the first: {first.found}",
-            first.expected,
-            f"{first.remedy}; then repeat the command: finished trials and stages are kept",
-        )
     finished = [result.metrics for result in results if result.metrics and "scores" in result.metrics]
-    if len(finished) + len(errors) < len(space):  # Tune takes Ctrl-C for itself and hands back what there is
+    if len(finished) + len(errors) < len(tasks):  # Tune takes Ctrl-C for itself and hands back what has finished
         raise KeyboardInterrupt
-    reported = workspace.run(study).path / "tune"
-    scores = {m["name"]: [Score.from_json(score, reported) for score in m["scores"]] for m in finished}
-    return Outcome(scores, failure)
+    scores = {m["name"]: [Score.from_json(score, folder / "tune") for score in m["scores"]] for m in finished}
+    return Outcome(scores, _failure(errors, len(tasks)) if errors else None)
+
+
+def _failure(errors: Sequence[Exception], trials: int) -> UserError:
+    """The first of the trials' errors, as one that says what to do."""
+    first = user_error_in(errors[0])
+    if first is None:
+        first = UserError(str(errors[0])[-600:], "trials that run to their end", "correct the cause")
+    return UserError(
+        f"{len(errors)} of {trials} trials failed; the first: {first.found}",
+        first.expected,
+        f"{first.remedy}; then repeat the command: finished trials and stages are kept",
+    )
+
+
+def _run_trial(parameters: dict[str, Any]) -> None:
+    """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
+    from ray import tune
+
+    from mcis.platform import pipeline
+
+    task = _Task(**parameters["trial"])
+    os.environ.update(task.environment)
+    result = pipeline.run(
+        resolve(task.setting, task.recipe, task.values),
+        Workspace(Path(task.workspace)),
+        task.name,
+        until=task.until,
+        parent=task.parent,
+        tags={"study": task.study},
+    )
+    # Tune writes what is reported into files of JSON.
+    tune.report({"name": task.name, "scores": [score.as_json() for score in result.scores]})
+
+
+def _progress_callback(progress: Bar) -> Any:
+    """A callback of Tune that moves a bar as trials end."""
+    from ray import tune
+
+    class Ended(tune.Callback):
+        """Counts the trials that ended, well or not, and names the last."""
+
+        def __init__(self, progress: Bar) -> None:
+            self.progress, self.done = progress, 0
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {}  # Tune pickles its callbacks into a file, which a terminal cannot be part of
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self.done += 1
+            self.progress.update(self.done, trial.config["trial"]["name"])
+
+        on_trial_error = on_trial_complete
+
+    return Ended(progress)

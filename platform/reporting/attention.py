@@ -1,4 +1,4 @@
-"""A picture of how related images make a localization map: where an image looks, and what is found again where."""
+"""Pictures of how related images make a localization map: where an image attends, and what matches again."""
 
 from typing import Any
 
@@ -18,22 +18,24 @@ from mcis.models.coattention import positions
 from mcis.models.localization import embed, resize_maps, scale_maps, single_round
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
-from mcis.platform.reporting.panels import UNUSED, Steps, heat_picture
+from mcis.platform.reporting.panels import UNUSED, Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import draw_relations
 
-_SHOWN = 3  # related images
-_SIDE = 120
+_SHOWN = 3
+"""Related images that are shown of a map's."""
+_HEIGHT = 120
+"""Pixels."""
 
 
 def attention_steps(config: Config, context: RunContext, image_ids: list[str]) -> list[Steps]:
-    """For each map of some training images how it came to be, a picture a step.
+    """How the maps of some training images were made, one picture per step.
 
     The image with its single-round map; up to three related images with the attention that each of their positions
     receives from the positions of the image where the final map is strong; the co-attentive map, `unused` where the
-    final one is made of evidence alone; what evidence added, `found again`; the map as it is used. Embedded here once
-    more, for the eye alone.
+    final one is made of evidence alone; what evidence added, `found again`; the map as it is used. The images are
+    embedded here once more, for display alone.
     """
     if not config.localize.related:
         return []
@@ -41,15 +43,16 @@ def attention_steps(config: Config, context: RunContext, image_ids: list[str]) -
     relations = draw_relations(
         config.localize, config.seed, Tags.of_index(rows["tags"], len(context.classes)), _is_source(rows)
     )
-    place = {image_id: n for n, image_id in enumerate(rows["image_id"].to_pylist())}
+    row_of = {image_id: row for row, image_id in enumerate(rows["image_id"].to_pylist())}
     maker = _Maker(config, context, rows)
-    out = []
+    steps = []
     for image_id in image_ids:
-        for number in range(*relations.start[place[image_id] : place[image_id] + 2].tolist()):
+        row = row_of[image_id]
+        for number in range(*relations.start[row : row + 2].tolist()):
             tag = int(relations.tag[number])
             related = relations.related[number].tolist()[:_SHOWN]
-            out.append(Steps(image_id, context.classes[tag], maker.steps(place[image_id], tag, related)))
-    return out
+            steps.append(Steps(image_id, context.classes[tag], maker.tiles(row, tag, related)))
+    return steps
 
 
 def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
@@ -57,45 +60,57 @@ def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
 
 
 class _Maker:
+    """Draws the steps of maps; `rows` are the tagged training images, and a row is a position among them."""
+
     def __init__(self, config: Config, context: RunContext, rows: pa.Table):
         self.config, self.classes, self.rows = config, context.classes, rows
         self.model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
         self.maps = Shards(context.inputs["localize"] / "maps")
         self.source = torch.from_numpy(_is_source(rows))
 
-    def _features(self, places: list[int]) -> Tensor:
-        size, how = self.config.classifier.input_size, self.config.localize
-        pixels = np.stack([read_rgb(self.rows["uri"][place].as_py(), size) for place in places])
-        images = normalize(to_unit(torch.from_numpy(pixels)))
-        return embed(self.model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
-
     @torch.inference_mode()
-    def steps(self, place: int, tag: int, related: list[int]) -> tuple[tuple[str, Image.Image], ...]:
-        """The tiles of one map."""
-        how = self.config.localize
-        target, near = self._features([place])[0], self._features(related)
-        single = single_round(target[None], self.model.phi.weight, self.model.phi.bias)[0, tag]
-        found = self.maps.maps(self.rows["image_id"][place].as_py())
-        assert found is not None
-        final = torch.from_numpy(found.maps[found.classes.tolist().index(tag)])
-        out = [self._tile("single round", place, tag, single)]
+    def tiles(self, row: int, tag: int, related: list[int]) -> tuple[Tile, ...]:
+        """The steps of the map of an image's tag with some related images."""
+        features = self._features([row])[0]
+        single = single_round(features[None], self.model.phi.weight, self.model.phi.bias)[0, tag]
+        final = self._final_map(row, tag)
+        tiles = [self._tile("single round", row, tag, single)]
         if self.model.attention != "none":
-            own, others = self.source[place], self.source[torch.tensor(related)]
-            facing: dict[str, Any] = {"kind": pair_kinds(own, others), "target_is_n": own & ~others}
-            query = self.model.query(target, **facing)
-            attention = torch.softmax(query @ positions(near, self.model.affinity).transpose(1, 2), dim=2)
-            strong = final.flatten() >= final.flatten().quantile(0.8)
-            received = attention[:, strong].mean(dim=1).view(len(related), *near.shape[2:])
-            out += [self._tile("attended to", other, tag, one) for other, one in zip(related, received, strict=True)]
-            co = self.model.co_map(target, near, tag, **facing)
-            out.append(self._tile("co-attentive" if how.method.name != "evidence" else UNUSED, place, tag, co))
-        if how.method.name == "evidence":
-            out.append(self._tile("found again", place, tag, final.float() - single))
-        return (*out, self._tile("the map", place, tag, final))
+            tiles += self._co_attention(row, tag, related, features, final)
+        if self.config.localize.method.name == "evidence":
+            tiles.append(self._tile("found again", row, tag, final.float() - single))
+        return (*tiles, self._tile("the map", row, tag, final))
 
-    def _tile(self, title: str, place: int, tag: int, heat: Tensor) -> tuple[str, Image.Image]:
-        image = Image.fromarray(read_rgb(self.rows["uri"][place].as_py()))
+    def _co_attention(self, row: int, tag: int, related: list[int], features: Tensor, final: Tensor) -> list[Tile]:
+        """The attention that each related image receives from where the map is strong, and the co-attentive map."""
+        related_features = self._features(related)
+        target, of_related = self.source[row], self.source[torch.tensor(related)]
+        pair: dict[str, Any] = {"kind": pair_kinds(target, of_related), "target_is_n": target & ~of_related}
+        query = self.model.query(features, **pair)
+        attention = torch.softmax(query @ positions(related_features, self.model.affinity).transpose(1, 2), dim=2)
+        strong = final.flatten() >= final.flatten().quantile(0.8)
+        received = attention[:, strong].mean(dim=1).view(len(related), *related_features.shape[2:])
+        tiles = [self._tile("attended to", image, tag, heat) for image, heat in zip(related, received, strict=True)]
+        co_attentive = self.model.co_map(features, related_features, tag, **pair)
+        title = UNUSED if self.config.localize.method.name == "evidence" else "co-attentive"
+        return [*tiles, self._tile(title, row, tag, co_attentive)]
+
+    def _features(self, rows: list[int]) -> Tensor:
+        """Features (N, C, H, W) of some images."""
+        size, localize = self.config.classifier.input_size, self.config.localize
+        pixels = np.stack([read_rgb(self.rows["uri"][row].as_py(), size) for row in rows])
+        images = normalize(to_unit(torch.from_numpy(pixels)))
+        return embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
+
+    def _final_map(self, row: int, tag: int) -> Tensor:
+        """The map (H, W) that the stage wrote."""
+        image_id = self.rows["image_id"][row].as_py()
+        image = self.maps.maps(image_id)
+        assert image is not None, f"no localization map of the tagged image {image_id}"
+        return torch.from_numpy(image.maps[image.classes.tolist().index(tag)])
+
+    def _tile(self, title: str, row: int, tag: int, heat: Tensor) -> Tile:
+        image = Image.fromarray(read_rgb(self.rows["uri"][row].as_py()))
         scores = resize_maps(scale_maps(heat[None].float(), "range"), image.height, image.width)[0].numpy()
-        name = self.classes[tag]
-        picture = heat_picture(image, [(name, scores)], self.classes)
-        return title, picture.resize((max(1, round(_SIDE * image.width / image.height)), _SIDE))
+        picture = heat_picture(image, [(self.classes[tag], scores)], self.classes)
+        return Tile(title, picture.resize((max(1, round(_HEIGHT * image.width / image.height)), _HEIGHT)))

@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -21,6 +21,7 @@ from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
 from mcis.datasets.sources.lists import inside
 from mcis.models.localization import resize_maps, scale_maps
+from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.read_index import open_index
@@ -33,21 +34,51 @@ TABLES: dict[str, tuple[str, str]] = {
 }
 """What is exported: the stage, and its table."""
 _AT_ONCE = 4
+"""Threads that write pictures."""
 
 
 def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
     """Writes the pictures of a run below `out`, by image id, and returns how many there are.
 
-    Maps: `<id>/<class>.png`, 8-bit gray at the image's size, each map clipped at 0 and divided by its maximum, whatever
+    Maps: `<id>/<class>.png`, 8-bit gray at the image's size, each map clipped at 0 and divided by its maximum, for any
     `maps.scale`, and `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is
     one): `<id>.png`, palette PNGs; `labels.csv` says which label is which class, and its color.
 
     Raises:
-        UserError: there is no such thing, the run has not come so far, or an image id would lead out of the folder.
+        UserError: `what` is none of TABLES, the run has not come so far, or an image id would lead out of the folder.
     """
     if what not in TABLES:
         raise UserError(f"export {what}", f"one of {', '.join(TABLES)}", "choose one of them")
     index = open_index(workspace, name)
+    table = _table(workspace, name, what)
+    rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
+    outside = [image_id for image_id in rows if file_name(image_id) is None]
+    if outside:
+        raise UserError(
+            f"image id(s) that lead out of {out}: {shown(outside)}",
+            "relative names",
+            "correct the ids of the data set",
+        )
+    if what == "maps":
+        shards = Shards(table)
+        return _write_all(
+            (rows[image_id] for image_id in shards),
+            lambda row: _write_maps(shards, row, index.classes, out),
+            label=f"export {what}",
+            total=len(shards.shard_of),
+        )
+    _write(out / "labels.csv", _labels_table(index.classes).encode())
+    files = sorted(table.glob("part-*.parquet"))
+    return _write_all(
+        (row for file in files for row in _labels(pq.read_table(file), what)),
+        lambda row: _write_labels(row, out),
+        label=f"export {what}",
+        total=sum(pq.read_metadata(file).num_rows for file in files),
+    )
+
+
+def _table(workspace: Workspace, name: str, what: str) -> Path:
+    """The folder of the table that is exported."""
     stage, table = TABLES[what]
     reached = workspace.outputs(name)
     if stage not in reached:
@@ -56,36 +87,16 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
             f"a run that has passed the stage {stage}",
             f"repeat the run's command with --until {stage}, or without --until",
         )
-    folder = reached[stage] / table
-    rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
-    outside = [image_id for image_id in rows if file_name(image_id) is None]
-    if outside:
-        raise UserError(
-            f"image id(s) that lead out of {out}: {shown(outside)}", "relative names", "correct the ids of the data set"
-        )
-    write: Callable[[dict[str, Any]], int]
-    if what == "maps":
-        shards = Shards(folder)
-        chosen: Iterator[dict[str, Any]] = ({"image_id": image_id} for image_id in shards)
-        total = len(shards.shard_of)
+    return reached[stage] / table
 
-        def write(row: dict[str, Any]) -> int:
-            return _write_maps(shards, rows[row["image_id"]], index.classes, out)
 
-    else:
-        files = sorted(folder.glob("part-*.parquet"))
-        total = sum(pq.read_metadata(file).num_rows for file in files)
-        chosen = (row for file in files for row in _labels(pq.read_table(file), what))
-
-        def write(row: dict[str, Any]) -> int:
-            _write(out / f"{file_name(row['image_id'])}.png", row["png"])
-            return 1
-
-    if what != "maps":
-        _write(out / "labels.csv", _labels_table(index.classes).encode())
+def _write_all(
+    rows: Iterable[dict[str, Any]], write: Callable[[dict[str, Any]], int], *, label: str, total: int
+) -> int:
+    """Writes the pictures of all rows, some at once; returns how many `write` says it wrote."""
     written = 0
-    with bar(f"export {what}", total, "images") as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done, count in enumerate(pool.map(write, chosen), 1):
+    with bar(label, total, "images") as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
+        for done, count in enumerate(pool.map(write, rows), 1):
             written += count
             progress.update(done)
     return written
@@ -112,20 +123,24 @@ def _labels_table(classes: tuple[str, ...]) -> str:
     return text.getvalue()
 
 
+def _write_labels(row: dict[str, Any], out: Path) -> int:
+    _write(out / f"{file_name(row['image_id'])}.png", row["png"])
+    return 1
+
+
 def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> int:
-    found = shards.maps(row["image_id"])
-    assert found is not None
-    scores = scale_maps(torch.from_numpy(found.maps), "maximum")
+    image_maps = shards.maps(row["image_id"])
+    assert image_maps is not None, f"no localization map of {row['image_id']} in its own table"
+    scores = scale_maps(torch.from_numpy(image_maps.maps), "maximum")
     maps = resize_maps(scores, row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
-    for k, one in zip(found.classes.tolist(), maps, strict=True):
+    folder = out / str(file_name(row["image_id"]))
+    for k, heat in zip(image_maps.classes.tolist(), maps, strict=True):
         name = classes[k].replace("/", "_")
-        gray, overlay = BytesIO(), BytesIO()
-        Image.fromarray((one * 255).round().astype(np.uint8)).save(gray, "PNG")
-        heat_picture(image, [(classes[k], one)], classes).save(overlay, "JPEG", quality=88)
-        folder = out / str(file_name(row["image_id"]))
+        gray = BytesIO()
+        Image.fromarray((heat * 255).round().astype(np.uint8)).save(gray, "PNG")
         _write(folder / f"{name}.png", gray.getvalue())
-        _write(folder / f"{name}.overlay.jpg", overlay.getvalue())
+        _write(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
     return len(maps)
 
 

@@ -35,7 +35,7 @@ class Panel:
 
     image: (H, W, 3) uint8 RGB.
     truth, pseudo_mask, prediction: (H, W) uint8 labels, k + 1 for class index k, 255 ignored (in a prediction nothing
-        is); None where there is none.
+        is); None where the run has none.
     maps: (class name, (H, W) float32 in [0, 1]) a tag, its localization map; empty where none was made.
     """
 
@@ -58,15 +58,22 @@ class Panel:
 UNUSED = "co-attentive, unused"
 
 
-class Steps(NamedTuple):
-    """How a localization map came to be: image, class, and (title, picture) of each step, all of one height.
+class Tile(NamedTuple):
+    """A step of a localization map: its title and its picture."""
 
-    The step UNUSED shows what the map could have been made of, but is not.
+    title: str
+    picture: Image.Image
+
+
+class Steps(NamedTuple):
+    """How a localization map was made: image, class, and a tile per step, all of one height.
+
+    The tile UNUSED shows what the map could have been made of, but is not.
     """
 
     image_id: str
     name: str
-    tiles: tuple[tuple[str, Image.Image], ...]
+    tiles: tuple[Tile, ...]
 
 
 class Label(NamedTuple):
@@ -170,8 +177,8 @@ def legend(panels: Iterable[Panel], classes: Sequence[str]) -> list[Label]:
         seen |= {classes.index(name) + 1 for name in panel.tags}
         for mask in panel.masks.values():
             seen |= set(np.unique(mask).tolist())
-    known = labels(classes)
-    return [known[label] for label in sorted(seen)]
+    label_of = labels(classes)
+    return [label_of[label] for label in sorted(seen)]
 
 
 def labels(classes: Sequence[str]) -> dict[int, Label]:
@@ -193,13 +200,14 @@ def drawable(text: str) -> str:
 
 def steps_picture(steps: Steps) -> Image.Image:
     """The tiles of a map side by side."""
-    tiles = [tile for _, tile in steps.tiles]
-    out = Image.new("RGB", (sum(t.width for t in tiles) + _GAP * (len(tiles) - 1), tiles[0].height), "white")
+    pictures = [tile.picture for tile in steps.tiles]
+    width = sum(picture.width for picture in pictures) + _GAP * (len(pictures) - 1)
+    row = Image.new("RGB", (width, pictures[0].height), "white")
     left = 0
-    for tile in tiles:
-        out.paste(tile, (left, 0))
-        left += tile.width + _GAP
-    return out
+    for picture in pictures:
+        row.paste(picture, (left, 0))
+        left += picture.width + _GAP
+    return row
 
 
 def _check(panel: Panel, classes: Sequence[str]) -> None:
@@ -222,8 +230,8 @@ def _mask_picture(mask: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image
     mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
     colors = palette()[mask].astype(np.float32)
     framed = np.pad(mask, 1, mode="edge")
-    neighbours = (framed[:-2, 1:-1], framed[2:, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:])
-    rim = np.logical_or.reduce([mask != other for other in neighbours]) & (mask != BACKGROUND)
+    neighbors = (framed[:-2, 1:-1], framed[2:, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:])
+    rim = np.logical_or.reduce([mask != neighbor for neighbor in neighbors]) & (mask != BACKGROUND)
     colors[rim] += 0.65 * (255 - colors[rim])
     ignored = mask == IGNORE
     stripe = np.add.outer(np.arange(size[1]), np.arange(size[0])) // 5 % 2
@@ -258,7 +266,7 @@ _Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def _wrapped(items: Iterable[Label], font: _Font, width: int) -> Iterator[list[tuple[int, Label]]]:
-    """Items with their x positions, a list a line of `width` pixels; names too long for a line are cut."""
+    """Items with their x positions, a list per line of `width` pixels; names too long for a line are cut."""
     line: list[tuple[int, Label]] = []
     x = 0
     for item in items:

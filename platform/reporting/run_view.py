@@ -95,7 +95,7 @@ def _gallery_view(data: ReportData) -> dict[str, Any]:
         "legend": legend(data.panels, data.classes),
         "truth_shown": any(panel.truth is not None for panel in data.panels),
         "maps_shown": any(panel.maps for panel in data.panels),
-        "attention_unused": any(title == UNUSED for steps in data.attention for title, _ in steps.tiles),
+        "attention_unused": any(tile.title == UNUSED for steps in data.attention for tile in steps.tiles),
         "attention": [
             (steps.image_id, steps.name, [(title, picture_uri(p, "JPEG"), p.size) for title, p in steps.tiles])
             for steps in data.attention

@@ -220,24 +220,37 @@ def bytes_of(path: Path) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True)["state_dict"].items()}
 
 
-def test_truth_is_read_by_evaluate_alone(first: pipeline.RunResult, tmp_path: Path) -> None:
-    """Without the folder of masks every stage runs and ends in the same masks; only the scores are missing.
+def test_truth_cannot_reach_training(first: pipeline.RunResult, tmp_path: Path) -> None:
+    """Without the folder of masks every stage runs and ends in the same weights and masks, only without scores.
 
-    Once there are masks, the scores are made, and nothing is trained again; a mask of another size is named.
+    Once there are masks, the scores are made; with other masks, other scores; nothing else is computed again. A mask
+    of another size is named.
     """
     root, workspace = draw(tmp_path), Workspace(tmp_path / "workspace")
     shutil.move(root / "SegmentationClassAug", tmp_path / "truth")
     without = pipeline.run(settings(root), workspace, "run")
     assert without.scores == []
     assert "there are no ground-truth masks" in " ".join(without.context.result("evaluate", StageResult).notes)
-    for stage, table in (("pseudo_masks", "masks"), ("predict", "predictions")):
+    for stage, table in (("localize", "maps"), ("pseudo_masks", "masks"), ("predict", "predictions")):
         ours, theirs = (read_table(r.context.inputs[stage] / table) for r in (without, first))
         assert ours.equals(theirs)
+    for stage in ("train_classifier", "train_segmenter"):
+        ours, theirs = (bytes_of(r.context.inputs[stage] / "weights.pt") for r in (without, first))
+        assert ours == theirs
 
     shutil.move(tmp_path / "truth", root / "SegmentationClassAug")
     scored = pipeline.run(settings(root), workspace, "run")
     assert [s for s, computed in scored.context.computed.items() if computed] == ["index", "evaluate", "report"]
     assert [s.miou for s in scored.scores] == [s.miou for s in first.scores]
+
+    for path in (root / "SegmentationClassAug").glob("*.png"):
+        Image.open(path).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(path)
+    other = pipeline.run(settings(root), workspace, "run")
+    assert [s for s, computed in other.context.computed.items() if computed] == ["evaluate", "report"]
+    assert {stage: folder for stage, folder in other.context.inputs.items() if stage not in ("evaluate", "report")} == {
+        stage: folder for stage, folder in scored.context.inputs.items() if stage not in ("evaluate", "report")
+    }
+    assert all(a.miou != b.miou for a, b in zip(other.scores, scored.scores, strict=True))
 
     mask = sorted((root / "SegmentationClassAug").glob("train_*.png"))[0]
     Image.new("P", (7, 5)).save(mask)

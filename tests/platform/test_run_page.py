@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from mcis.platform.reporting.gallery import spread
-from mcis.platform.reporting.panels import Panel, Steps
+from mcis.platform.reporting.panels import Panel, Steps, Tile
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
@@ -285,7 +285,9 @@ def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path) -
 
 
 def test_how_maps_came_to_be_is_shown_step_by_step(data: ReportData, tmp_path: Path) -> None:
-    tiles = tuple((title, Image.new("RGB", (30, 20), color)) for title, color in (("alone", "red"), ("map", "blue")))
+    tiles = tuple(
+        Tile(title, Image.new("RGB", (30, 20), color)) for title, color in (("alone", "red"), ("map", "blue"))
+    )
     page = Page(write_report(replace(data, attention=[Steps("a", "square", tiles)]), RunFolder(tmp_path)))
     described = [attrs["alt"] for attrs in page.of("img") if (attrs["alt"] or "").endswith("of square for a")]
     assert described == ["alone of square for a", "map of square for a"]
@@ -319,7 +321,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         config=[ConfigValue(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
-        attention=[Steps(HOSTILE, HOSTILE, ((HOSTILE, Image.new("RGB", (20, 10))),))],
+        attention=[Steps(HOSTILE, HOSTILE, (Tile(HOSTILE, Image.new("RGB", (20, 10))),))],
     )
     page = Page(write_report(hostile, RunFolder(tmp_path)))
     assert page.of("script") == []

@@ -1,0 +1,46 @@
+"""Which modules open ground-truth masks: those that score and show, and the tags that a user asks to be read off them.
+
+What a run computes without masks, and with other ones, is compared in `test_pipeline`.
+"""
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+READERS = {
+    "decode_mask": {"datasets/masks.py"},
+    "read_truth": {"platform/runs/read_index.py"},  # as truth_of_row
+    "truth_of_row": {
+        "platform/reporting/gallery.py",  # the report's pictures
+        "platform/stages/evaluation/segmentation.py",
+        "platform/stages/evaluation/training_images.py",
+    },
+    "read_tags": {"datasets/sources/voc.py"},  # data.tags_from=masks
+    "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks
+}
+"""What opens a ground-truth mask, and the modules that may import it."""
+
+
+def importers(function: str) -> set[str]:
+    """The modules of the project that import a function, or refer to it as an attribute of a module."""
+    files = [
+        path for package in ("datasets", "models", "platform", "tuning") for path in (ROOT / package).rglob("*.py")
+    ]
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in files
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.ImportFrom) and function in [alias.name for alias in node.names])
+        or (isinstance(node, ast.Attribute) and node.attr == function)
+    }
+
+
+def test_truth_is_opened_where_it_is_scored_shown_or_asked_for_alone() -> None:
+    assert {function: importers(function) for function in READERS} == READERS
+
+
+def test_every_function_that_opens_a_mask_is_watched() -> None:
+    """What `datasets.masks` offers opens no ground truth but by the functions above."""
+    tree = ast.parse((ROOT / "datasets" / "masks.py").read_text())
+    public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
+    assert public - READERS.keys() == {"read_saliency", "tags_of_mask"}
