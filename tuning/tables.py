@@ -15,21 +15,20 @@ from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# VOC 2012 val, mIoU of the segmentation network, ResNet-101, VOC only (table 7 and section 4.5 of the paper).
 PAPER_RELATED_IMAGES: Mapping[int, float] = {0: 64.7, 1: 65.9, 2: 66.0, 3: 66.2, 4: 66.1, 5: 66.0}
-
-# The same, by training and related images (tables 5 and 6).
+"""mIoU of the segmentation network on VOC 2012 val, ResNet-101, VOC only, by related images (table 7, section 4.5)."""
 PAPER_EFFECT: Mapping[tuple[str, int], float] = {
     ("none", 0): 61.7,
     ("co", 3): 65.5,
     ("co+contrastive", 0): 64.7,
     ("co+contrastive", 3): 66.2,
 }
+"""The same, by training and related images (tables 5 and 6)."""
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
 _OF_A_CELL = {"threshold", "related images", "ignored share", "seed"}
-"""Headings of a score's meaning that differ from cell to cell, and so say nothing of a column."""
+"""Headings of a score's meaning that differ from cell to cell, so that they do not describe a column."""
 
 Meaning = dict[str, list[str]]
 """What a column of a study's figures means: heading -> the texts of its scores, one where all agree."""
@@ -37,35 +36,35 @@ Meaning = dict[str, list[str]]
 
 def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
     """The scores of a trial that a study shows, by column; `related` is the trial's number of related images."""
-    out: dict[str, Score] = {}
+    maps, masks, plain, refined = COLUMNS
+    columns: dict[str, Score] = {}
     for score in scores:
         if score.what == "localization_maps" and score.related == related:
-            out[COLUMNS[0]] = score
+            columns[maps] = score
         elif score.what == "pseudo_masks":
-            out[COLUMNS[1]] = score
+            columns[masks] = score
         elif score.what == "segmentation":
-            out[COLUMNS[3 if score.crf else 2]] = score
-    return out
+            columns[refined if score.crf else plain] = score
+    return columns
 
 
 def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, Meaning]:
     """What each column means, from the trials' scores by column."""
-    out: dict[str, Meaning] = {}
+    columns: dict[str, Meaning] = {}
     for column in COLUMNS:
         meanings = [trial[column].meaning() for trial in trials if column in trial]
-        texts = {heading: [m[heading] for m in meanings if heading in m] for heading in HEADINGS}
-        if meanings:
-            out[column] = {
-                h: list(dict.fromkeys(all_of)) for h, all_of in texts.items() if all_of and h not in _OF_A_CELL
-            }
-    return out
+        for heading in HEADINGS:
+            texts = dict.fromkeys(meaning[heading] for meaning in meanings if heading in meaning)
+            if texts and heading not in _OF_A_CELL:
+                columns.setdefault(column, {})[heading] = list(texts)
+    return columns
 
 
 def caption(means: Mapping[str, Meaning]) -> str:
     """One line on what the columns mean, but for where their scores come from."""
     parts = []
     for column, meaning in means.items():
-        texts = (f"{h} {' or '.join(of)}" for h, of in meaning.items() if h not in ORIGIN)
+        texts = (f"{heading} {' or '.join(texts)}" for heading, texts in meaning.items() if heading not in ORIGIN)
         parts.append(f"{column}: {', '.join(texts)}")
     return "; ".join(parts)
 
