@@ -64,7 +64,7 @@ class IndexFacts:
         return np.flatnonzero(fits)
 
     def names(self) -> list[str]:
-        """What to call the groups: by domain and split, as far as there is more than one."""
+        """The names of the groups: domain and split, each where it differs between groups."""
         several = [len(set(values)) > 1 for values in zip(*self.groups, strict=True)]
         if not any(several):
             several = [False, True]
@@ -88,7 +88,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         return np.bincount(values * len(groups) + of, minlength=height * len(groups), **more).reshape(height, -1)
 
     per_tags = table(lengths, group, int(lengths.max(initial=0)) + 1)
-    kinds = pc.value_counts(pc.list_element(pc.split_pattern(whole_column(rejects["reason"]), ":", max_splits=1), 0))
+    reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole_column(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
         images=per_tags.sum(axis=0),
@@ -97,8 +97,8 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         per_tags=per_tags,
         drawn=table(tags, group[rows], len(classes), weights=train / np.maximum(lengths[rows], 1)),
         together=count_together(rows, tags, len(index), len(classes)),
-        reject_kinds={k["values"]: k["counts"] for k in sorted(kinds.to_pylist(), key=lambda kind: -kind["counts"])},
-        **_copies(index),
+        reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
+        **_copies(index)._asdict(),
     )
 
 
@@ -157,8 +157,17 @@ def flat_tags(index: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return rows, tags.flatten().to_numpy().astype(np.int64)
 
 
-def _copies(index: pa.Table) -> dict[str, Any]:
-    """The fields of IndexFacts on equal contents; an empty hash is no content."""
+class _Copies(NamedTuple):
+    """The fields of IndexFacts on equal contents."""
+
+    repeats: int
+    across: int
+    disagreeing: int
+    copies: pa.Table
+
+
+def _copies(index: pa.Table) -> _Copies:
+    """Images of equal content; those with an empty hash are left out."""
     columns = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
     hashed = index.select(columns).filter(pc.not_equal(index["content_hash"], ""))
     content, contents = codes_of(hashed["content_hash"])
@@ -174,9 +183,4 @@ def _copies(index: pa.Table) -> dict[str, Any]:
     copies = hashed.take(rows)
     for name, values in (("across", across), ("disagree", disagree)):
         copies = copies.append_column(name, pa.array(values[content[rows]]))
-    return {
-        "repeats": len(content) - len(contents),
-        "across": int(across.sum()),
-        "disagreeing": int(disagree.sum()),
-        "copies": copies,
-    }
+    return _Copies(len(content) - len(contents), int(across.sum()), int(disagree.sum()), copies)

@@ -17,14 +17,14 @@ from mcis.models.metrics import confusion, mean_iou
 from mcis.platform.runs.scores import percent
 
 COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
-"""What a panel may show, from left to right."""
+"""The cells of a panel, from left to right."""
 
 _GAP, _MARGIN, _HEADING, _CAPTION, _LEGEND_LINE = 10, 20, 28, 34, 24
 """Pixels: between cells, around the gallery, for its column headings, for a row's caption, for a line of its legend."""
 _SWATCH, _SWATCH_GAP, _ITEM_GAP = 12, 6, 22
 """Pixels of the legend: a color's square, from there to its name, from there to the next item."""
 _DIMMED = np.array([0.36, 0.39, 0.44])
-"""What localization maps leave of the gray image's brightness, red to blue: cool, so that gray classes show too."""
+"""Factors of the gray image's brightness under localization maps, red to blue: cool, so that gray classes show too."""
 _IGNORE_STRIPES = np.array([[236, 236, 230], [196, 198, 204]], np.uint8)
 _INK, _MUTED, _FAINT, _BLANK = "#16181d", "#5c6370", "#8a919c", "#f3f4f6"
 
@@ -50,7 +50,7 @@ class Panel:
 
     @property
     def masks(self) -> dict[str, NDArray[np.uint8]]:
-        """The masks that there are, by the name of their column."""
+        """The panel's masks by the name of their column."""
         masks = {"truth": self.truth, "pseudo mask": self.pseudo_mask, "prediction": self.prediction}
         return {column: mask for column, mask in masks.items() if mask is not None}
 

@@ -1,4 +1,4 @@
-"""Where an exported picture goes: below the folder, whatever the image is called (the pictures: test_pipeline)."""
+"""Where an exported picture goes: below the folder, for any image id (the pictures: test_pipeline)."""
 
 import pytest
 

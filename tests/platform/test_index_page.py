@@ -77,8 +77,8 @@ class Page(HTMLParser):
 def index_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """An index of images that are not there: as `rows` say and, where they are silent, untagged training images."""
     plain = {"domain": "target", "split": "train", "tags": [], "height": 60, "width": 80}
-    own = ({"image_id": f"i{n}", "uri": f"/nowhere/i{n}.jpg", "content_hash": f"{n:064x}"} for n in range(len(rows)))
-    return pa.Table.from_pylist([plain | name | row for name, row in zip(own, rows, strict=True)], INDEX_SCHEMA)
+    names = ({"image_id": f"i{n}", "uri": f"/nowhere/i{n}.jpg", "content_hash": f"{n:064x}"} for n in range(len(rows)))
+    return pa.Table.from_pylist([plain | name | row for name, row in zip(names, rows, strict=True)], INDEX_SCHEMA)
 
 
 def rejects_of(reasons: Sequence[str]) -> pa.Table:
@@ -117,13 +117,13 @@ def test_counts_agree_with_counting_row_by_row() -> None:
     assert facts.groups == tuple(Group(d, s) for d in ("target", "source", "web") for s in ("train", "val"))
     assert facts.names()[:2] == ["target train", "target val"]
     for g, group in enumerate(facts.groups):
-        own = [row for row in rows if (row["domain"], row["split"]) == group]
-        assert facts.images[g] == len(own)
-        assert facts.untagged[g] == sum(not row["tags"] for row in own)
-        assert facts.per_class[:, g].tolist() == [sum(k in row["tags"] for row in own) for k in range(4)]
-        lengths = Counter(len(row["tags"]) for row in own)
+        members = [row for row in rows if (row["domain"], row["split"]) == group]
+        assert facts.images[g] == len(members)
+        assert facts.untagged[g] == sum(not row["tags"] for row in members)
+        assert facts.per_class[:, g].tolist() == [sum(k in row["tags"] for row in members) for k in range(4)]
+        lengths = Counter(len(row["tags"]) for row in members)
         assert facts.per_tags[:, g].tolist() == [lengths[n] for n in range(len(facts.per_tags))]
-        shares = [sum(1 / len(row["tags"]) for row in own if k in row["tags"]) for k in range(4)]
+        shares = [sum(1 / len(row["tags"]) for row in members if k in row["tags"]) for k in range(4)]
         np.testing.assert_allclose(facts.drawn[:, g], shares if group.split == "train" else 0)
     both = [[sum(a in row["tags"] and b in row["tags"] for row in rows) for b in range(4)] for a in range(4)]
     assert facts.together.tolist() == both
@@ -167,10 +167,10 @@ def test_copies_across_splits_and_with_other_tags_are_found() -> None:
     ]
     page = Page(browse_page(index, NO_REJECTS, CLASSES, notes=[], title="t"))
     assert ["i2", "train", "target", "square, star", "/nowhere/i2.jpg"] in page.rows["copies"]
-    found = concerns(facts, CLASSES)
-    assert any("1 content(s) in more than one split" in line for line in found)
-    assert "Without a training image: never." in found
-    assert "With a single training image, whose only partner is itself: star." in found
+    sentences = concerns(facts, CLASSES)
+    assert any("1 content(s) in more than one split" in line for line in sentences)
+    assert "Without a training image: never." in sentences
+    assert "With a single training image, whose only partner is itself: star." in sentences
 
 
 def test_rejects_are_counted_by_what_their_reason_starts_with() -> None:

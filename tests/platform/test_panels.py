@@ -42,7 +42,7 @@ def test_panel_picture_is_a_row_of_cells_in_palette_colors() -> None:
     for mask in (truth, pseudo, prediction):
         assert (mask[inside] == palette()[2]).all()
         assert (mask[70:90, 90:120] == palette()[0]).all()
-    assert (pseudo[:, :8].min(axis=(0, 1)) > 180).all()  # ignored: light, whatever lies below
+    assert (pseudo[:, :8].min(axis=(0, 1)) > 180).all()  # ignored: light over any image
     assert len(np.unique(pseudo[:, :8].reshape(-1, 3), axis=0)) == 2  # and striped
     assert (truth[:, :8] == palette()[0]).all()
     assert heat[inside][..., 1].mean() > heat[70:90, 90:120][..., 1].mean() + 60  # label 2 is green
@@ -57,12 +57,12 @@ def test_panel_picture_leaves_out_what_there_is_not_and_limits_the_width() -> No
 
 def test_gallery_stacks_rows_of_equal_columns() -> None:
     full, partly = panel("a"), panel("b", maps=(), pseudo_mask=None)
-    one, two = gallery([full], CLASSES, height=96), gallery([full, partly], CLASSES, height=96)
-    assert one.width == two.width == 2 * 20 + 5 * 128 + 4 * 10
-    three = gallery([full, partly, panel("c", height=64, width=48)], CLASSES, height=96)
-    assert three.height - two.height == two.height - one.height == 96 + 34  # a row and its caption
+    single, double = gallery([full], CLASSES, height=96), gallery([full, partly], CLASSES, height=96)
+    assert single.width == double.width == 2 * 20 + 5 * 128 + 4 * 10
+    triple = gallery([full, partly, panel("c", height=64, width=48)], CLASSES, height=96)
+    assert triple.height - double.height == double.height - single.height == 96 + 34  # a row and its caption
     assert gallery([partly], CLASSES, height=96).width == 2 * 20 + 3 * 128 + 2 * 10
-    first = np.asarray(one)[:, 20 : 20 + 5 * 128 + 40]
+    first = np.asarray(single)[:, 20 : 20 + 5 * 128 + 40]
     top = 20 + 28
     assert (first[top : top + 96] == np.asarray(panel_picture(full, CLASSES, height=96))).all()
 

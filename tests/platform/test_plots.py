@@ -1,4 +1,4 @@
-"""Plots of the page: drawn for light and dark, true to their numbers, calm about gaps and odd names."""
+"""Plots of the page: drawn for light and dark, true to their numbers, also with gaps and odd names."""
 
 from io import BytesIO
 from typing import Any
@@ -77,7 +77,7 @@ def test_bars_are_as_long_as_their_iou() -> None:
     assert circle / square == pytest.approx(2, rel=0.02)
 
 
-def test_legend_of_the_curves_names_them_whatever_they_begin_with() -> None:
+def test_legend_of_the_curves_also_names_those_that_begin_with_an_underscore() -> None:
     legend = pixels(threshold_chart({"_R = 3": Curve([0.1, 0.2], [40.0, 41.0])}).light)[-50:]
     assert (legend.mean(axis=2) < 100).sum() > 300  # a plotting library that hides such labels leaves this strip white
 

@@ -1,4 +1,4 @@
-"""The page of a run: well formed, self-contained, true to its data, unmoved by hostile names and by what is missing."""
+"""The page of a run: well formed, self-contained, true to its data, whole with hostile names and with missing data."""
 
 import re
 from base64 import b64decode
@@ -46,19 +46,19 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         names = [name for name, _ in attrs]
         assert len(names) == len(set(names)), f"<{tag}> has an attribute twice"
-        found = dict(attrs)
-        self.elements.append((tag, found))
+        values = dict(attrs)
+        self.elements.append((tag, values))
         if tag not in VOID:
             self._open.append(tag)
         if tag == "section":
-            self._section = found["id"] or ""
+            self._section = values["id"] or ""
         rows = self.rows.setdefault(self._section, [])
         if tag == "tr":
             rows.append([])
         if tag in ("td", "th"):
             rows[-1].append("")
         if tag == "data":
-            self.values.setdefault(self._section, []).append(float(found["value"] or ""))
+            self.values.setdefault(self._section, []).append(float(values["value"] or ""))
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open, f"</{tag}> without a start"
@@ -284,7 +284,7 @@ def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path) -
     assert ["reason 4", "200"] in page.rows["counts"]
 
 
-def test_how_maps_came_to_be_is_shown_step_by_step(data: ReportData, tmp_path: Path) -> None:
+def test_how_maps_were_made_is_shown_step_by_step(data: ReportData, tmp_path: Path) -> None:
     tiles = tuple(
         Tile(title, Image.new("RGB", (30, 20), color)) for title, color in (("alone", "red"), ("map", "blue"))
     )
@@ -359,10 +359,10 @@ def test_a_run_that_stopped_early_yields_a_page_that_says_so(
 
 def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData, tmp_path: Path) -> None:
     write_report(bare(panels=data.panels, curves=data.curves), RunFolder(tmp_path))
-    own = tmp_path / "pictures" / "mine.png"
-    own.write_bytes(b"kept")
+    kept = tmp_path / "pictures" / "mine.png"
+    kept.write_bytes(b"kept")
     write_report(bare(panels=data.panels[:1]), RunFolder(tmp_path))
-    assert sorted(path.name for path in own.parent.iterdir()) == ["gallery.png", "mine.png", "panel-01.png"]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["gallery.png", "mine.png", "panel-01.png"]
     assert not list(tmp_path.glob(".*"))
 
 
@@ -381,6 +381,6 @@ def test_as_many_images_are_shown_as_are_asked_for(several: int) -> None:
     """However many of six have several tags: none, some, or all of them."""
     rows = pa.table({"image_id": list("abcdef"), "tags": [[0, 1]] * several + [[0]] * (6 - several)})
     for count in range(9):
-        found = spread(rows, count)
-        assert len(set(found["image_id"].to_pylist())) == len(found) == min(count, 6)
-        assert sum(len(tags) > 1 for tags in found["tags"].to_pylist()) >= min(several, min(count, 6) // 2)
+        shown = spread(rows, count)
+        assert len(set(shown["image_id"].to_pylist())) == len(shown) == min(count, 6)
+        assert sum(len(tags) > 1 for tags in shown["tags"].to_pylist()) >= min(several, min(count, 6) // 2)
