@@ -26,7 +26,7 @@ from mcis.datasets.images import MakeSquares, Squares
 from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import WorkerShard, batches
 from mcis.datasets.tags import Tags
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.workspace import write_table
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from mcis.platform.config.sections import Config, Section
+from mcis.platform.config.section import Section
+from mcis.platform.config.sections import Config
 
 ROOT = Path(__file__).resolve().parent.parent
 UNUSED = ("journey", "mend", "mends", "mended", "house", "room", "rooms", "strangers", "how-manieth")

@@ -6,7 +6,8 @@ from pathlib import Path
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.keys import explicit
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.config.sections import ClassifierConfig, Config, SegmenterConfig
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, disk_errors
 

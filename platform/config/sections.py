@@ -11,27 +11,9 @@ from pydantic import Field, model_validator
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
-from mcis.platform.config.maps import CrfConfig, LocalizeConfig, MapsConfig, PseudoMasksConfig
+from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.section import Contradictions, Section
-from mcis.platform.config.training import ClassifierConfig, Optimizer, SegmenterConfig
-
-__all__ = [
-    "ClassifierConfig",
-    "ComputeConfig",
-    "Config",
-    "CrfConfig",
-    "DataConfig",
-    "EvaluateConfig",
-    "LocalizeConfig",
-    "MapsConfig",
-    "Optimizer",
-    "PredictConfig",
-    "PseudoMasksConfig",
-    "ReportConfig",
-    "Section",
-    "SegmenterConfig",
-    "WeightsConfig",
-]
+from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
 
 
 class Config(Section):

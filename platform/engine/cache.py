@@ -10,7 +10,7 @@ from filelock import Timeout
 from mcis.datasets.decode import RULES
 from mcis.datasets.files import stamps
 from mcis.datasets.images import MakeSquares, image_bytes
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.workspace import Workspace, disk_errors, fingerprint

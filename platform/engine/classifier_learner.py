@@ -20,7 +20,7 @@ from mcis.models.augment import Augmentation
 from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
-from mcis.platform.config.sections import ClassifierConfig
+from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.pretrained import load_backbone

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from mcis.datasets.stream import AnyBatch, Decoder, WorkerShard
 from mcis.models.augment import Augmentation, augment
 from mcis.models.backbones import normalize, to_unit
-from mcis.platform.config.sections import Optimizer
+from mcis.platform.config.training import Optimizer
 from mcis.platform.engine.optimizers import learning_rate_factor
 
 Network = Callable[..., Any]

@@ -24,7 +24,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.stream import AnyBatch, DecodeIn, WorkerShard, batches
 from mcis.models.dropout import number_samples
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision

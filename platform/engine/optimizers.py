@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from mcis.models.backbones import Backbone
-from mcis.platform.config.sections import Optimizer
+from mcis.platform.config.training import Optimizer
 
 
 def learning_rate_factor(optimizer: Optimizer, step: int, *, steps: int, epoch: int) -> float:

@@ -4,7 +4,8 @@ from typing import Literal
 
 import torch
 
-from mcis.platform.config.sections import ComputeConfig, Optimizer
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.training import Optimizer
 from mcis.platform.engine.runtime import uses_gpu
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 
 _GIB = 2**30
 _ENVIRONMENT = {

@@ -15,7 +15,7 @@ from mcis.datasets.stream import WorkerShard
 from mcis.models.augment import Augmentation
 from mcis.models.losses import pixel_ce
 from mcis.models.metrics import IGNORE
-from mcis.platform.config.sections import SegmenterConfig
+from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.pretrained import load_backbone

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mcis.datasets.stream import DecodeIn
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.runtime import check_cpus, user_error_in, uses_gpu

@@ -8,7 +8,8 @@ from mcis.models.backbones import BACKBONES, Backbone
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
-from mcis.platform.config.sections import ClassifierConfig, CrfConfig, SegmenterConfig
+from mcis.platform.config.maps import CrfConfig
+from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 
 

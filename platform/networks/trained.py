@@ -6,7 +6,8 @@ from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.models.classifier import CoAttentionClassifier
-from mcis.platform.config.sections import ClassifierConfig, Config
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import load_weights
 

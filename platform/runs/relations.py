@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.relations import Relations, draw
 from mcis.datasets.tags import Tags
-from mcis.platform.config.sections import LocalizeConfig
+from mcis.platform.config.maps import LocalizeConfig
 
 
 def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_]) -> Relations:

@@ -9,7 +9,8 @@ import time
 from typing import Any, Protocol
 
 from mcis.datasets.index import Listing
-from mcis.platform.config.sections import Config, Section
+from mcis.platform.config.section import Section
+from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, write_result

@@ -14,7 +14,8 @@ from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
 from mcis.models.localization import resize_maps, scale_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
-from mcis.platform.config.sections import Config, PseudoMasksConfig
+from mcis.platform.config.maps import PseudoMasksConfig
+from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.build import crf_parameters
 from mcis.platform.runs.context import RunContext

@@ -24,7 +24,7 @@ from mcis.models.localization import (
     scale_maps,
     single_round,
 )
-from mcis.platform.config.sections import MapsConfig
+from mcis.platform.config.maps import MapsConfig
 
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
 quick = settings(deadline=None, max_examples=40)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.images import Squares, image_bytes, read_rgb
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cache import decoded_cache
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.tracking import Tracker

@@ -5,8 +5,10 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from mcis.platform.config.maps import CoAttention, Released, SharedEvidence
-from mcis.platform.config.sections import Config, CrfConfig, Optimizer, PseudoMasksConfig, Section
+from mcis.platform.config.maps import CoAttention, CrfConfig, PseudoMasksConfig, Released, SharedEvidence
+from mcis.platform.config.section import Section
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import Optimizer
 
 
 def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:

@@ -181,7 +181,7 @@ import os, sys
 from pathlib import Path
 import pyarrow as pa, ray
 from mcis.datasets.errors import UserError
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import uses_gpu
 

@@ -15,7 +15,8 @@ from mcis.platform.config.keys import explicit, keys_of, leaves, meanings
 from mcis.platform.config.maps import CoAttention, Released, SharedEvidence
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
-from mcis.platform.config.sections import ClassifierConfig, Config
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import ClassifierConfig
 
 
 def values(recipe: str, *assignments: str) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
-from mcis.platform.config.sections import ClassifierConfig, ComputeConfig, Optimizer, SegmenterConfig
-from mcis.platform.config.training import SegmenterOptimizer
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.training import ClassifierConfig, Optimizer, SegmenterConfig, SegmenterOptimizer
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
@@ -448,7 +448,7 @@ DRIVER = """
 import pickle, sys, time
 sys.path.insert(0, sys.argv[1])
 import test_training
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.engine.training import fit
 
@@ -512,7 +512,7 @@ import ray
 from ray.cluster_utils import Cluster
 sys.path.insert(0, sys.argv[1])
 import test_training
-from mcis.platform.config.sections import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.training import fit
 
 test_training.by_value()

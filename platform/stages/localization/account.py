@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.relations import Relations
 from mcis.datasets.tags import Tags
-from mcis.platform.config.sections import LocalizeConfig
+from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.stages.localization.rounds import Plan
 
 Account = tuple[dict[str, Any], list[str]]

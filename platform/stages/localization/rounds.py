@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.relations import Relations, feature_rounds
-from mcis.platform.config.sections import LocalizeConfig
+from mcis.platform.config.maps import LocalizeConfig
 
 _GIB = 2**30
 
