@@ -68,7 +68,7 @@ def small() -> Config:
 
     Command: `mcis run voc --voc DIR --name NAME --recipe small`, for images of about 160 pixels such as the embedded
     data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 79 on the val images of such a drawn set,
-    84 with the CRF (README).
+    84 with the CRF (docs/RESULTS.md).
     """
     return Config(
         recipe="small",
