@@ -5,66 +5,24 @@ SegmentationClassAug, or the devkit's own PNGs together with the MATLAB files of
 Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
-from xml.etree import ElementTree
 
 import pyarrow as pa
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.masks import read_tags
-from mcis.datasets.sources.lists import class_indices, listing_table, read_lines
+from mcis.datasets.sources.lists import listing_table
+from mcis.datasets.sources.voc_devkit import Devkit, DevkitList, existing_folder, names_in, read_ids
+from mcis.datasets.sources.voc_tags import TAGS
 
 MASKS = "SegmentationClassAug"
 """The default folder of masks; what it lacks is looked for among the devkit's masks and those of SBD."""
 
 SBD_HOME = "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours"
 """The address of SBD's benchmark.tgz, without the name."""
-
-_MAX_XML = 2**20
-"""Largest annotation that is parsed, bytes; VOC's have a few thousand."""
-
-
-class _Devkit(NamedTuple):
-    """Folders of a devkit, the names in the folder of its images, and the K class names."""
-
-    root: Path
-    images: Path
-    image_names: set[str]
-    lists: Path
-    classes: tuple[str, ...]
-
-
-class _List(NamedTuple):
-    """A list of the devkit.
-
-    Attributes:
-        split: that its images are of.
-        path: of the file `<name>.txt`.
-        ids: of its images, in its order.
-        notes: about the list.
-    """
-
-    split: str
-    path: Path
-    ids: list[str]
-    notes: list[str]
-
-    @property
-    def tags_path(self) -> Path:
-        """Path of the file with the tags of the list's images."""
-        return self.path.with_name(f"{self.path.stem}_cls.txt")
-
-
-class _Tags(NamedTuple):
-    """The class indices of each image of a list, ascending, and notes about them."""
-
-    indices: list[list[int]]
-    notes: list[str]
 
 
 class _Labels(NamedTuple):
@@ -150,7 +108,7 @@ def list_voc(
     return Listing(_rows(devkit, lists, labels, saliency), devkit.classes, tuple(notes))
 
 
-def _rows(devkit: _Devkit, lists: Sequence[_List], labels: Sequence[_Labels], saliency: str) -> pa.Table:
+def _rows(devkit: Devkit, lists: Sequence[DevkitList], labels: Sequence[_Labels], saliency: str) -> pa.Table:
     ids = [image_id for listed in lists for image_id in listed.ids]
     return listing_table(
         image_id=ids,
@@ -163,23 +121,23 @@ def _rows(devkit: _Devkit, lists: Sequence[_List], labels: Sequence[_Labels], sa
     )
 
 
-def _open_devkit(root: Path, classes: Path | None) -> _Devkit:
+def _open_devkit(root: Path, classes: Path | None) -> Devkit:
     root = root.expanduser().resolve()
     names = read_classes(classes) if classes else VOC_CLASSES
     remedy = "point `root` at the folder VOC2012"
-    images = _folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
-    lists = _folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
-    return _Devkit(root, images, _names_in(images), lists, names)
+    images = existing_folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
+    lists = existing_folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
+    return Devkit(root, images, names_in(images), lists, names)
 
 
-def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> _List:
+def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> DevkitList:
     """The list of a split; an absent train_aug.txt is made of other lists. All of its images exist."""
     path, notes = devkit.lists / f"{name}.txt", []
     if split == "train" and name == "train_aug" and not path.is_file():
         ids = _train_aug(devkit.lists, val_list, sbd)
         notes.append(f"{path.name} is made of SBD's ids and train.txt without val.txt: {len(ids)} images")
     else:
-        ids = _ids(path, f"add it, or name another list by `{split}_list`")
+        ids = read_ids(path, f"add it, or name another list by `{split}_list`")
     if not ids:
         raise UserError(f"{path} lists no image", "at least one image id", f"name another list by `{split}_list`")
     absent = [image_id for image_id in ids if f"{image_id}.jpg" not in devkit.image_names]
@@ -189,10 +147,10 @@ def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path 
             f"<id>.jpg for each of the {len(ids)} ids",
             "add the images or take their ids off the list",
         )
-    return _List(split, path, ids, notes)
+    return DevkitList(split, path, ids, notes)
 
 
-def _label(devkit: _Devkit, listed: _List, truth: _Masks, tags_from: str) -> _Labels:
+def _label(devkit: Devkit, listed: DevkitList, truth: _Masks, tags_from: str) -> _Labels:
     """The tags and masks of a list's images; those of the test split have neither."""
     if listed.split == "test":
         return _Labels([[] for _ in listed.ids], [None for _ in listed.ids], [])
@@ -208,7 +166,7 @@ def _label(devkit: _Devkit, listed: _List, truth: _Masks, tags_from: str) -> _La
     return _Labels(tags.indices, [None for _ in listed.ids], [*tags.notes, note])
 
 
-def _check_once(lists: Sequence[_List]) -> None:
+def _check_once(lists: Sequence[DevkitList]) -> None:
     """Every image is listed once."""
     first: dict[str, Path] = {}
     for listed in lists:
@@ -222,7 +180,7 @@ def _check_once(lists: Sequence[_List]) -> None:
             first[image_id] = listed.path
 
 
-def _check_classes(names: tuple[str, ...], train: _List, labels: _Labels) -> None:
+def _check_classes(names: tuple[str, ...], train: DevkitList, labels: _Labels) -> None:
     """Every class has a training image."""
     tagged = {tag for tags in labels.tags for tag in tags}
     empty = [name for index, name in enumerate(names) if index not in tagged]
@@ -234,9 +192,9 @@ def _check_classes(names: tuple[str, ...], train: _List, labels: _Labels) -> Non
         )
 
 
-def _saliency(folder: Path, lists: Sequence[_List]) -> list[str | None]:
+def _saliency(folder: Path, lists: Sequence[DevkitList]) -> list[str | None]:
     """The saliency map of each image, None for images without; where the folder exists, training images have one."""
-    names = _names_in(folder)
+    names = names_in(folder)
     for listed in lists:
         absent = [image_id for image_id in listed.ids if f"{image_id}.png" not in names]
         if absent and listed.split == "train" and folder.is_dir():
@@ -247,70 +205,6 @@ def _saliency(folder: Path, lists: Sequence[_List]) -> list[str | None]:
             )
     ids = [image_id for listed in lists for image_id in listed.ids]
     return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in ids]
-
-
-def _folder(path: Path, what: str, remedy: str) -> Path:
-    """The folder itself.
-
-    Raises:
-        UserError: it does not exist.
-    """
-    if not path.is_dir():
-        raise UserError(f"no folder {path}", what, remedy)
-    return path
-
-
-def _lines(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
-    """The lines that are not blank, each with its number from 1 and cut into words.
-
-    Raises:
-        UserError: no such file, or no UTF-8.
-    """
-    expected = "a UTF-8 text file with one image id per line"
-    if not path.is_file():
-        raise UserError(f"no list {path}", expected, remedy)
-    return [(number, line.split()) for number, line in read_lines(path, expected, remedy, may_be_empty=True)]
-
-
-def _ids(path: Path, remedy: str) -> list[str]:
-    """The image ids of a list, one per line, in its order.
-
-    Raises:
-        UserError: no such file, no UTF-8, or a line of several words.
-    """
-    lines = _lines(path, remedy)
-    for number, words in lines:
-        if len(words) > 1:
-            raise UserError(
-                f"{path}, line {number}: {shown(words)}", "one image id per line", "leave the id alone on its line"
-            )
-    return [words[0] for _, words in lines]
-
-
-def _tags(path: Path, classes: tuple[str, ...], remedy: str) -> dict[str, list[int]]:
-    """Image id -> ascending class indices, of lines `<id> <class index from 0> ...`.
-
-    Args:
-        path: the file.
-        classes: K class names.
-        remedy: what to do where there is no such file.
-
-    Raises:
-        UserError: no such file, no UTF-8, an unknown index, or an id a second time.
-    """
-    correct = "correct the list, or name the right class file by `classes`"
-    tags: dict[str, list[int]] = {}
-    for number, (image_id, *indices) in _lines(path, remedy):
-        where = f"{path}, line {number}"
-        if image_id in tags:
-            raise UserError(f"{where}: {image_id} a second time", "one line per image", "merge the lines")
-        tags[image_id] = class_indices(where, image_id, indices, len(classes), correct)
-    return tags
-
-
-def _names_in(folder: Path) -> set[str]:
-    """The names in a folder, none where there is no such folder."""
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
 def _sbd_folder(sbd: Path) -> Path:
@@ -335,9 +229,11 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
             f"point `sbd` at the unpacked {SBD_HOME}/benchmark.tgz, which the list is made from, or name another list, "
             "such as train, by `train_list`",
         )
-    ids = [i for path in (sbd / "train.txt", sbd / "val.txt") for i in _ids(path, "unpack benchmark.tgz again")]
-    ids += _ids(lists / "train.txt", "restore the devkit's own list")
-    held_out = {i for name in {"val", val_list} for i in _ids(lists / f"{name}.txt", "name another list by `val_list`")}
+    ids = [i for path in (sbd / "train.txt", sbd / "val.txt") for i in read_ids(path, "unpack benchmark.tgz again")]
+    ids += read_ids(lists / "train.txt", "restore the devkit's own list")
+    held_out = {
+        i for name in {"val", val_list} for i in read_ids(lists / f"{name}.txt", "name another list by `val_list`")
+    }
     return sorted(set(ids) - held_out)
 
 
@@ -346,88 +242,5 @@ def _masks(root: Path, masks: str, sbd: Path | None) -> _Masks:
     candidates = [(root / masks, ".png")]
     if masks == MASKS:
         candidates += [(root / "SegmentationClass", ".png")] + ([(sbd / "cls", ".mat")] if sbd else [])
-    folders = [_MaskFolder(path, suffix, _names_in(path)) for path, suffix in candidates if path.is_dir()]
+    folders = [_MaskFolder(path, suffix, names_in(path)) for path, suffix in candidates if path.is_dir()]
     return _Masks(folders, root / masks if (root / masks).is_dir() else None)
-
-
-def _tags_auto(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
-    by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
-    return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks)
-
-
-def _tags_listed(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
-    path = listed.tags_path
-    remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
-    tags = _tags(path, devkit.classes, remedy)
-    untagged = [image_id for image_id in listed.ids if image_id not in tags]
-    if untagged:
-        raise UserError(
-            f"{path.name} has no line for {shown(untagged)}",
-            f"a line for each of the {len(listed.ids)} images of {listed.path.name}",
-            "add the missing lines; an image without any class gets a line with its id alone",
-        )
-    return _Tags([tags[image_id] for image_id in listed.ids], [])
-
-
-def _tags_annotated(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
-    remedy = f"restore the devkit's, or write {listed.tags_path.name}"
-    folder = _folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
-    names = _names_in(folder)
-    absent = [image_id for image_id in listed.ids if f"{image_id}.xml" not in names]
-    if absent:
-        raise UserError(
-            f"no annotation in {folder} for {len(absent)} of {len(listed.ids)} images of {listed.path.name}: "
-            f"{shown(absent)}",
-            "<id>.xml for each of them",
-            remedy,
-        )
-    tags = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
-    return _Tags(tags, [f"tags of {listed.path.name} are those of the objects in {folder.name}"])
-
-
-def _tags_masked(devkit: _Devkit, listed: _List, masks: Sequence[str | None]) -> _Tags:
-    absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
-    name = listed.path.name
-    if absent:
-        raise UserError(
-            f"no ground-truth mask for {len(absent)} of {len(listed.ids)} images of {name}: {shown(absent)}",
-            "a mask for each image whose tags are to come from masks",
-            "add the masks, or take tags from lists or xml by `tags_from`",
-        )
-    tags = [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
-    return _Tags(tags, [f"tags of {name} were read off ground-truth masks: the truth of every image was opened"])
-
-
-_TagReader = Callable[[_Devkit, _List, Sequence[str | None]], _Tags]
-"""Of a devkit, a list and the masks of its images."""
-
-TAGS: dict[str, _TagReader] = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
-"""What reads the tags of a list's images, by the name of where they come from."""
-
-
-class _Annotation(ElementTree.TreeBuilder):
-    """Refuses a document type, the only part of XML that declares entities: a few bytes of them expand to gigabytes."""
-
-    def doctype(self, name: str, public: str | None, system: str | None) -> None:
-        raise ValueError("it has a document type, which annotations have not")
-
-
-def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
-    """The class indices of the objects of an annotation, difficult ones too; parts of objects do not count."""
-    try:
-        data = read_bytes(str(path))
-        if len(data) > _MAX_XML:
-            raise ValueError(f"more than {_MAX_XML} bytes")
-        tree = ElementTree.fromstring(data, ElementTree.XMLParser(target=_Annotation()))
-        if tree.tag != "annotation":
-            raise ValueError(f"its root is {tree.tag!r}")
-    except (OSError, SyntaxError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
-        raise UserError(f"{path}: {error}", "an XML file <annotation> of VOC", "replace the file") from None
-    names = {(entry.findtext("name") or "").strip() for entry in tree.iterfind("object")}
-    if unknown := sorted(names - set(classes)):
-        raise UserError(
-            f"{path}: an object of class {shown([repr(name) for name in unknown])}",
-            f"one of the {len(classes)} classes",
-            "correct the file, or name the right class file by `classes`",
-        )
-    return sorted(classes.index(name) for name in names)

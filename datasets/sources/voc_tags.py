@@ -1,0 +1,128 @@
+"""The tags of a devkit's images: from <list>_cls.txt, XML annotations or, on request, masks."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import read_bytes
+from mcis.datasets.index import shown
+from mcis.datasets.masks import read_tags
+from mcis.datasets.sources.lists import class_indices
+from mcis.datasets.sources.voc_devkit import Devkit, DevkitList, existing_folder, names_in, split_lines
+
+_MAX_XML = 2**20
+"""Largest annotation that is parsed, bytes; VOC's have a few thousand."""
+
+
+class ListTags(NamedTuple):
+    """The class indices of each image of a list, ascending, and notes about them."""
+
+    indices: list[list[int]]
+    notes: list[str]
+
+
+def _tags_auto(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+    by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
+    return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks)
+
+
+def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+    path = listed.tags_path
+    remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
+    tags = _read_tag_list(path, devkit.classes, remedy)
+    untagged = [image_id for image_id in listed.ids if image_id not in tags]
+    if untagged:
+        raise UserError(
+            f"{path.name} has no line for {shown(untagged)}",
+            f"a line for each of the {len(listed.ids)} images of {listed.path.name}",
+            "add the missing lines; an image without any class gets a line with its id alone",
+        )
+    return ListTags([tags[image_id] for image_id in listed.ids], [])
+
+
+def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+    remedy = f"restore the devkit's, or write {listed.tags_path.name}"
+    folder = existing_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
+    names = names_in(folder)
+    absent = [image_id for image_id in listed.ids if f"{image_id}.xml" not in names]
+    if absent:
+        raise UserError(
+            f"no annotation in {folder} for {len(absent)} of {len(listed.ids)} images of {listed.path.name}: "
+            f"{shown(absent)}",
+            "<id>.xml for each of them",
+            remedy,
+        )
+    tags = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
+    return ListTags(tags, [f"tags of {listed.path.name} are those of the objects in {folder.name}"])
+
+
+def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+    absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
+    name = listed.path.name
+    if absent:
+        raise UserError(
+            f"no ground-truth mask for {len(absent)} of {len(listed.ids)} images of {name}: {shown(absent)}",
+            "a mask for each image whose tags are to come from masks",
+            "add the masks, or take tags from lists or xml by `tags_from`",
+        )
+    tags = [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
+    return ListTags(tags, [f"tags of {name} were read off ground-truth masks: the truth of every image was opened"])
+
+
+def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[str, list[int]]:
+    """Image id -> ascending class indices, of lines `<id> <class index from 0> ...`.
+
+    Args:
+        path: the file.
+        classes: K class names.
+        remedy: what to do where there is no such file.
+
+    Raises:
+        UserError: no such file, no UTF-8, an unknown index, or an id a second time.
+    """
+    correct = "correct the list, or name the right class file by `classes`"
+    tags: dict[str, list[int]] = {}
+    for number, (image_id, *indices) in split_lines(path, remedy):
+        where = f"{path}, line {number}"
+        if image_id in tags:
+            raise UserError(f"{where}: {image_id} a second time", "one line per image", "merge the lines")
+        tags[image_id] = class_indices(where, image_id, indices, len(classes), correct)
+    return tags
+
+
+_TagReader = Callable[[Devkit, DevkitList, Sequence[str | None]], ListTags]
+"""Of a devkit, a list and the masks of its images."""
+
+
+TAGS: dict[str, _TagReader] = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
+"""What reads the tags of a list's images, by the name of where they come from."""
+
+
+class _Annotation(ElementTree.TreeBuilder):
+    """Refuses a document type, the only part of XML that declares entities: a few bytes of them expand to gigabytes."""
+
+    def doctype(self, name: str, public: str | None, system: str | None) -> None:
+        raise ValueError("it has a document type, which annotations have not")
+
+
+def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
+    """The class indices of the objects of an annotation, difficult ones too; parts of objects do not count."""
+    try:
+        data = read_bytes(str(path))
+        if len(data) > _MAX_XML:
+            raise ValueError(f"more than {_MAX_XML} bytes")
+        tree = ElementTree.fromstring(data, ElementTree.XMLParser(target=_Annotation()))
+        if tree.tag != "annotation":
+            raise ValueError(f"its root is {tree.tag!r}")
+    except (OSError, SyntaxError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+        raise UserError(f"{path}: {error}", "an XML file <annotation> of VOC", "replace the file") from None
+    names = {(entry.findtext("name") or "").strip() for entry in tree.iterfind("object")}
+    if unknown := sorted(names - set(classes)):
+        raise UserError(
+            f"{path}: an object of class {shown([repr(name) for name in unknown])}",
+            f"one of the {len(classes)} classes",
+            "correct the file, or name the right class file by `classes`",
+        )
+    return sorted(classes.index(name) for name in names)
