@@ -77,6 +77,7 @@ def test_a_setting_is_sources_joined_by_plus() -> None:
     assert "did you mean voc+web?" in caught.value.remedy
 
 
+@pytest.mark.slow
 def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     """The broken file is listed and the run goes on; masks of web images, which have no saliency map, come by CRF.
 
@@ -146,6 +147,7 @@ def test_single_label_images_make_pairs_of_three_kinds(
         run("voc", tmp_path / "workspace", alone, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
 
 
+@pytest.mark.slow
 def test_list_files_with_masks_of_val_alone_end_in_scores(
     ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
 ) -> None:

@@ -310,6 +310,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     assert json.loads(line)["loss"] == pytest.approx(terms[9]["pixel"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_bf16_trains_float32_weights_to_about_the_same_loss(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
@@ -326,6 +327,7 @@ def test_bf16_trains_float32_weights_to_about_the_same_loss(
     assert last["loss"] == pytest.approx(sum(terms[19].values()), rel=0.02)
 
 
+@pytest.mark.slow
 def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
