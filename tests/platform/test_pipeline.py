@@ -205,6 +205,7 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
 
 
+@pytest.mark.slow
 def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(
     first: pipeline.RunResult, root: Path, workspace: Workspace
 ) -> None:

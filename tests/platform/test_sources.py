@@ -119,6 +119,7 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     assert any(note.startswith("1 of 20 scored training image(s) have tags that disagree") for note in evaluated.notes)
 
 
+@pytest.mark.slow
 def test_single_label_images_make_pairs_of_three_kinds(
     ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
 ) -> None:
