@@ -1,4 +1,4 @@
-"""Image pairs with at least one common class (section 3.2), and related images, drawn from (seed, epoch, image) alone.
+"""Image pairs with at least one common class (section 3.2), drawn from (seed, epoch, image) alone.
 
 Every tagged image is m once per epoch. One of its classes is drawn, then a partner n that has it. Images without a tag
 are in no pair. Epochs follow each other without a gap: row i of the endless stream of pairs is position i mod E of
@@ -21,7 +21,7 @@ whole batch at once, and the pairs are those that one machine draws.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,9 +33,6 @@ TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
 """Kinds of a pair: the domains of m and n. Each has its own W_P (end of section 3.2)."""
 KINDS = ("target-target", "source-source", "target-source")
 """Their names."""
-RelatedFrom = Literal["target", "source", "both"]
-"""The domain that related images are drawn from, or both."""
-
 _KIND_BY_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
 """The kind by how many of the pair's images are of the domain source: 0, 1, 2."""
 _ROWS_PER_COUNT = 2**16
@@ -360,53 +357,3 @@ def epoch_rows(seed: int, count: int, first: int, last: int) -> EpochRows:
     """Rows first .. last - 1 of the endless stream of epochs over `count` images, each epoch in an order of its own."""
     epoch, position = np.divmod(np.arange(first, last), count)
     return EpochRows(permuted(Order.IMAGES, seed, epoch, count, position), epoch)
-
-
-def related_images(
-    members: Members,
-    images: NDArray[np.int64],
-    classes: NDArray[np.int64],
-    related: int,
-    *,
-    seed: int,
-    related_may_repeat: bool = False,
-    related_from: RelatedFrom = "both",
-    source: NDArray[np.bool_] | None = None,
-) -> NDArray[np.int64]:
-    """R related images for each of B images and one of its classes (section 3.2), (B, R) positions in the index.
-
-    Drawn from (seed, image, class); the first r of a row are the related images for R = r. The image itself is not
-    among them and none comes twice while the class has enough; then the row repeats. The only image of a class is
-    related to itself. The cost does not depend on the sizes of the classes.
-
-    Args:
-        members: of all training images.
-        images, classes: (B,); each image has the class.
-        related: R.
-        related_may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization
-            maps").
-        related_from: domain of the related images; where the class has no other image in it, they are of both.
-        source: (B,), which images are of the domain source; None if none of them is.
-    """
-    low, high = members.ranges(classes)
-    steps_over = np.ones(len(images), bool)  # the image is among the candidates and must not be drawn
-    if related_from != "both":
-        inside = (np.zeros(len(images), bool) if source is None else source) == (related_from == "source")
-        first, last = members.ranges(classes, related_from == "source")
-        enough = last - first > (inside & (not related_may_repeat))
-        low, high, steps_over = np.where(enough, first, low), np.where(enough, last, high), inside | ~enough
-    draws = uniforms(Draw.RELATED, seed, classes, images, count=related)
-    if related_may_repeat:
-        return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
-    size = high - low - steps_over
-    choice = np.empty((len(images), related), np.int64)
-    for r in range(related):
-        # The r-th of those that are left, counted over all by stepping over those taken, the smallest first.
-        choice[:, r] = (draws[:, r] * (size - r)).astype(np.int64)
-        for taken in np.sort(choice[:, :r], axis=1).T:
-            choice[:, r] += choice[:, r] >= taken
-        again = np.flatnonzero(r >= np.maximum(size, 1))
-        choice[again, r] = choice[again, r % np.maximum(size, 1)[again]]
-    drawn = members.images[low[:, None] + choice]
-    # As for partners, the last member, which was left out, stands in for the image itself.
-    return np.where(drawn == images[:, None], members.images[high - 1][:, None], drawn).astype(np.int64)

@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Order, permuted
-from mcis.datasets.pairs import RelatedFrom, related_images
+from mcis.datasets.draws import Draw, Order, permuted, uniforms
 from mcis.datasets.tags import Members, Tags
+
+RelatedFrom = Literal["target", "source", "both"]
+"""The domain that related images are drawn from, or both."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +70,7 @@ def draw(
     Args:
         tags: of N images, each with at least one.
         source: (N,), which images are of the domain source.
-        related, related_may_repeat, related_from: as of `pairs.related_images`.
+        related, related_may_repeat, related_from: as of `related_images`.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
         bank: number of images, drawn at random, that represent all images in the computation of evidence.
     """
@@ -96,6 +98,56 @@ def draw(
         others_start=others.start,
         bank=np.sort(permuted(Order.BANK, seed, 0, len(tags), np.arange(min(bank, len(tags))))),
     )
+
+
+def related_images(
+    members: Members,
+    images: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    related: int,
+    *,
+    seed: int,
+    related_may_repeat: bool = False,
+    related_from: RelatedFrom = "both",
+    source: NDArray[np.bool_] | None = None,
+) -> NDArray[np.int64]:
+    """R related images for each of B images and one of its classes (section 3.2), (B, R) positions in the index.
+
+    Drawn from (seed, image, class); the first r of a row are the related images for R = r. The image itself is not
+    among them and none comes twice while the class has enough; then the row repeats. The only image of a class is
+    related to itself. The cost does not depend on the sizes of the classes.
+
+    Args:
+        members: of all training images.
+        images, classes: (B,); each image has the class.
+        related: R.
+        related_may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization
+            maps").
+        related_from: domain of the related images; where the class has no other image in it, they are of both.
+        source: (B,), which images are of the domain source; None if none of them is.
+    """
+    low, high = members.ranges(classes)
+    steps_over = np.ones(len(images), bool)  # the image is among the candidates and must not be drawn
+    if related_from != "both":
+        inside = (np.zeros(len(images), bool) if source is None else source) == (related_from == "source")
+        first, last = members.ranges(classes, related_from == "source")
+        enough = last - first > (inside & (not related_may_repeat))
+        low, high, steps_over = np.where(enough, first, low), np.where(enough, last, high), inside | ~enough
+    draws = uniforms(Draw.RELATED, seed, classes, images, count=related)
+    if related_may_repeat:
+        return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
+    size = high - low - steps_over
+    choice = np.empty((len(images), related), np.int64)
+    for r in range(related):
+        # The r-th of those that are left, counted over all by stepping over those taken, the smallest first.
+        choice[:, r] = (draws[:, r] * (size - r)).astype(np.int64)
+        for taken in np.sort(choice[:, :r], axis=1).T:
+            choice[:, r] += choice[:, r] >= taken
+        again = np.flatnonzero(r >= np.maximum(size, 1))
+        choice[again, r] = choice[again, r % np.maximum(size, 1)[again]]
+    drawn = members.images[low[:, None] + choice]
+    # As for partners, the last member, which was left out, stands in for the image itself.
+    return np.where(drawn == images[:, None], members.images[high - 1][:, None], drawn).astype(np.int64)
 
 
 def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveImages:

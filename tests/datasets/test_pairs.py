@@ -19,8 +19,8 @@ from mcis.datasets.pairs import (
     PairRows,
     PairSampler,
     epoch_rows,
-    related_images,
 )
+from mcis.datasets.relations import related_images
 from mcis.datasets.tags import Members, Tags
 
 quick = settings(deadline=None, max_examples=60)
