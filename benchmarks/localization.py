@@ -24,7 +24,8 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform
-from mcis.models.localization import normalize_maps, released_map, resize_maps
+from mcis.models.localization import normalize_maps, released_map
+from mcis.models.resampling import pixel_grids, resample
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
@@ -102,7 +103,8 @@ def _self_maps(model: CoAttentionClassifier, image: torch.Tensor, name: str, tag
     theirs = torch.stack([released_map(seen[tag]) for tag in tags])
     if name == "flip":
         return torch.stack([released_map(own[tag], always=True) for tag in tags]) + theirs.flip(2)
-    return resize_maps(theirs, *own.shape[1:])
+    source, target = (pixel_grids(*maps.shape[1:]) for maps in (theirs, own))  # VGG-16's positions divide the image
+    return resample(theirs, source, target, "bicubic").clamp(0, 1)
 
 
 def main() -> None:

@@ -10,12 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from mcis.datasets.grids import Grid
+
 MAPS_SCHEMA = pa.schema(
     [
         pa.field("image_id", pa.string(), nullable=False),
         pa.field("class", pa.uint16(), nullable=False, metadata={"about": "a tag of the image, index from 0"}),
         pa.field("height", pa.int32(), nullable=False, metadata={"about": "of the map"}),
         pa.field("width", pa.int32(), nullable=False, metadata={"about": "of the map"}),
+        pa.field("first", pa.float64(), nullable=False, metadata={"about": "where row and column 0 lie, of the side"}),
+        pa.field("step", pa.float64(), nullable=False, metadata={"about": "from one to the next, of the side"}),
         pa.field("map", pa.list_(pa.float16()), nullable=False, metadata={"about": "class activations, row by row"}),
     ]
 )
@@ -40,18 +44,26 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 class ImageMaps(NamedTuple):
-    """The maps of one image: class indices, (T,), and activations, (T, H, W) float32."""
+    """The maps of one image.
+
+    Attributes:
+        classes: class indices, (T,).
+        maps: activations, (T, H, W) float32.
+        grids: where their positions lie along the image's height and width.
+    """
 
     classes: NDArray[np.int64]
     maps: NDArray[np.float32]
+    grids: tuple[Grid, Grid]
 
 
-def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating]) -> pa.Table:
+def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating], grid: Grid) -> pa.Table:
     """Writes T maps as rows of MAPS_SCHEMA.
 
     Args:
         image_ids, classes: the image and the class of each map.
         maps: (T, H, W); activations beyond the range of float16 become its largest value, with their sign.
+        grid: where their rows lie, and their columns; networks see squares, so that both lie alike.
 
     Raises:
         ValueError: a value is NaN.
@@ -66,6 +78,8 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
         pa.array(classes, pa.uint16()),
         pa.array(np.full(count, height, np.int32)),
         pa.array(np.full(count, width, np.int32)),
+        pa.array(np.full(count, grid.first)),
+        pa.array(np.full(count, grid.step)),
         pa.ListArray.from_arrays(offsets, values),
     ]
     return pa.table(columns, schema=MAPS_SCHEMA)
@@ -100,8 +114,12 @@ class Shards:
             return None
         column = rows["map"].combine_chunks()
         values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
-        shape = (len(rows), rows["height"][0].as_py(), rows["width"][0].as_py())
-        return ImageMaps(rows["class"].to_numpy().astype(np.int64), values.reshape(shape))
+        height, width, first, step = (rows[name][0].as_py() for name in ("height", "width", "first", "step"))
+        return ImageMaps(
+            classes=rows["class"].to_numpy().astype(np.int64),
+            maps=values.reshape(len(rows), height, width),
+            grids=(Grid(first, step, height), Grid(first, step, width)),
+        )
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shard_of)

@@ -5,15 +5,18 @@ not depend on the other images of its batch or on the number of workers.
 """
 
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
+from mcis.datasets.grids import Grid, pixels
+from mcis.models.resampling import Grids
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -30,15 +33,60 @@ def normalize(images: Tensor) -> Tensor:
     return (images - mean) / deviation
 
 
+class Layout(NamedTuple):
+    """Where the positions of a layer lie in its image.
+
+    A strided convolution or pooling with odd kernels centers position i at pixel stride * i. Pooling of 2x2 pixels, and
+    patches, center it at stride * i + (stride - 1) / 2.
+
+    Attributes:
+        stride: input pixels per position.
+        offset: pixel at which position 0 is centered, where pixel 0 is the first one's center; None where the image is
+            divided into equal parts, each with a position at its center.
+    """
+
+    stride: int
+    offset: float | None = 0.0
+
+    def grid(self, side: int, count: int) -> Grid:
+        """Where `count` positions lie along a side of `side` pixels."""
+        if self.offset is None:
+            return pixels(count)
+        return Grid((self.offset + 0.5) / side, self.stride / side, count)
+
+    def grids(self, image: tuple[int, int], shape: tuple[int, int]) -> Grids:
+        """Where the positions of a map of `shape` (h, w) lie in an image of (height, width) pixels."""
+        return Grids(*(self.grid(side, count) for side, count in zip(image, shape, strict=True)))
+
+    def padded(self, side: int) -> int:
+        """The least side, at least `side`, whose outermost positions are as far from both edges."""
+        edges = self.stride - 1 if self.offset is None else round(2 * self.offset)
+        return edges + 1 + self.stride * -(-max(0, side - 1 - edges) // self.stride)
+
+
+class Textures(NamedTuple):
+    """The early layer of a backbone whose channels tell textures apart.
+
+    Attributes:
+        layer: its name in the backbone's body.
+        channels: C' of its output.
+        layout: of its positions.
+    """
+
+    layer: str
+    channels: int
+    layout: Layout
+
+
 class Backbone(nn.Module):
-    """A feature extractor with known width and stride.
+    """A feature extractor with known width, and known places of its positions.
 
     Attributes:
         channels: C of the features.
-        stride: input pixels per feature position.
+        layout: of their positions.
         new_layers: prefixes of the names of parameters without pretrained weights, whose learning rate may be higher
             (RELEASED_RECIPE, "Classifier").
-        textures: name of the early layer of the body whose channels tell textures apart, and the number C' of these.
+        textures: the layer of textures.
     """
 
     def __init__(
@@ -46,17 +94,22 @@ class Backbone(nn.Module):
         body: nn.Module,
         *,
         channels: int,
-        stride: int,
+        layout: Layout,
         new_layers: tuple[str, ...] = (),
-        textures: tuple[str, int],
+        textures: Textures,
     ):
         super().__init__()
         self.body = body
-        self.channels, self.stride, self.new_layers, self.textures = channels, stride, new_layers, textures
+        self.channels, self.layout, self.new_layers, self.textures = channels, layout, new_layers, textures
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+    def grids(self, images: Tensor, features: Tensor) -> Grids:
+        """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
+        (height, width), (h, w) = images.shape[-2:], features.shape[-2:]
+        return self.layout.grids((height, width), (h, w))
 
     @contextlib.contextmanager
     def watching_textures(self) -> Iterator[list[Tensor]]:
@@ -71,7 +124,7 @@ class Backbone(nn.Module):
             if not outputs:
                 outputs.append(output)
 
-        handle = self.body.get_submodule(self.textures[0]).register_forward_hook(watch)
+        handle = self.body.get_submodule(self.textures.layer).register_forward_hook(watch)
         try:
             yield outputs
         finally:
@@ -111,46 +164,59 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
     return Backbone(
         nn.Sequential(*layers[:-1]),
         channels=channels,
-        stride=stride,
+        layout=Layout(stride),
         new_layers=("body",),
-        textures=("3", 2 * third),  # behind the second ReLU
+        textures=Textures("3", 2 * third, Layout(4)),  # behind the second ReLU
     )
 
 
-class _Vgg16(nn.Module):
-    def __init__(self, extra_convs: bool):
-        super().__init__()
-        from torchvision.models import vgg16 as torchvision_vgg16
+def _vgg16_features() -> nn.Sequential:
+    """VGG-16's layers with stride 8: pool4 3x3 with stride 1, conv5 dilated by 2, no pool5."""
+    from torchvision.models import vgg16 as torchvision_vgg16
 
-        features = torchvision_vgg16(weights=None).features[:-1]  # without pool5
-        features[23] = nn.MaxPool2d(3, stride=1, padding=1)
-        for index in (24, 26, 28):
-            features[index].dilation, features[index].padding = (2, 2), (2, 2)
-        self.features = features
-        self.extra_convs = nn.Sequential()
-        if extra_convs:
-            for _ in range(3):
-                conv = nn.Conv2d(512, 512, 3, padding=1)
-                nn.init.normal_(conv.weight, std=(2 / (9 * 512)) ** 0.5)
-                nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-                self.extra_convs.extend([conv, nn.ReLU(inplace=True)])
-
-    def forward(self, images: Tensor) -> Tensor:
-        out: Tensor = self.extra_convs(self.features(images))
-        return out
+    features: Any = torchvision_vgg16(weights=None).features[:-1]
+    features[23] = nn.MaxPool2d(3, stride=1, padding=1)
+    for index in (24, 26, 28):
+        features[index].dilation, features[index].padding = (2, 2), (2, 2)
+    assert isinstance(features, nn.Sequential)
+    return features
 
 
-def vgg16(*, extra_convs: bool = True) -> Backbone:
-    """VGG-16, stride 8: pool4 3x3 with stride 1, conv5 dilated by 2, no pool5, then three 3x3 convolutions of 512.
+def vgg16() -> Backbone:
+    """The classifier's VGG-16, stride 8, with three 3x3 convolutions of 512 in place of the fully connected layers.
 
     256x256 pixels -> 32x32x512 (section 3.3; strides and dilations: RELEASED_RECIPE, "Classifier").
     """
+    extra_convs = nn.Sequential()
+    for _ in range(3):
+        conv = nn.Conv2d(512, 512, 3, padding=1)
+        nn.init.normal_(conv.weight, std=(2 / (9 * 512)) ** 0.5)
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        extra_convs.extend([conv, nn.ReLU(inplace=True)])
+    halves = Layout(8, 3.5)  # three poolings of 2x2 pixels
     return Backbone(
-        _Vgg16(extra_convs),
+        nn.Sequential(OrderedDict(features=_vgg16_features(), extra_convs=extra_convs)),
         channels=512,
-        stride=8,
+        layout=halves,
         new_layers=("body.extra_convs",),
-        textures=("features.16", 256),  # pool3
+        textures=Textures("features.16", 256, halves),  # pool3
+    )
+
+
+def vgg16_largefov() -> Backbone:
+    """The segmenter's VGG-16 as in DeepLab-LargeFOV (Chen et al., PAMI 2017): poolings of 3x3, stride 8, no new layer.
+
+    321x321 pixels -> 41x41x512 (RELEASED_RECIPE, "Segmentation network").
+    """
+    features = _vgg16_features()
+    for index in (4, 9, 16):  # pool1 to pool3
+        features[index] = nn.MaxPool2d(3, stride=2, padding=1)
+    features.append(nn.MaxPool2d(3, stride=1, padding=1))  # pool5
+    return Backbone(
+        nn.Sequential(OrderedDict(features=features)),
+        channels=512,
+        layout=Layout(8),
+        textures=Textures("features.16", 256, Layout(8)),
     )
 
 
@@ -162,22 +228,26 @@ def _resnet(name: str) -> Backbone:
     net = getattr(models, name)(
         weights=None, replace_stride_with_dilation=[False, True, True], norm_layer=FrozenBatchNorm2d
     )
+    for stage, dilation in ((net.layer3, 2), (net.layer4, 4)):  # torchvision's first blocks keep the stage before's
+        conv = stage[0].conv2
+        conv.dilation, conv.padding = (dilation, dilation), (dilation, dilation)
 
     class Body(IntermediateLayerGetter):
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = super().forward(x)["out"]
             return out
 
-    return Backbone(Body(net, {"layer4": "out"}), channels=2048, stride=8, textures=("layer2", 512))
+    body = Body(net, {"layer4": "out"})
+    return Backbone(body, channels=2048, layout=Layout(8), textures=Textures("layer2", 512, Layout(8)))
 
 
 def resnet50() -> Backbone:
-    """ResNet-50, stride 8, dilation 2 in res4 and 4 in res5, batch norm frozen."""
+    """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen."""
     return _resnet("resnet50")
 
 
 def resnet101() -> Backbone:
-    """ResNet-101, stride 8, dilation 2 in res4 and 4 in res5, batch norm frozen.
+    """ResNet-101, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
 
     The released segmentation network has it as its backbone (RELEASED_RECIPE, "Segmentation network").
     """
@@ -221,12 +291,14 @@ def vit_b_16() -> Backbone:
 
     256x256 pixels -> 16x16x768. Images are resized to whole patches, and the position embeddings to the image.
     """
-    return Backbone(Vit(), channels=768, stride=16, textures=("conv_proj", 768))
+    patches = Layout(16, None)
+    return Backbone(Vit(), channels=768, layout=patches, textures=Textures("conv_proj", 768, patches))
 
 
 BACKBONES: Mapping[str, Callable[..., Backbone]] = {
     "small": small,
     "vgg16": vgg16,
+    "vgg16_largefov": vgg16_largefov,
     "resnet50": resnet50,
     "resnet101": resnet101,
     "vit_b_16": vit_b_16,
@@ -234,6 +306,7 @@ BACKBONES: Mapping[str, Callable[..., Backbone]] = {
 PRETRAINED = {
     "vit_b_16": ("ViT_B_16_Weights", "IMAGENET1K_V1"),
     "vgg16": ("VGG16_Weights", "IMAGENET1K_V1"),
+    "vgg16_largefov": ("VGG16_Weights", "IMAGENET1K_V1"),
     "resnet50": ("ResNet50_Weights", "IMAGENET1K_V1"),
     "resnet101": ("ResNet101_Weights", "IMAGENET1K_V1"),
 }

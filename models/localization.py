@@ -8,10 +8,13 @@ position in place of C, and each image is embedded once, whatever the number of 
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
+from mcis.datasets.grids import Grid
+from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, positions, unshared
+from mcis.models.resampling import Grids, pixel_grids, resample
 
 
 def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -19,8 +22,8 @@ def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return functional.conv2d(features, weight, bias)
 
 
-def embed(backbone: nn.Module, images: Tensor, *, extra_scales: Sequence[float] = (), mirror: bool = False) -> Tensor:
-    """Features of images (B, 3, H, W), averaged over scales and mirror images, (B, C, h, w).
+def embed(backbone: Backbone, images: Tensor, *, extra_scales: Sequence[float] = (), mirror: bool = False) -> Tensor:
+    """Features of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, C, h, w).
 
     The class layer is linear, so the map of the averaged features is the average of the maps.
 
@@ -28,17 +31,19 @@ def embed(backbone: nn.Module, images: Tensor, *, extra_scales: Sequence[float] 
         extra_scales: factors of the images' size beside 1.
         mirror: whether mirror images are averaged in, mirrored back.
     """
-    total: Tensor | None = None
+    total = backbone(images)
+    target = backbone.grids(images, total)
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
         scaled = images if scale == 1 else functional.interpolate(images, size=size, mode="bilinear")
         for flipped in (False, True) if mirror else (False,):
+            if scale == 1 and not flipped:
+                continue
             features = backbone(scaled.flip(3) if flipped else scaled)
-            features = features.flip(3) if flipped else features
-            if total is None:
-                total = torch.zeros_like(features)
-            total = total + functional.interpolate(features, size=total.shape[2:], mode="bilinear")
-    assert total is not None
+            grids = backbone.grids(scaled, features)
+            if flipped:
+                features, grids = features.flip(3), grids.mirrored()
+            total = total + resample(features, grids, target)
     return total / ((1 + len(extra_scales)) * (2 if mirror else 1))
 
 
@@ -150,6 +155,17 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
     return SCALES[scale](maps)
 
 
+def score_maps(maps: Tensor, grids: tuple[Grid, Grid], scale: str, height: int, width: int) -> Tensor:
+    """Activation maps (T, h, w) -> scores of the pixels of their image in [0, 1], (T, height, width).
+
+    They are resized first, bicubically, and then scaled (`scale_maps`), so that a map's maximum is that of its pixels.
+
+    Args:
+        grids: where the maps' positions lie along the image's height and width.
+    """
+    return scale_maps(resample(maps.float(), Grids(*grids), pixel_grids(height, width), "bicubic"), scale)
+
+
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
     """One map of the released sum: clipped at 0 and divided by its maximum (RELEASED_RECIPE, "Localization maps").
 
@@ -159,9 +175,3 @@ def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
     """
     keep = always or bool(torch.sigmoid(activation.mean()) > 0.1)
     return normalize_maps(activation) * keep
-
-
-def resize_maps(maps: Tensor, height: int, width: int) -> Tensor:
-    """Resizes maps (T, h, w) in [0, 1] bicubically to (T, height, width), clipped to [0, 1]."""
-    out = functional.interpolate(maps[None].float(), size=(height, width), mode="bicubic", align_corners=False)
-    return out[0].clamp(0, 1)

@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from mcis.models.backbones import Backbone
 from mcis.models.dropout import SampleDropout
+from mcis.models.resampling import pixel_grids, resample
 
 
 class LargeFov(nn.Module):
@@ -44,9 +45,18 @@ class LargeFov(nn.Module):
         nn.init.normal_(last.weight, std=0.01)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' size, (B, K + 1, H, W), upsampled with aligned corners."""
-        logits = self.head(self.backbone(images))
-        return functional.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=True)
+        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the features.
+
+        Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
+        41 positions, where this is upsampling with aligned corners; the padding is cut off again.
+        """
+        height, width = images.shape[2:]
+        layout = self.backbone.layout
+        padded = functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
+        logits = self.head(self.backbone(padded))
+        target = pixel_grids(*padded.shape[2:])
+        upsampled = resample(logits, self.backbone.grids(padded, logits), target)
+        return upsampled[:, :, :height, :width]
 
 
 def _windows(length: int, crop: int) -> list[int]:

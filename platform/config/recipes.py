@@ -76,11 +76,9 @@ def small() -> Config:
         classifier=ClassifierConfig(
             backbone="small",
             input_size=96,
-            head="own",
             affinity="cosine",
             affinity_scale=15.0,
             affinity_init=1.0,
-            common_top=0.2,
             batch=16,
             epochs=10,
             flip=True,
@@ -90,8 +88,6 @@ def small() -> Config:
         localize=LocalizeConfig(method=SharedEvidence(evidence=6.0), extra_scales=(0.5, 0.75, 1.25, 1.5), mirror=True),
         maps=MapsConfig(scale="logarithm"),
         pseudo_masks=PseudoMasksConfig(
-            saliency_level=128,
-            floor=0.0,
             threshold=0.66,
             background_threshold=0.55,
             crf=PseudoMasksCrf(iterations=1, bilateral_std=30.0, color_std=8.0),

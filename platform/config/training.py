@@ -74,8 +74,6 @@ class ClassifierConfig(Section):
     """Factor of P before the softmax."""
     affinity_init: float | None = None
     """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""
-    common_top: Fraction = 1.0
-    """Fraction of positions over which co-attentive activations are pooled; 1 = GAP (Eq. 6)."""
     contrastive_from_epoch: int = Field(default=0, ge=0)
     """First epoch, from 0, in which the contrastive term counts; the released code has 2 (RELEASED_RECIPE,
     "Classifier")."""
@@ -140,8 +138,8 @@ class SegmenterConfig(Section):
 
     network: Literal["largefov"] = "largefov"
     """Head on the backbone: DeepLab-LargeFOV."""
-    backbone: Literal["small", "vgg16", "resnet50", "resnet101"] = "resnet101"
-    """Features that the head reads."""
+    backbone: Literal["small", "vgg16_largefov", "resnet50", "resnet101"] = "resnet101"
+    """Features that the head reads; vgg16_largefov is DeepLab-LargeFOV's VGG-16, not the classifier's."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`."""
     stride: Literal[4, 8] = 8

@@ -9,13 +9,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from mcis.datasets.grids import Grid
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import pair_kinds
 from mcis.models.coattention import positions
-from mcis.models.localization import embed, resize_maps, scale_maps, single_round
+from mcis.models.localization import embed, score_maps, single_round
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.reporting.panels import UNUSED, Steps, Tile, heat_picture
@@ -109,8 +110,13 @@ class _Maker:
         assert image is not None, f"no localization map of the tagged image {image_id}"
         return torch.from_numpy(image.maps[image.classes.tolist().index(tag)])
 
+    def _grids(self, heat: Tensor) -> tuple[Grid, Grid]:
+        """Where the positions of a map (h, w) lie."""
+        size, layout = self.config.classifier.input_size, self.model.backbone.layout
+        return layout.grid(size, heat.shape[0]), layout.grid(size, heat.shape[1])
+
     def _tile(self, title: str, row: int, tag: int, heat: Tensor) -> Tile:
         image = Image.fromarray(read_rgb(self.rows["uri"][row].as_py()))
-        scores = resize_maps(scale_maps(heat[None].float(), "range"), image.height, image.width)[0].numpy()
+        scores = score_maps(heat[None], self._grids(heat), "range", image.height, image.width)[0].numpy()
         picture = heat_picture(image, [(self.classes[tag], scores)], self.classes)
         return Tile(title, picture.resize((max(1, round(_HEIGHT * image.width / image.height)), _HEIGHT)))

@@ -20,7 +20,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
 from mcis.datasets.sources.lists import inside
-from mcis.models.localization import resize_maps, scale_maps
+from mcis.models.localization import score_maps
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.progress import bar
@@ -131,8 +131,8 @@ def _write_labels(row: dict[str, Any], out: Path) -> int:
 def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> int:
     image_maps = shards.maps(row["image_id"])
     assert image_maps is not None, f"no localization map of {row['image_id']} in its own table"
-    scores = scale_maps(torch.from_numpy(image_maps.maps), "maximum")
-    maps = resize_maps(scores, row["height"], row["width"]).numpy()
+    activations = torch.from_numpy(image_maps.maps)
+    maps = score_maps(activations, image_maps.grids, "maximum", row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
     folder = out / str(file_name(row["image_id"]))
     for k, heat in zip(image_maps.classes.tolist(), maps, strict=True):

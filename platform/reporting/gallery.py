@@ -12,7 +12,7 @@ from mcis.datasets.decode import decode_labels
 from mcis.datasets.files import stamps
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
-from mcis.models.localization import resize_maps, scale_maps
+from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting.panels import Panel
@@ -84,7 +84,7 @@ def _maps(
     image = table.maps(image_id)
     if image is None:
         return ()
-    maps = resize_maps(scale_maps(torch.from_numpy(image.maps), "maximum"), *shape).numpy()
+    maps = score_maps(torch.from_numpy(image.maps), image.grids, "maximum", *shape).numpy()
     return tuple((classes[k], heat) for k, heat in zip(image.classes, maps, strict=True))
 
 

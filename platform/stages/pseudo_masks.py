@@ -12,7 +12,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
-from mcis.models.localization import resize_maps, scale_maps
+from mcis.models.localization import score_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
@@ -76,14 +76,13 @@ class MakeMasks:
         c, height, width = self.config, row["height"], row["width"]
         of_image = self.maps.maps(row["image_id"])
         assert of_image is not None, f"localize wrote no map for the tagged image {row['image_id']}"
-        maps = resize_maps(scale_maps(torch.from_numpy(of_image.maps), self.scale), height, width).numpy()
+        maps = score_maps(torch.from_numpy(of_image.maps), of_image.grids, self.scale, height, width).numpy()
         if uses_saliency(c, row):
             return from_saliency(
                 maps,
                 of_image.classes,
                 read_saliency(row["saliency_uri"], (height, width)),
                 stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
-                saliency_level=c.saliency_level,
                 floor=c.floor,
                 conflict=c.conflict,
                 confident=c.confident,

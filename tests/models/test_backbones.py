@@ -27,7 +27,9 @@ from mcis.models.backbones import (
     vgg16,
 )
 
-WIDTHS = {"small": 96, "vgg16": 512, "resnet50": 2048, "resnet101": 2048, "vit_b_16": 768}
+WIDTHS = {
+    "small": 96, "vgg16": 512, "vgg16_largefov": 512, "resnet50": 2048, "resnet101": 2048, "vit_b_16": 768,
+}  # fmt: skip
 STRIDES = dict.fromkeys(WIDTHS, 8) | {"vit_b_16": 16}
 RESNET_BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 
@@ -72,7 +74,7 @@ def test_normalizing_takes_imagenets_mean_and_deviation() -> None:
 @pytest.mark.parametrize("name", BACKBONES)
 def test_features_have_the_promised_width_and_stride(built: dict[str, Backbone], name: str) -> None:
     backbone = built[name]
-    assert (backbone.channels, backbone.stride) == (WIDTHS[name], STRIDES[name])
+    assert (backbone.channels, backbone.layout.stride) == (WIDTHS[name], STRIDES[name])
     with torch.inference_mode():
         features = backbone(images(1, 3, 48, 64))
     assert features.shape == (1, WIDTHS[name], 48 // STRIDES[name], 64 // STRIDES[name])
@@ -94,7 +96,14 @@ def test_an_images_features_do_not_depend_on_its_batch(built: dict[str, Backbone
 
 
 @pytest.mark.parametrize(
-    ("name", "new"), [("small", "body"), ("vgg16", "body.extra_convs"), ("resnet50", None), ("vit_b_16", None)]
+    ("name", "new"),
+    [
+        ("small", "body"),
+        ("vgg16", "body.extra_convs"),
+        ("vgg16_largefov", None),
+        ("resnet50", None),
+        ("vit_b_16", None),
+    ],
 )
 def test_layers_without_pretrained_weights_are_named(built: dict[str, Backbone], name: str, new: str | None) -> None:
     assert built[name].new_layers == ((new,) if new else ())
@@ -111,8 +120,51 @@ def test_the_texture_layer_is_watched_without_changing_the_features(built: dict[
             features = backbone(pictures)
         torch.testing.assert_close(backbone(pictures), features, rtol=0, atol=0)
     (textures,) = seen  # nothing is collected behind the block
-    assert textures.shape[:2] == (1, backbone.textures[1])
+    assert textures.shape[:2] == (1, backbone.textures.channels)
     assert all(at >= to for at, to in zip(textures.shape[2:], features.shape[2:], strict=True)), "no coarser"
+
+
+class Visible:
+    """A dot's place in a feature map: the center of what it changes."""
+
+    def __init__(self, backbone: Backbone, side: int):
+        self.backbone, self.side = backbone, side
+        self.empty = torch.zeros(1, 3, side, side)
+        self.features = backbone(self.empty)
+
+    def place(self, y: int, x: int) -> tuple[float, float]:
+        """The center of the change, in fractions of the image's sides, for a dot at a pixel."""
+        dotted = self.empty.clone()
+        dotted[:, :, y, x] = 1
+        change = (self.backbone(dotted) - self.features)[0].double().square().sum(dim=0)
+        change = change.where(change >= change.max() / 2, 0)  # a transformer's dot changes every position a little
+        grids = self.backbone.grids(dotted, change)
+        places = (torch.tensor([grid.first + n * grid.step for n in range(grid.positions)]) for grid in grids)
+        across, along = (change.sum(dim=1 - axis) for axis in (0, 1))
+        return tuple(float((w * p).sum() / w.sum()) for w, p in zip((across, along), places, strict=True))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_dot_moves_with_its_pixel(name: str) -> None:
+    """What a dot changes is centered at its pixel, on average over a stride: half a stride off is four to eight pixels.
+
+    Kernels are made means over their inputs: drawn ones lean to a side.
+    """
+    torch.manual_seed(0)
+    backbone = BACKBONES[name]().eval()
+    with torch.inference_mode():
+        for layer in backbone.modules():
+            if isinstance(layer, nn.Conv2d) and name != "vit_b_16":
+                layer.weight.fill_(1 / layer.weight[0].numel())
+        side, stride = (224, 16) if name == "vit_b_16" else (161, backbone.layout.stride)
+        visible = Visible(backbone, side)
+        errors = []
+        for shift in range(0, stride, 2):
+            y, x = (side // 2 - stride // 2 + moved for moved in (shift, 3 * shift % stride))
+            places = visible.place(y, x)
+            errors.append([place * side - 0.5 - pixel for place, pixel in zip(places, (y, x), strict=True)])
+    off = torch.tensor(errors).mean(dim=0)
+    assert off.abs().max() < 1.5, f"{off.tolist()} pixels"
 
 
 # --- small
@@ -134,7 +186,7 @@ def test_small_of_stride_4_is_the_same_network_looked_at_more_finely() -> None:
     """With the same weights, every second position is the one of stride 8, borders included."""
     coarse, fine = small(channels=12), small(channels=12, stride=4)
     fine.load_state_dict(coarse.state_dict())
-    assert (coarse.stride, fine.stride) == (8, 4)
+    assert (coarse.layout.stride, fine.layout.stride) == (8, 4)
     pictures = images(2, 3, 48, 40)
     with torch.inference_mode():
         assert fine(pictures).shape == (2, 12, 12, 10)
@@ -167,7 +219,6 @@ def test_vgg16_is_the_recipes(built: dict[str, Backbone]) -> None:
             elif block == 4:
                 x = functional.max_pool2d(x, 3, stride=1, padding=1)
             index += 1
-        without_extra = x
         for layer in (0, 2, 4):
             weight, bias = weights[f"extra_convs.{layer}.weight"], weights[f"extra_convs.{layer}.bias"]
             assert weight.shape == (512, 512, 3, 3)
@@ -175,10 +226,26 @@ def test_vgg16_is_the_recipes(built: dict[str, Backbone]) -> None:
             assert (bias == 0).all()
             x = torch.relu(functional.conv2d(x, weight, bias, padding=1))
         close(backbone(pictures), x)
-        plain = vgg16(extra_convs=False)
-        plain.load_state_dict(backbone.state_dict(), strict=False)
-        assert len(list(plain.parameters())) == 2 * 13
-        close(plain(pictures), without_extra)
+
+
+def test_the_segmenters_vgg16_is_deeplab_largefovs(built: dict[str, Backbone]) -> None:
+    """Composed by hand: VGG-16's 13 convolutions alone, conv5 dilated by 2, all poolings 3x3."""
+    backbone = built["vgg16_largefov"]
+    weights = dict(backbone.body.named_parameters())
+    assert len(weights) == 2 * 13
+    x = pictures = images(1, 3, 41, 57)
+    with torch.inference_mode():
+        index = 0
+        for block, (layers, dilation) in enumerate([(2, 1), (2, 1), (3, 1), (3, 1), (3, 2)], start=1):
+            for _ in range(layers):
+                weight, bias = weights[f"features.{index}.weight"], weights[f"features.{index}.bias"]
+                x = torch.relu(functional.conv2d(x, weight, bias, padding=dilation, dilation=dilation))
+                index += 2
+            x = functional.max_pool2d(x, 3, stride=2 if block < 4 else 1, padding=1)
+            index += 1
+        assert x.shape[2:] == (6, 8)
+        close(backbone(pictures), x)
+        assert backbone(images(1, 3, 321, 321)).shape == (1, 512, 41, 41)
 
 
 # --- ResNet
@@ -186,11 +253,11 @@ def test_vgg16_is_the_recipes(built: dict[str, Backbone]) -> None:
 
 @pytest.mark.parametrize("name", RESNET_BLOCKS)
 def test_resnet_is_dilated_where_it_does_not_stride(built: dict[str, Backbone], name: str) -> None:
-    """A block's first 3x3 convolution, which would have strided, still sees the resolution before it."""
+    """In all blocks of a stage, the first one included (RELEASED_RECIPE, "Segmentation network")."""
     layers = [getattr(built[name].body, f"layer{i}") for i in range(1, 5)]
     assert tuple(len(layer) for layer in layers) == RESNET_BLOCKS[name]
-    assert [block.conv2.dilation[0] for block in layers[2]] == [1] + [2] * (len(layers[2]) - 1)
-    assert [block.conv2.dilation[0] for block in layers[3]] == [2, 4, 4]
+    assert [block.conv2.dilation[0] for block in layers[2]] == [2] * len(layers[2])
+    assert [block.conv2.dilation[0] for block in layers[3]] == [4, 4, 4]
     assert all(block.conv2.padding == block.conv2.dilation for layer in layers for block in layer)
 
 
@@ -242,7 +309,10 @@ def saved(state: Any, path: Path) -> Path:
 
 
 def test_resnet_takes_torchvisions_weights_and_computes_the_same(tmp_path: Path) -> None:
-    """Every fourth position of the dilated network is torchvision's own, of stride 32, its batch norm in eval mode."""
+    """Every fourth position of the dilated network is torchvision's own, of stride 32, its batch norm in eval mode.
+
+    That holds where the first block of a stage keeps the dilation of the stage before, as torchvision has it.
+    """
     from torchvision.models import resnet50 as torchvision_resnet50
 
     torch.manual_seed(1)
@@ -253,6 +323,10 @@ def test_resnet_takes_torchvisions_weights_and_computes_the_same(tmp_path: Path)
             nn.init.uniform_(statistic, 0.4, 0.8)
     backbone = resnet50()
     load_pretrained(backbone, saved(original.state_dict(), tmp_path / "resnet50.pth"))
+    for layer, dilation in (("layer3", 1), ("layer4", 2)):
+        conv = backbone.body.get_submodule(f"{layer}.0.conv2")
+        assert isinstance(conv, nn.Conv2d)
+        conv.dilation = conv.padding = (dilation, dilation)
     pictures = images(1, 3, 70, 96)
     with torch.inference_mode():
         x = original.maxpool(original.relu(original.bn1(original.conv1(pictures))))
@@ -380,6 +454,6 @@ def test_pretrained_weights_have_an_address_with_their_hash() -> None:
         assert url.startswith("https://")
         file = url.rsplit("/", 1)[1]
         stem, _, digest = file.removesuffix(".pth").rpartition("-")
-        assert stem == name
+        assert stem == name.removesuffix("_largefov")
         assert int(digest, 16) > 0
         assert len(digest) == 8

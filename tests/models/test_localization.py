@@ -1,6 +1,8 @@
 """Localization maps against phi applied to the co-attentive features themselves (section 3.2), and their resizing."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from typing import get_args
 
 import numpy as np
@@ -10,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mcis.datasets.grids import Grid, pixels
 from mcis.models.backbones import small
 from mcis.models.coattention import AffinityForm, affinity, coattend, unshared
 from mcis.models.localization import (
@@ -20,10 +23,11 @@ from mcis.models.localization import (
     multi_round,
     normalize_maps,
     released_map,
-    resize_maps,
     scale_maps,
+    score_maps,
     single_round,
 )
+from mcis.models.resampling import Grids
 from mcis.platform.config.maps import MapsConfig
 
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
@@ -197,68 +201,65 @@ def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(me
     torch.testing.assert_close(released_map(raw, always=True), expected)
 
 
-def bicubic(line: list[float], length: int) -> list[float]:
-    """One line resized by the cubic convolution kernel with a = -0.75, half-pixel centers, edges repeated."""
-    a, out = -0.75, []
-
-    def kernel(t: float) -> float:
-        t = abs(t)
-        if t <= 1:
-            return (a + 2) * t**3 - (a + 3) * t**2 + 1
-        return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
-
-    for i in range(length):
-        at = (i + 0.5) * len(line) / length - 0.5
-        neighbors = [math.floor(at) + d for d in (-1, 0, 1, 2)]
-        out.append(sum(kernel(at - j) * line[min(max(j, 0), len(line) - 1)] for j in neighbors))
-    return out
-
-
 @quick
-@given(seeds, side, side, st.integers(1, 7), st.integers(1, 7))
-def test_maps_are_resized_bicubically_and_stay_between_0_and_1(
-    seed: int, h: int, w: int, height: int, width: int
+@given(seeds, side, side, st.integers(1, 7), st.integers(1, 7), st.sampled_from(sorted(SCALES)))
+def test_scores_are_maps_at_the_pixels_then_scaled(
+    seed: int, h: int, w: int, height: int, width: int, scale: str
 ) -> None:
-    rng = np.random.default_rng(seed)
-    maps = torch.from_numpy(rng.choice([0.0, 0.25, 1.0], (2, h, w)))
-    got = resize_maps(maps, height, width)
-    assert got.shape == (2, height, width)
-    for raw_map, out in zip(maps.tolist(), got, strict=True):
-        rows = [bicubic(row, width) for row in raw_map]
-        columns = [bicubic(list(column), height) for column in zip(*rows, strict=True)]
-        np.testing.assert_allclose(out, np.clip(np.transpose(columns), 0, 1), atol=1e-5)
+    """Where positions divide the image into equal parts, this is torch's bicubic resizing."""
+    maps = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, h, w)))
+    got = score_maps(maps, (pixels(h), pixels(w)), scale, height, width)
+    resized = torch.nn.functional.interpolate(maps[None], size=(height, width), mode="bicubic", align_corners=False)[0]
+    torch.testing.assert_close(got, scale_maps(resized.float(), scale), atol=1e-4, rtol=0)
+    assert 0 <= got.min() <= got.max() <= 1
 
 
-def test_bicubic_overshoot_is_clipped() -> None:
-    edge = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
-    unclipped = bicubic(edge[0, 0].tolist(), 16)
-    assert min(unclipped) < -0.01
-    assert max(unclipped) > 1.01
-    got = resize_maps(edge, 1, 16)
+def test_a_map_is_divided_by_the_maximum_of_its_pixels() -> None:
+    """Cubic overshoot beyond the largest position is what 1 stands for, so that fewer pixels pass a limit near 1."""
+    maps = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
+    got = score_maps(maps, (pixels(1), pixels(4)), "maximum", 1, 16)
     assert got.dtype == torch.float32
     assert (got.min(), got.max()) == (0, 1)
+    assert (got > 0.99).sum() == 1
 
 
-def test_embedding_averages_over_scales_and_mirror_images() -> None:
+def test_embedding_averages_over_scales_and_mirror_images_at_the_same_places() -> None:
     backbone = small(channels=6).double().eval()
     images = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 32, 48)))
 
-    def resized(x: Tensor, height: int, width: int) -> Tensor:
-        return torch.nn.functional.interpolate(x, size=(height, width), mode="bilinear")
+    def at_position(features: Tensor, place: tuple[float, float], grids: Grids) -> Tensor:
+        """Bilinear by hand at fractions of the sides, edges repeated."""
+        value = torch.zeros(features.shape[:2], dtype=torch.float64)
+        for weight, y, x in corners(place, grids):
+            value += weight * features[:, :, y, x]
+        return value
 
     with torch.no_grad():
-        half = backbone(resized(images, 16, 24))
-        half_mirrored = backbone(resized(images, 16, 24).flip(3)).flip(3)
+        whole = backbone(images)
+        half_images = torch.nn.functional.interpolate(images, size=(16, 24), mode="bilinear")
+        expected = whole.clone()
         parts = [
-            backbone(images),
-            backbone(images.flip(3)).flip(3),
-            resized(half, 4, 6),
-            resized(half_mirrored, 4, 6),
+            (backbone(images.flip(3)).flip(3), Grids(Grid(0.5 / 32, 8 / 32, 4), Grid(1 - (40.5 / 48), 8 / 48, 6))),
+            (backbone(half_images), Grids(Grid(0.5 / 16, 8 / 16, 2), Grid(0.5 / 24, 8 / 24, 3))),
+            (backbone(half_images.flip(3)).flip(3), Grids(Grid(0.5 / 16, 0.5, 2), Grid(1 - 16.5 / 24, 8 / 24, 3))),
         ]
-        torch.testing.assert_close(embed(backbone, images), parts[0])
-        torch.testing.assert_close(embed(backbone, images, extra_scales=(0.5,)), (parts[0] + parts[2]) / 2)
-        together = embed(backbone, images, extra_scales=(0.5,), mirror=True)
-    torch.testing.assert_close(together, sum(parts) / 4)
+        for features, grids in parts:
+            for y, x in np.ndindex(4, 6):
+                expected[:, :, y, x] += at_position(features, ((8 * y + 0.5) / 32, (8 * x + 0.5) / 48), grids)
+        torch.testing.assert_close(embed(backbone, images), whole)
+        torch.testing.assert_close(embed(backbone, images, extra_scales=(0.5,), mirror=True), expected / 4)
+
+
+def corners(place: tuple[float, float], grids: Grids) -> Iterator[tuple[float, int, int]]:
+    """Weight, row and column of the positions around a place."""
+    around = []
+    for at, grid in zip(place, grids, strict=True):
+        index = min(max((at - grid.first) / grid.step, 0), grid.positions - 1)
+        low = min(int(index), grid.positions - 1)
+        high = min(low + 1, grid.positions - 1)
+        around.append([(1 - (index - low), low), (index - low, high)])
+    for (wy, y), (wx, x) in itertools.product(*around):
+        yield wy * wx, y, x
 
 
 def test_maps_are_scaled_with_and_without_evidence_against_a_class() -> None:

@@ -59,7 +59,6 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "backbone", "vgg"),
     ("classifier", "attention", "contrastive"),
     ("classifier", "channels", 97),
-    ("classifier", "common_top", 1.5),
     ("classifier", "color_jitter", [0.3, 0.3, 0.3]),
     ("classifier", "color_jitter", [0.3, 0.3, 0.3, 0.6]),
     ("classifier", "color_jitter", [-0.3, 0.3, 0.3, 0.1]),
@@ -116,7 +115,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             "maps.scale is logarithm but localize.method.name is released",
         ),
         ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
-        ({"segmenter": {"backbone": "vgg16", "stride": 4}}, "stride 4 exists for the backbone small only"),
+        ({"segmenter": {"backbone": "vgg16_largefov", "stride": 4}}, "stride 4 exists for the backbone small only"),
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
         ({"compute": {"workers": 2, "min_workers": 3}}, "min_workers 3 is more than workers 2"),
         ({"compute": {"workers": 6}}, "classifier.batch is 5 for compute.workers 6"),
@@ -176,8 +175,10 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
     with pytest.raises(ValidationError, match=r"small \(48 channels\) is not the classifier's small \(24 channels\)"):
         Config.model_validate({"classifier": small, "segmenter": {**small, "channels": 48, "init": "classifier"}})
     # A width that the backbone does not have plays no part.
-    vgg = {"backbone": "vgg16"}
-    Config.model_validate({"classifier": {**vgg, "channels": 24}, "segmenter": {**vgg, "init": "classifier"}})
+    resnet = {"backbone": "resnet50"}
+    Config.model_validate({"classifier": {**resnet, "channels": 24}, "segmenter": {**resnet, "init": "classifier"}})
+    with pytest.raises(ValidationError, match=r"backbone vgg16_largefov .* is not the classifier's vgg16"):
+        Config.model_validate({"segmenter": {"backbone": "vgg16_largefov", "init": "classifier"}})
 
 
 def test_what_is_just_possible_passes() -> None:

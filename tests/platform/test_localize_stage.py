@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.grids import Grid
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.relations import Relations
@@ -22,6 +23,7 @@ from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalize, to_unit
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.localization import embed, scale_maps
+from mcis.models.resampling import Grids, resample
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
@@ -165,14 +167,25 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
 
     @functools.cache
     def seen(position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and textures of an image: the body's layers up to the second ReLU, pooled to the features' size."""
+        """Features and textures of an image: the body's layers up to the second ReLU, averaged around the features.
+
+        Their positions are 4 pixels apart and the features' 8: the mean over 8 pixels takes in two neighbors by half.
+        """
         pixels = torch.from_numpy(read_rgb(rows["uri"][position].as_py(), config.classifier.input_size))[None]
         how, images = config.localize, normalize(to_unit(pixels))
         features = embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
         assert isinstance(model.backbone.body, torch.nn.Sequential)
         textures = model.backbone.body[:4](images)
-        side = textures.shape[2] // features.shape[2]
-        return features[0], torch.nn.functional.avg_pool2d(textures, side)[0]
+        for side in (2, 3):
+            lines = textures.unbind(side)
+            around = [
+                lines[0] / 1.5 + lines[1] / 3
+                if n == 0
+                else (lines[2 * n - 1] + lines[2 * n + 1]) / 4 + lines[2 * n] / 2
+                for n in range(features.shape[side])
+            ]
+            textures = torch.stack(around, dim=side)
+        return features[0], textures[0]
 
     bank = relations.bank.tolist()
     assert len(set(bank)) == min(config.localize.method.bank, len(rows))
@@ -214,6 +227,17 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
             return torch.zeros_like(activation)
         return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
 
+    def moved(seen: torch.Tensor, first: float, step: float) -> torch.Tensor:
+        """A map whose positions lie at pixels first + n * step of the image, at pixels 0, 8, .. 56."""
+        source, target = (Grid((at + 0.5) / 64, by / 64, len(seen)) for at, by in ((first, step), (0, 8)))
+        onto = target._replace(positions=8)
+        return resample(seen, Grids(source, source), Grids(onto, onto), "bicubic").clamp(0, 1)
+
+    def mirrored(seen: torch.Tensor) -> torch.Tensor:
+        """A map of the mirror image, whose rows lie where they did and whose columns lie at pixels 7, 15, .. 63."""
+        rows, columns = Grid(0.5 / 64, 8 / 64, 8), Grid(7.5 / 64, 8 / 64, 8)
+        return resample(seen.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
+
     def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         p = affinity(m, n, model.w_p, form=model.affinity, scale=model.affinity_scale)
         common = coattend(m, n, p)
@@ -229,10 +253,10 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
             f = features[image]
             of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
-            parts = [part(of_m[tag], first=True), part(of_flip[tag]).flip(1)]
-            for picture in scaled[image]:
-                seen = part(pair(f, model.backbone(picture))[1][tag])[None, None]
-                parts.append(torch.nn.functional.interpolate(seen, size=f.shape[2:], mode="bicubic")[0, 0].clamp(0, 1))
+            parts = [part(of_m[tag], first=True), mirrored(part(of_flip[tag]))]
+            for picture, factor in zip(scaled[image], (0.75, 2), strict=True):
+                seen = part(pair(f, model.backbone(picture))[1][tag])
+                parts.append(moved(seen, 0.5 / factor - 0.5, 8 / factor))
             related = [pair(f, features[other])[0][tag] for other in relations.related[number].tolist()]
             parts.append(part(torch.stack(related).mean(dim=0)))
             out.append(torch.stack(parts).sum(dim=0) / 5)

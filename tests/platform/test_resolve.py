@@ -199,7 +199,7 @@ def test_all_problems_are_said_together() -> None:
         "seed=-1": "seed: .*greater than or equal to 0.*found -1",
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
-        "segmenter.backbone=vgg": "segmenter.backbone: .*'small', 'vgg16', 'resnet50' or 'resnet101'.*found 'vgg'",
+        "segmenter.backbone=vgg16": "segmenter.backbone: .*'vgg16_largefov', 'resnet50' or 'resnet101'.*found 'vgg16'",
         "recipe=small": "recipe by --set",
     }
     with pytest.raises(UserError) as caught:
@@ -215,7 +215,7 @@ def test_all_problems_are_said_together() -> None:
     [
         (["classifier.attention=none"], "localize.related is 3 but classifier.attention is none"),
         (["classifier.keep_epoch=15"], "keep_epoch 15 is not before classifier.epochs 15"),
-        (["segmenter.backbone=vgg16", "segmenter.stride=4"], "stride 4 exists for the backbone small only"),
+        (["segmenter.backbone=vgg16_largefov", "segmenter.stride=4"], "stride 4 exists for the backbone small only"),
         (["segmenter.init=classifier"], "segmenter's backbone resnet101"),
         (["compute.workers=6"], "classifier.batch is 5 for compute.workers 6"),
     ],
@@ -259,7 +259,6 @@ SHARED = {
     "classifier.affinity": "bilinear",
     "classifier.affinity_scale": 1.0,
     "classifier.affinity_init": None,
-    "classifier.common_top": 1.0,
     "classifier.batch": 5,
     "classifier.epochs": 15,
     "classifier.optimizer.name": "sgd",

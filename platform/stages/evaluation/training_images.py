@@ -14,7 +14,7 @@ from mcis.datasets.decode import decode_labels
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.maps import Shards
 from mcis.datasets.masks import read_saliency, tags_of_mask
-from mcis.models.localization import resize_maps, scale_maps
+from mcis.models.localization import score_maps
 from mcis.models.metrics import best_tag_mask, confusion, map_histogram, mean_iou, random_tag_mask, sweep
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
@@ -101,7 +101,7 @@ class ScoreTrain:
     def _histogram(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> NDArray[np.int64]:
         image = table.maps(image_id)
         assert image is not None, f"no localization map of the tagged image {image_id}"
-        maps = resize_maps(scale_maps(torch.from_numpy(image.maps), self.scale), *truth.shape).numpy()
+        maps = score_maps(torch.from_numpy(image.maps), image.grids, self.scale, *truth.shape).numpy()
         return map_histogram(truth, maps, image.classes, self.classes, self.bins)
 
     def _add_baselines(self, sums: TrainingSums, row: dict[str, Any], truth: NDArray[np.uint8]) -> None:

@@ -8,7 +8,6 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
@@ -17,7 +16,8 @@ from mcis.datasets.maps import Shards, map_rows
 from mcis.models.backbones import normalize, to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
 from mcis.models.evidence import Bank
-from mcis.models.localization import embed, released_map, resize_maps, single_round
+from mcis.models.localization import embed, released_map, single_round
+from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.stages.localization.features import read_rows, write_rows
@@ -51,7 +51,10 @@ class Embed:
         with self.model.backbone.watching_textures() as textures:
             features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
         if self.features is not None:
-            self._keep(self.features, rows, features, textures[0] if localize.method.evidence else None)
+            kept = [features]
+            if localize.method.evidence:
+                kept.append(self._textures_at(images, features, textures[0]))
+            self._keep(self.features, rows, torch.cat(kept, dim=1)[: len(rows)].half())
         activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
         ids, tags, maps = [], [], [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
@@ -64,7 +67,7 @@ class Embed:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
                 total = self._self_maps(images[n], features[n], row["tags"], kind)
                 write_rows(self.selves, row["first_map"], total.cpu().numpy())
-        return map_rows(ids, tags, torch.cat(maps).cpu().numpy())
+        return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, features).rows)
 
     def _images(self, uris: list[str]) -> Tensor:
         """Normalized images of a full batch, (batch, 3, S, S); the last image fills it up.
@@ -76,25 +79,31 @@ class Embed:
         pixels = pixels[np.minimum(np.arange(self.batch), len(uris) - 1)]
         return normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
 
-    def _keep(self, path: Path, rows: pa.Table, features: Tensor, textures: Tensor | None) -> None:
-        """Writes the features of the rows, and behind them the textures of the unscaled image, pooled to their size."""
-        kept = [features]
-        if textures is not None:
-            kept.append(functional.adaptive_avg_pool2d(textures, (features.shape[2], features.shape[3])))
-        together = torch.cat(kept, dim=1)[: len(rows)].half()
-        if not together.isfinite().all():
+    def _textures_at(self, images: Tensor, features: Tensor, textures: Tensor) -> Tensor:
+        """The mean textures of the unscaled images around the positions of their features, (B, C', h, w)."""
+        backbone = self.model.backbone
+        (height, width), (h, w) = images.shape[2:], textures.shape[2:]
+        source = backbone.textures.layout.grids((height, width), (h, w))
+        return resample(textures, source, backbone.grids(images, features), "area")
+
+    def _keep(self, path: Path, rows: pa.Table, kept: Tensor) -> None:
+        """Writes what is kept of the images of some rows, float16."""
+        if not kept.isfinite().all():
             raise UserError(
                 f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
                 "activations of a sound training",
                 "look at the training's loss curve, and repeat it with a lower learning rate",
             )
-        write_rows(path, rows["slot"][0].as_py(), together.cpu().numpy())
+        write_rows(path, rows["slot"][0].as_py(), kept.cpu().numpy())
 
     def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
+        backbone, target = self.model.backbone, self.model.backbone.grids(image, feature)
         total = torch.zeros(len(tags), *feature.shape[1:], device=self.device)
         for name in SELF_TRANSFORMS:
-            transformed = self.model.backbone(transform(image[None], name))[0]
+            seen = transform(image[None], name)
+            transformed = backbone(seen)[0]
+            grids = backbone.grids(seen, transformed)
             maps = torch.stack(
                 [
                     released_map(self.model.co_map(transformed, feature[None], tag, kind=kind, target_is_n=True))
@@ -106,9 +115,9 @@ class Embed:
                     released_map(self.model.co_map(feature, transformed[None], tag, kind=kind), always=True)
                     for tag in tags
                 ]
-                total += torch.stack(of_image) + maps.flip(2)
-            else:
-                total += resize_maps(maps, *feature.shape[1:])
+                total += torch.stack(of_image)
+                maps, grids = maps.flip(2), grids.mirrored()
+            total += resample(maps, grids, target, "bicubic").clamp(0, 1)
         return total
 
 
@@ -164,7 +173,8 @@ class Relate:
         images = rows.to_pylist()
         ids = [row["image_id"] for row in images for _ in row["tags"]]
         maps = torch.cat([self.maps(row) for row in images])
-        return map_rows(ids, [tag for row in images for tag in row["tags"]], maps.cpu().numpy())
+        grid = self.model.backbone.layout.grid(self.config.classifier.input_size, maps.shape[1])
+        return map_rows(ids, [tag for row in images for tag in row["tags"]], maps.cpu().numpy(), grid)
 
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:

@@ -1,0 +1,99 @@
+"""Resampling by where positions lie: against kernels evaluated value by value, and torch where both can say it."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn import functional
+
+from mcis.datasets.grids import Grid, pixels
+from mcis.models.backbones import Layout
+from mcis.models.resampling import Grids, Kernel, pixel_grids, resample
+
+quick = settings(deadline=None, max_examples=60)
+counts = st.integers(1, 7)
+grids = st.builds(Grid, st.floats(-0.2, 0.6), st.floats(0.02, 0.5), counts)
+
+
+def cubic(t: float) -> float:
+    """The cubic convolution kernel with a = -0.75."""
+    a, t = -0.75, abs(t)
+    if t <= 1:
+        return (a + 2) * t**3 - (a + 3) * t**2 + 1
+    return a * t**3 - 5 * a * t**2 + 8 * a * t - 4 * a if t < 2 else 0.0
+
+
+def value_at(values: list[float], source: Grid, target: Grid, index: int, kernel: Kernel) -> float:
+    """One value of a line, by the definition."""
+    center, last = target.first + index * target.step, len(values) - 1
+    if kernel == "area":
+        center = min(max(center, source.first), source.last)
+        shares = []
+        for n in range(len(values)):
+            at = source.first + n * source.step
+            ends = (
+                max(at - source.step / 2, center - target.step / 2),
+                min(at + source.step / 2, center + target.step / 2),
+            )
+            shares.append(max(0.0, ends[1] - ends[0]))
+        return sum(s * v for s, v in zip(shares, values, strict=True)) / sum(shares)
+    at = (center - source.first) / source.step
+    taps = range(math.floor(at) - 1, math.floor(at) + 3)
+    weigh = cubic if kernel == "bicubic" else lambda t: max(0.0, 1 - abs(t))
+    return sum(weigh(at - n) * values[min(max(n, 0), last)] for n in taps)
+
+
+@quick
+@given(st.integers(0, 2**32 - 1), grids, grids, st.sampled_from(["bilinear", "bicubic", "area"]))
+def test_values_are_the_kernels(seed: int, source: Grid, target: Grid, kernel: Kernel) -> None:
+    values = np.random.default_rng(seed).normal(size=source.positions)
+    expected = [value_at(values.tolist(), source, target, n, kernel) for n in range(target.positions)]
+    line = Grid(0.5, 1.0, 1)
+    for shape, both in (((1, 1, -1), (line, source)), ((1, -1, 1), (source, line))):
+        onto = Grids(line, target) if both[0] is line else Grids(target, line)
+        got = resample(torch.from_numpy(values).view(shape), Grids(*both), onto, kernel)
+        np.testing.assert_allclose(got.flatten(), expected, atol=1e-9)
+
+
+@quick
+@given(counts, counts, counts, counts, st.sampled_from(["bilinear", "bicubic"]))
+def test_equal_parts_are_resized_as_torch_does(h: int, w: int, height: int, width: int, kernel: Kernel) -> None:
+    maps = torch.randn(2, 3, h, w, generator=torch.Generator().manual_seed(h * w), dtype=torch.float64)
+    got = resample(maps, pixel_grids(h, w), pixel_grids(height, width), kernel)
+    torch.testing.assert_close(got, functional.interpolate(maps, size=(height, width), mode=kernel))
+
+
+def test_the_same_positions_are_left_alone() -> None:
+    maps = torch.randn(2, 3, 4)
+    assert resample(maps, pixel_grids(3, 4), pixel_grids(3, 4)) is maps
+
+
+def test_positions_of_a_stride_are_at_its_multiples_or_in_the_middle_of_its_pixels() -> None:
+    """Position 3 of stride 8 is centered at pixel 24, at 27.5 where pixels are pooled by twos."""
+    assert Layout(8).grid(96, 12).first * 96 == pytest.approx(0.5)
+    assert (Layout(8).grid(96, 12).first + 3 * Layout(8).grid(96, 12).step) * 96 - 0.5 == pytest.approx(24)
+    middle = Layout(8, 3.5).grid(96, 12)
+    assert (middle.first + 3 * middle.step) * 96 - 0.5 == pytest.approx(27.5)
+    assert middle.coincides(pixels(12))
+    assert not middle.coincides(Layout(8).grid(96, 12))
+    assert Layout(16, None).grid(75, 5) == pixels(5)
+
+
+def test_mirrored_positions_are_as_far_from_the_other_edge() -> None:
+    grid = Layout(8).grid(96, 12)  # from pixel 0 to pixel 88
+    assert grid.mirrored().first * 96 - 0.5 == pytest.approx(7)
+    assert grid.mirrored().mirrored() == pytest.approx(grid)
+    assert pixels(5).mirrored().coincides(pixels(5))
+
+
+def test_a_padded_side_ends_on_a_position() -> None:
+    assert [Layout(8).padded(side) for side in (1, 8, 9, 321, 322)] == [1, 9, 9, 321, 329]
+    assert Layout(4).padded(6) == 9
+
+
+@pytest.mark.parametrize("layout", [Layout(8, 3.5), Layout(8, None)])
+def test_a_padded_side_is_made_of_whole_parts(layout: Layout) -> None:
+    assert [layout.padded(side) for side in (1, 8, 9, 321)] == [8, 8, 16, 328]
