@@ -4,6 +4,7 @@ Every function takes random numbers in [0, 1), one row per image, so how an imag
 other images of its batch.
 """
 
+import itertools
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_LUMA = (0.299, 0.587, 0.114)
+import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
+
+_ORDERS = tuple(itertools.permutations(range(4)))  # of brightness, contrast, saturation and hue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +23,7 @@ class Augmentation:
 
     Attributes:
         color_jitter: strength of brightness, contrast, saturation and hue jitter; the first three are factors
-            1 +- strength, hue is a rotation by up to that part of a full turn.
+            1 +- strength, hue moves by up to that part of a full turn.
         flip: whether an image is mirrored with probability 1/2.
         shift: most pixels by which an image is shifted in both directions; its edges are repeated.
         DRAWS: numbers that are drawn for each image.
@@ -30,48 +33,39 @@ class Augmentation:
     flip: bool = False
     shift: int = 0
 
-    DRAWS: ClassVar[int] = 7
+    DRAWS: ClassVar[int] = 8
 
 
 def color_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:
-    """Changes brightness, contrast, saturation, then hue of RGB images (B, 3, H, W) in [0, 1]; draws (B, 4).
+    """torchvision's color jitter of RGB images (B, 3, H, W) in [0, 1], each image by its own draws (B, 5).
 
-    Hue is a rotation in the YIQ plane, which keeps brightness.
+    The four changes come in an order that is drawn too, each clipped to [0, 1]; hue is that of HSV (RELEASED_RECIPE,
+    "Classifier").
+
+    Args:
+        draws: brightness, contrast, saturation, hue, and their order, in [0, 1).
     """
+    from torchvision.transforms.v2 import functional as change
 
-    def factor(column: int) -> Tensor:
-        return (1 + strength[column] * (2 * draws[:, column] - 1)).view(-1, 1, 1, 1)
-
-    luma = torch.tensor(_LUMA, device=images.device, dtype=images.dtype).view(1, 3, 1, 1)
-    if strength[0]:
-        images = images * factor(0)
-    if strength[1]:
-        mean = (images * luma).sum(1, keepdim=True).mean((2, 3), keepdim=True)
-        images = (images - mean) * factor(1) + mean
-    if strength[2]:
-        gray = (images * luma).sum(1, keepdim=True)
-        images = (images - gray) * factor(2) + gray
-    if strength[3]:
-        images = _rotate_hue(images, 2 * torch.pi * strength[3] * (2 * draws[:, 3] - 1))
-    return images.clamp(0, 1)
-
-
-def _rotate_hue(images: Tensor, angle: Tensor) -> Tensor:
-    to_yiq = images.new_tensor([_LUMA, (0.596, -0.274, -0.322), (0.211, -0.523, 0.312)])
-    cosine, sine, zeros, ones = angle.cos(), angle.sin(), torch.zeros_like(angle), torch.ones_like(angle)
-    rotation = torch.stack([ones, zeros, zeros, zeros, cosine, -sine, zeros, sine, cosine], dim=1).view(-1, 3, 3)
-    matrix = torch.linalg.inv(to_yiq) @ rotation @ to_yiq
-    return torch.einsum("bij,bjhw->bihw", matrix, images)
+    changes = change.adjust_brightness, change.adjust_contrast, change.adjust_saturation, change.adjust_hue
+    jittered = []
+    for image, (*numbers, order) in zip(images, draws.tolist(), strict=True):
+        for which in _ORDERS[int(order * len(_ORDERS))]:
+            if strength[which]:
+                offset = strength[which] * (2 * numbers[which] - 1)
+                image = changes[which](image, offset if which == 3 else max(0.0, 1 + offset))
+        jittered.append(image)
+    return torch.stack(jittered)
 
 
 def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor:
     """Augments RGB images (B, 3, H, W) in [0, 1], which keep their size; draws (B, Augmentation.DRAWS)."""
     if any(augmentation.color_jitter):
-        images = color_jitter(images, augmentation.color_jitter, draws[:, :4])
+        images = color_jitter(images, augmentation.color_jitter, draws[:, :5])
     if augmentation.flip:
-        images = torch.where((draws[:, 4] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
+        images = torch.where((draws[:, 5] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
     if augmentation.shift:
-        images = _shifted(images, ((draws[:, 5:7] * 2 - 1) * augmentation.shift).round().long())
+        images = _shifted(images, ((draws[:, 6:8] * 2 - 1) * augmentation.shift).round().long())
     return images
 
 
