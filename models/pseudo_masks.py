@@ -32,7 +32,6 @@ def from_saliency(
     saliency: NDArray[np.uint8],
     *,
     stretch: bool = True,
-    saliency_level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
     confident: float = 0.95,
@@ -46,8 +45,6 @@ def from_saliency(
         tags: (T,) class indices.
         saliency: (H, W), 0..255, class-agnostic.
         stretch: whether each map is min-max normalized first; else maps compete as they are.
-        saliency_level: saliency, of 255, from which on background never wins and below which it always does; None if
-            background competes with the maps by its score.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.
         confident: a background pixel where a map exceeds it is ignored.
@@ -61,8 +58,6 @@ def from_saliency(
     background = 1 - saliency.astype(np.float32) / 255
     scores = np.concatenate([background[None], maps])
     scores[scores < floor] = 0
-    if saliency_level is not None:
-        scores[0] = np.where(saliency >= saliency_level, -1, 2)
     winners = scores.argmax(axis=0)
     labels = _labels(winners, tags)
     mask = labels.copy()

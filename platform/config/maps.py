@@ -139,8 +139,6 @@ class PseudoMasksConfig(Section):
 
     background: Literal["auto", "saliency", "crf"] = "auto"
     """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
-    saliency_level: int | None = Field(default=None, ge=1, le=255)
-    """Saliency, of 255, that decides alone between background and foreground; None = background scores 1 - saliency."""
     floor: Fraction = 0.3
     """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
     conflict: Fraction = 0.99

@@ -18,7 +18,6 @@ def by_the_recipe(
     saliency: np.ndarray,
     *,
     stretch: bool = True,
-    saliency_level: int | None = None,
     floor: float = 0.3,
     conflict: float = 0.99,
     confident: float = 0.95,
@@ -36,8 +35,6 @@ def by_the_recipe(
     for y, x in np.ndindex(*saliency.shape):
         scores = [1 - int(saliency[y, x]) / 255, *(one[y, x] for one in scaled)]
         scores = [0 if s < floor else s for s in scores]
-        if saliency_level is not None:
-            scores[0] = 2 if saliency[y, x] < saliency_level else -1
         best = scores.index(max(scores))
         labels[y, x] = mask[y, x] = 0 if best == 0 else tags[best - 1] + 1
         foreground += best > 0
@@ -77,7 +74,6 @@ def test_the_rules_of_the_recipe(scene: tuple[np.ndarray, np.ndarray, np.ndarray
     st.sampled_from([0.2, 0.595]),
     st.sampled_from([0.28, 0.97]),
     st.sampled_from([0, 3, 255, 256]),
-    st.sampled_from([None, 3, 32, 200]),
     st.booleans(),
 )
 def test_the_limits_may_be_set(
@@ -86,7 +82,6 @@ def test_the_limits_may_be_set(
     conflict: float,
     confident: float,
     doubt: int,
-    saliency_level: int | None,
     stretch: bool,
 ) -> None:
     maps, tags, saliency = scene
@@ -94,7 +89,7 @@ def test_the_limits_may_be_set(
         maps = maps / max(maps.max(), 1)
     limits = {"floor": floor, "conflict": conflict, "confident": confident}
     got, expected = (
-        f(maps, tags, saliency, stretch=stretch, saliency_level=saliency_level, doubt=doubt, smallest=0.0, **limits)
+        f(maps, tags, saliency, stretch=stretch, doubt=doubt, smallest=0.0, **limits)
         for f in (from_saliency, by_the_recipe)
     )
     np.testing.assert_array_equal(got.labels, expected.labels)
@@ -179,8 +174,8 @@ def test_each_map_is_stretched_to_its_own_range(factor: float, offset: float) ->
 def test_without_stretching_the_maps_compete_as_they_are() -> None:
     maps = np.array([[[0.55, 0.5]], [[0.7, 0.6]]], np.float32)
     saliency, tags = np.full((1, 2), 255, np.uint8), np.array([4, 9])
-    assert from_saliency(maps, tags, saliency, saliency_level=128).labels.tolist() == [[5, 5]], "each reaches 1, then 0"
-    assert from_saliency(maps, tags, saliency, saliency_level=128, stretch=False).labels.tolist() == [[10, 10]]
+    assert from_saliency(maps, tags, saliency).labels.tolist() == [[5, 0]], "each reaches 1, then 0"
+    assert from_saliency(maps, tags, saliency, stretch=False).labels.tolist() == [[10, 10]]
 
 
 def test_a_map_without_contrast_names_nothing() -> None:
@@ -257,15 +252,3 @@ def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
     sure = from_crf(two_halves(12), maps, tags, certainty=0.999, parameters=parameters)
     assert (sure.labels[:, :9] == 4).all()
     assert (sure.mask[:, 9:12] == IGNORE).all(), "a winner that is certain yields to no color"
-
-
-def test_a_saliency_level_decides_alone_between_background_and_foreground() -> None:
-    maps = np.array([[[0.0, 0.2, 1.0, 0.9]], [[1.0, 0.1, 0.0, 0.3]]], np.float32)
-    saliency = np.array([[128, 128, 128, 127]], np.uint8)
-    tags = np.array([4, 9])
-    result = from_saliency(maps, tags, saliency, saliency_level=128, floor=0.0, doubt=256, smallest=0.0)
-    assert result.labels.tolist() == [[10, 5, 5, 0]]
-    # The least likely pixel of all maps is foreground too, since the saliency says so.
-    salient = np.full((1, 4), 200, np.uint8)
-    least = from_saliency(maps[:1], tags[:1], salient, saliency_level=128, floor=0.0, smallest=0.0)
-    assert least.labels.tolist() == [[5, 5, 5, 5]]
