@@ -31,16 +31,9 @@ class BatchScores(NamedTuple):
     selves: list[PairScores]
 
 
-def pool(activations: Tensor, top: float = 1.0) -> Tensor:
-    """Activation maps (B, K, H, W) -> scores (B, K), the mean over the highest positions.
-
-    Args:
-        top: fraction of the positions that are averaged; 1 is global average pooling (Eq. 1).
-    """
-    flat = activations.flatten(2)
-    if top >= 1:
-        return flat.mean(dim=2)
-    return flat.topk(max(1, round(top * flat.shape[2])), dim=2).values.mean(dim=2)
+def pool(activations: Tensor) -> Tensor:
+    """Global average pooling (Eq. 1): activation maps (B, K, H, W) -> scores (B, K)."""
+    return activations.flatten(2).mean(dim=2)
 
 
 def transform(images: Tensor, name: str) -> Tensor:
@@ -71,7 +64,6 @@ class CoAttentionClassifier(nn.Module):
             layer without bias to both (RELEASED_RECIPE, "Classifier").
         affinity, affinity_scale: form and scale of P, see `coattention.affinity`.
         affinity_init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C).
-        common_top: fraction of the positions over which co-attentive activations are pooled; 1 is GAP.
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
     """
@@ -86,13 +78,11 @@ class CoAttentionClassifier(nn.Module):
         affinity: AffinityForm = "bilinear",
         affinity_scale: float = 1.0,
         affinity_init: float | None = None,
-        common_top: float = 1.0,
         kinds: Literal[1, 3] = 1,
     ):
         super().__init__()
         self.backbone = backbone
         self.attention, self.affinity, self.affinity_scale = attention, affinity, affinity_scale
-        self.common_top = common_top
         c = backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5)
@@ -148,16 +138,14 @@ class CoAttentionClassifier(nn.Module):
         common = self._coattend(f_m, f_n, self.affinity_weights(kind), values_m, values_n)
         k = len(weight)
 
-        def scores(activations: Tensor, top: float) -> Tensor:
-            return pool(activations if bias is None else activations + bias[:, None, None], top)
+        def scores(activations: Tensor) -> Tensor:
+            return pool(activations if bias is None else activations + bias[:, None, None])
 
-        out = basic._replace(
-            common_m=scores(common.m[:, :k], self.common_top), common_n=scores(common.n[:, :k], self.common_top)
-        )
+        out = basic._replace(common_m=scores(common.m[:, :k]), common_n=scores(common.n[:, :k]))
         if contrastive:
             out = out._replace(
-                exclusive_m=scores(unshared(values_m[:, :k], common.m[:, k:]), 1.0),
-                exclusive_n=scores(unshared(values_n[:, :k], common.n[:, k:]), 1.0),
+                exclusive_m=scores(unshared(values_m[:, :k], common.m[:, k:])),
+                exclusive_n=scores(unshared(values_n[:, :k], common.n[:, k:])),
             )
         return out
 

@@ -28,7 +28,6 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
         affinity=config.affinity,
         affinity_scale=config.affinity_scale,
         affinity_init=config.affinity_init,
-        common_top=config.common_top,
         kinds=config.kinds,
     )
 
