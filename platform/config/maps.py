@@ -138,7 +138,8 @@ class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue."""
 
     background: Literal["auto", "saliency", "crf"] = "auto"
-    """Saliency maps, or thresholds refined by the dense CRF; `auto` = saliency where its folder exists."""
+    """What tells background from foreground. `saliency`: saliency maps, which every tagged training image must have;
+    `crf`: thresholds refined by the dense CRF; `auto`: saliency for images with a map, crf for those without."""
     floor: Fraction = 0.3
     """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
     conflict: Fraction = 0.99

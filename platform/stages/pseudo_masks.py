@@ -9,7 +9,7 @@ import torch
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
-from mcis.datasets.index import Listing
+from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
 from mcis.models.localization import score_maps
@@ -32,10 +32,13 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     """
     without = rows["saliency_uri"].null_count
     if config.background == "saliency" and without:
+        lacking = rows.filter(rows["saliency_uri"].is_null())["image_id"].to_pylist()
         raise UserError(
-            f"pseudo_masks.background is saliency, but {without} of {len(rows)} training images have no map",
-            "a saliency map for each training image",
-            "add the maps, or set pseudo_masks.background=auto, which takes crf for images without, or crf for all",
+            f"pseudo_masks.background is saliency, but {without} of {len(rows)} training images have no saliency map: "
+            f"{shown(lacking)}",
+            "a saliency map for each tagged training image, as the recipes paper and released have it",
+            "add the maps; or --set pseudo_masks.background=auto, which makes the masks of images without a map with "
+            "the dense CRF; or --set pseudo_masks.background=crf, which makes all masks so and reads no saliency map",
         )
     if config.background == "crf" or without == len(rows):
         return "crf"

@@ -380,6 +380,21 @@ def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(
     pipeline.check(config, workspace, "any", until=pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index(stage) - 1])
 
 
+@pytest.mark.parametrize("recipe", ["paper", "released"])
+def test_images_without_saliency_maps_end_a_preset_before_the_run(
+    root: Path, workspace: Workspace, recipe: str
+) -> None:
+    """The remedy names what to set, and either of its values lets the run begin."""
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.saliency": "absent"}
+    without = ["weights.backbone=none"]
+    with pytest.raises(UserError, match=r"24 of 24 training images .*: train_000000, ") as caught:
+        pipeline.check(resolve("voc", recipe, options, without).config, workspace, "any")
+    for cue in ("auto", "crf"):
+        change = f"pseudo_masks.background={cue}"
+        assert f"--set {change}, which" in caught.value.remedy
+        pipeline.check(resolve("voc", recipe, options, [*without, change]).config, workspace, "any")
+
+
 def test_unknown_names_and_stages_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
     config = settings(root).config
     for wrong, found in (({"until": "masks"}, "--until masks"), ({"start": "mask"}, "--from mask")):
