@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("datasets", "models", "platform", "tuning", "tests", "benchmarks", "docs")
 PAGE = ROOT / "docs" / "RELEASED_RECIPE.md"
 SECTIONS = (
+    "Tags",
     "Classifier",
     "Localization maps",
     "Pseudo masks",

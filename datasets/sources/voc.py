@@ -72,6 +72,7 @@ def list_voc(
     masks: str = MASKS,
     sbd: Path | None = None,
     tags_from: str = "auto",
+    difficult: bool = False,
 ) -> Listing:
     """Reads the lists of a devkit folder; no image is opened.
 
@@ -87,10 +88,12 @@ def list_voc(
         tags_from: a name in TAGS. `lists`: <name>_cls.txt, `<id> <class index from 0> ...`. `xml`: the objects of
             Annotations/<id>.xml. `masks`: the ground truth, which is opened for nothing else here. `auto`: lists, else
             xml.
+        difficult: whether objects that Annotations mark as difficult count as tags.
 
     Raises:
         UserError: a folder or list is missing, empty or contradictory, a class is unknown, a listed image, annotation
-            or single saliency map is absent, a class has no training image.
+            or single saliency map is absent, a class has no training image, `difficult` is set where tags come from
+            elsewhere than annotations.
     """
     if tags_from not in TAGS:
         raise UserError(f"tags_from {tags_from!r}", f"one of {', '.join(TAGS)}", "name one of them by `tags_from`")
@@ -99,7 +102,7 @@ def list_voc(
     truth = _masks(devkit.root, masks, sbd_folder)
     names = {"train": train_list, "val": val_list} | ({"test": test_list} if test_list else {})
     lists = [_read_list(devkit, split, name, val_list, sbd_folder) for split, name in names.items()]
-    labels = [_label(devkit, listed, truth, tags_from) for listed in lists]
+    labels = [_label(devkit, listed, truth, tags_from, difficult) for listed in lists]
     _check_once(lists)
     _check_classes(devkit.classes, lists[0], labels[0])
     notes = [] if truth.folders else [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
@@ -150,12 +153,12 @@ def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path |
     return DevkitList(split, path, ids, notes)
 
 
-def _label(devkit: Devkit, listed: DevkitList, truth: _Masks, tags_from: str) -> _Labels:
+def _label(devkit: Devkit, listed: DevkitList, truth: _Masks, tags_from: str, difficult: bool) -> _Labels:
     """The tags and masks of a list's images; those of the test split have neither."""
     if listed.split == "test":
         return _Labels([[] for _ in listed.ids], [None for _ in listed.ids], [])
     masks = [truth.of(image_id) for image_id in listed.ids]
-    tags = TAGS[tags_from](devkit, listed, masks)
+    tags = TAGS[tags_from](devkit, listed, masks, difficult)
     absent = masks.count(None)
     if not absent or not truth.folders:
         return _Labels(tags.indices, masks, tags.notes)

@@ -23,13 +23,14 @@ class ListTags(NamedTuple):
     notes: list[str]
 
 
-def _tags_auto(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+def _tags_auto(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
     by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
-    return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks)
+    return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks, difficult)
 
 
-def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
     path = listed.tags_path
+    _refuse_difficult(difficult, f"the tags of {listed.path.name} come from {path.name}")
     remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
     tags = _read_tag_list(path, devkit.classes, remedy)
     untagged = [image_id for image_id in listed.ids if image_id not in tags]
@@ -42,7 +43,7 @@ def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]
     return ListTags([tags[image_id] for image_id in listed.ids], [])
 
 
-def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
     remedy = f"restore the devkit's, or write {listed.tags_path.name}"
     folder = existing_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
     names = names_in(folder)
@@ -54,13 +55,42 @@ def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | No
             "<id>.xml for each of them",
             remedy,
         )
-    tags = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
-    return ListTags(tags, [f"tags of {listed.path.name} are those of the objects in {folder.name}"])
+    images = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
+    tags = [image.tags(difficult=difficult) for image in images]
+    note = f"tags of {listed.path.name} are those of the objects in {folder.name}"
+    return ListTags(tags, [note, *_difficult_notes(listed.path.name, images, difficult)])
 
 
-def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> ListTags:
+def _difficult_notes(name: str, images: Sequence["_Objects"], difficult: bool) -> list[str]:
+    """What became of the objects marked difficult, where there are any."""
+    marked = [image for image in images if image.difficult]
+    if not marked:
+        return []
+    objects = sum(len(image.difficult) for image in marked)
+    found = f"{objects} object(s) in {len(marked)} image(s) of {name} are marked difficult"
+    if difficult:
+        return [f"{found} and count as tags"]
+    lost = [len(image.tags(difficult=True)) - len(image.tags(difficult=False)) for image in marked]
+    untagged = sum(not image.tags(difficult=False) for image in marked)
+    return [
+        f"{found} and do not count: {sum(lost)} tag(s) of {sum(map(bool, lost))} image(s) are left out, "
+        f"{untagged} image(s) have no tag for that reason (`difficult` would count them)"
+    ]
+
+
+def _refuse_difficult(difficult: bool, why: str) -> None:
+    if difficult:
+        raise UserError(
+            f"`difficult` is set, but {why}",
+            "annotations, which alone say what is difficult",
+            "name xml by `tags_from`, or leave `difficult` out",
+        )
+
+
+def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
     absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
     name = listed.path.name
+    _refuse_difficult(difficult, f"the tags of {name} come from masks")
     if absent:
         raise UserError(
             f"no ground-truth mask for {len(absent)} of {len(listed.ids)} images of {name}: {shown(absent)}",
@@ -92,8 +122,8 @@ def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[st
     return tags
 
 
-_TagReader = Callable[[Devkit, DevkitList, Sequence[str | None]], ListTags]
-"""Of a devkit, a list and the masks of its images."""
+_TagReader = Callable[[Devkit, DevkitList, Sequence[str | None], bool], ListTags]
+"""Of a devkit, a list, the masks of its images, and whether objects marked difficult count."""
 
 
 TAGS: dict[str, _TagReader] = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
@@ -107,8 +137,19 @@ class _Annotation(ElementTree.TreeBuilder):
         raise ValueError("it has a document type, which annotations have not")
 
 
-def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
-    """The class indices of the objects of an annotation, difficult ones too; parts of objects do not count."""
+class _Objects(NamedTuple):
+    """The class index of each of an image's objects: of the plain ones, and of those marked difficult."""
+
+    plain: list[int]
+    difficult: list[int]
+
+    def tags(self, *, difficult: bool) -> list[int]:
+        """The class indices that count, ascending."""
+        return sorted({*self.plain, *(self.difficult if difficult else ())})
+
+
+def _annotated(path: Path, classes: tuple[str, ...]) -> _Objects:
+    """The objects of an annotation; parts of objects do not count."""
     try:
         data = read_bytes(str(path))
         if len(data) > _MAX_XML:
@@ -118,11 +159,18 @@ def _annotated(path: Path, classes: tuple[str, ...]) -> list[int]:
             raise ValueError(f"its root is {tree.tag!r}")
     except (OSError, SyntaxError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
         raise UserError(f"{path}: {error}", "an XML file <annotation> of VOC", "replace the file") from None
-    names = {(entry.findtext("name") or "").strip() for entry in tree.iterfind("object")}
-    if unknown := sorted(names - set(classes)):
+    objects = [(_text(entry, "name"), _text(entry, "difficult") or "0") for entry in tree.iterfind("object")]
+    if unknown := sorted({name for name, _ in objects} - set(classes)):
         raise UserError(
             f"{path}: an object of class {shown([repr(name) for name in unknown])}",
             f"one of the {len(classes)} classes",
             "correct the file, or name the right class file by `classes`",
         )
-    return sorted(classes.index(name) for name in names)
+    if wrong := sorted({mark for _, mark in objects} - {"0", "1"}):
+        raise UserError(f"{path}: an object with difficult {shown(wrong)}", "0 or 1", "correct the file")
+    plain, difficult = ([classes.index(name) for name, mark in objects if mark == of] for of in "01")
+    return _Objects(plain, difficult)
+
+
+def _text(entry: ElementTree.Element, name: str) -> str:
+    return (entry.findtext(name) or "").strip()

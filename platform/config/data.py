@@ -89,6 +89,8 @@ class DataConfig(Section):
     """Name of a list of images without masks, or None."""
     tags_from: Literal["auto", "lists", "xml", "masks"] = "auto"
     """Where VOC's tags come from: <list>_cls.txt, the XML annotations, or, once, the masks; auto = lists, else XML."""
+    difficult: bool = False
+    """Count objects marked difficult as tags where tags come from XML (RELEASED_RECIPE, "Tags")."""
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"

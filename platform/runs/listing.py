@@ -18,7 +18,9 @@ def _keys(section: str, fields: Iterable[str]) -> dict[str, str]:
     return {field: f"{section}.{field}" for field in fields}
 
 
-_VOC_FIELDS = ("classes", "train_list", "val_list", "test_list", "saliency", "masks", "sbd", "tags_from")
+_VOC_FIELDS = (
+    "classes", "train_list", "val_list", "test_list", "saliency", "masks", "sbd", "tags_from", "difficult",
+)  # fmt: skip
 
 ARGUMENTS = {
     "voc": {"root": "data.voc", **_keys("data", _VOC_FIELDS)},

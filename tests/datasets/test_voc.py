@@ -293,12 +293,20 @@ def test_a_mask_that_the_complete_folder_lacks_is_left_to_the_evaluation(devkit:
 # --- where tags come from
 
 
-def annotate(root: Path, tags: dict[str, list[int]], classes: tuple[str, ...] = ("cat", "dog", "cow")) -> None:
+def annotate(root: Path, tags: dict[str, list[int]], difficult: dict[str, list[int]] | None = None) -> None:
+    """Two objects of each tag, and one marked difficult of each class that `difficult` has of an image."""
     (root / "Annotations").mkdir(exist_ok=True)
+    names = (root / "classes.txt").read_text().split()
+    part = "<part><name>head</name><difficult>1</difficult></part>"
     for image_id, indices in tags.items():
         objects = "".join(
-            f"<object><name>{classes[k]}</name><difficult>1</difficult><part><name>head</name></part></object>" * 2
+            f"<object><name>{names[k]}</name>{mark}{part}</object>"
             for k in indices
+            for mark in ("", "<difficult>0</difficult>")
+        )
+        objects += "".join(
+            f"<object><name>{names[k]}</name><difficult> 1 </difficult>{part}</object>"
+            for k in (difficult or {}).get(image_id, [])
         )
         (root / "Annotations" / f"{image_id}.xml").write_text(f"<annotation><name>x</name>{objects}</annotation>")
 
@@ -313,6 +321,30 @@ def test_annotations_give_the_tags_where_lists_are_absent(devkit: Path) -> None:
     assert found.notes == ("tags of train_aug.txt are those of the objects in Annotations",)
     with pytest.raises(UserError, match=r"no list .*/train_aug_cls\.txt"):
         listed(devkit, tags_from="lists")
+
+
+def test_objects_marked_difficult_are_no_tags_unless_asked_for(devkit: Path) -> None:
+    """t0 keeps its tag, since another object has it; t1 loses one of three; t3 has difficult objects alone."""
+    annotate(devkit, TRAIN | VAL, difficult={"t0": [0], "t1": [0, 0], "t3": [1, 2, 1], "v1": [2]})
+    found = listed(devkit, tags_from="xml")
+    assert found.table["tags"].to_pylist() == [[0], [1, 2], [0, 2], [], [1], []]
+    of_train, of_val = (note for note in found.notes if "difficult" in note)
+    assert of_train == (
+        "6 object(s) in 3 image(s) of train_aug.txt are marked difficult and do not count: 3 tag(s) of 2 image(s) "
+        "are left out, 1 image(s) have no tag for that reason (`difficult` would count them)"
+    )
+    assert "1 object(s) in 1 image(s) of val.txt" in of_val
+    counted = listed(devkit, tags_from="xml", difficult=True)
+    assert counted.table["tags"].to_pylist() == [[0], [0, 1, 2], [0, 2], [1, 2], [1], [2]]
+    assert "6 object(s) in 3 image(s) of train_aug.txt are marked difficult and count as tags" in counted.notes
+
+
+@pytest.mark.parametrize("tags_from", ["auto", "lists", "masks"])
+def test_difficult_objects_are_refused_where_tags_come_from_elsewhere(devkit: Path, tags_from: str) -> None:
+    annotate(devkit, TRAIN | VAL)
+    with pytest.raises(UserError, match=r"`difficult` is set, but the tags of train_aug\.txt come from") as caught:
+        listed(devkit, tags_from=tags_from, difficult=True)
+    assert "`tags_from`" in caught.value.remedy
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -336,6 +368,10 @@ def test_an_annotation_with_entities_is_refused(devkit: Path, encoding: str) -> 
         (b'<?xml version="1.0" encoding="none"?><annotation/>', "unknown encoding"),
         (b"<annotation><object><name>unicorn</name></object></annotation>", "an object of class 'unicorn'"),
         (b"<annotation><object/></annotation>", "an object of class ''"),
+        (
+            b"<annotation><object><name>cat</name><difficult>yes</difficult></object></annotation>",
+            "an object with difficult yes",
+        ),
         (b"<annotation>" + b" " * 2**20 + b"</annotation>", "more than 1048576 bytes"),
     ],
 )
