@@ -34,7 +34,13 @@ STAGES = (
         sections=("seed", "classifier", "localize"),
         version=2,
     ),
-    Stage(name="pseudo_masks", module=pseudo_masks, needs=("index", "localize"), sections=("maps", "pseudo_masks")),
+    Stage(
+        name="pseudo_masks",
+        module=pseudo_masks,
+        needs=("index", "localize"),
+        sections=("maps", "pseudo_masks"),
+        version=2,
+    ),
     Stage(
         name="train_segmenter",
         module=train_segmenter,

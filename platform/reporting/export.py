@@ -42,7 +42,8 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
 
     Maps: `<id>/<class>.png`, 8-bit gray at the image's size, each map clipped at 0 and divided by its maximum, for any
     `maps.scale`, and `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is
-    one): `<id>.png`, palette PNGs; `labels.csv` says which label is which class, and its color.
+    one): `<id>.png`, palette PNGs; `labels.csv` says which label is which class, and its color. Beside masks `cues.csv`
+    says of each image which background cue its mask was made with.
 
     Raises:
         UserError: `what` is none of TABLES, the run has not come so far, or an image id would lead out of the folder.
@@ -69,6 +70,8 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
         )
     _write(out / "labels.csv", _labels_table(index.classes).encode())
     files = sorted(table.glob("part-*.parquet"))
+    if what == "masks":
+        _write(out / "cues.csv", _cues_table(files).encode())
     return _write_all(
         (row for file in files for row in _labels(pq.read_table(file), what)),
         lambda row: _write_labels(row, out),
@@ -120,6 +123,16 @@ def _labels_table(classes: tuple[str, ...]) -> str:
     lines.writerow(["label", "class", "red", "green", "blue"])
     for label, name in [(0, "background"), *enumerate(classes, 1), (255, "ignore")]:
         lines.writerow([label, name, *colors[label].tolist()])
+    return text.getvalue()
+
+
+def _cues_table(files: Iterable[Path]) -> str:
+    """image,cue: of each pseudo mask."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["image", "cue"])
+    for file in files:
+        lines.writerows(row.values() for row in pq.read_table(file, columns=["image_id", "cue"]).to_pylist())
     return text.getvalue()
 
 

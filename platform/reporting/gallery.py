@@ -68,6 +68,7 @@ def _panels(
                 truth=truth_of_row(row, len(classes)) if has_truth else None,
                 maps=_maps(maps, image_id, (row["height"], row["width"]), classes) if maps else (),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
+                cue=mask["cue"][0].as_py() if mask else None,
                 prediction=predictions.get(image_id),
             )
         )

@@ -37,6 +37,7 @@ class Panel:
     truth, pseudo_mask, prediction: (H, W) uint8 labels, k + 1 for class index k, 255 ignored (in a prediction nothing
         is); None where the run has none.
     maps: (class name, (H, W) float32 in [0, 1]) a tag, its localization map; empty where none was made.
+    cue: background cue of the pseudo mask.
     """
 
     image_id: str
@@ -47,6 +48,7 @@ class Panel:
     maps: tuple[tuple[str, NDArray[np.float32]], ...]
     pseudo_mask: NDArray[np.uint8] | None
     prediction: NDArray[np.uint8] | None
+    cue: str | None = None
 
     @property
     def masks(self) -> dict[str, NDArray[np.uint8]]:
@@ -163,8 +165,9 @@ def describe(panel: Panel, column: str, classes: Sequence[str]) -> tuple[str, st
     shares = dict(zip(values.tolist(), counts / mask.size, strict=True))
     areas = ", ".join(f"{names[label].name} {percent(area)}" for label, area in shares.items())
     note = ""
-    if column == "pseudo mask" and IGNORE in shares:
-        note = f"{percent(shares[IGNORE])} ignored"
+    if column == "pseudo mask":
+        ignored = f"{percent(shares[IGNORE])} ignored" if IGNORE in shares else ""
+        note = ", ".join(filter(None, (f"cue {panel.cue}" if panel.cue else "", ignored)))
     elif column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any():
         note = f"mIoU here {mean_iou(confusion(panel.truth, mask, len(classes))):.0f}"
     return f"{column} of {panel.image_id}: {areas}", note

@@ -1,5 +1,7 @@
 """Stage 4: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
 
+import collections
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -45,9 +47,9 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     return "saliency" if not without else f"saliency, crf for {without} of {len(rows)}"
 
 
-def uses_saliency(config: PseudoMasksConfig, row: dict[str, Any]) -> bool:
-    """Whether an image's background cue is its saliency map."""
-    return config.background != "crf" and row["saliency_uri"] is not None
+def cue_of(config: PseudoMasksConfig, row: dict[str, Any]) -> str:
+    """The background cue of an image: `saliency` or `crf`."""
+    return "saliency" if config.background != "crf" and row["saliency_uri"] is not None else "crf"
 
 
 class MakeMasks:
@@ -71,6 +73,7 @@ class MakeMasks:
                     "labels": encode_labels(result.labels),
                     "mask": encode_labels(result.mask),
                     "ignored": float((result.mask == 255).mean()),
+                    "cue": cue_of(self.config, row),
                 }
             )
         return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
@@ -80,7 +83,7 @@ class MakeMasks:
         of_image = self.maps.maps(row["image_id"])
         assert of_image is not None, f"localize wrote no map for the tagged image {row['image_id']}"
         maps = score_maps(torch.from_numpy(of_image.maps), of_image.grids, self.scale, height, width).numpy()
-        if uses_saliency(c, row):
+        if cue_of(c, row) == "saliency":
             return from_saliency(
                 maps,
                 of_image.classes,
@@ -131,12 +134,14 @@ def run(config: Config, context: RunContext) -> MasksResult:
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
     )
-    ignored = read_table(context.part / "masks", ["ignored"])["ignored"]
+    masks = read_table(context.part / "masks", ["ignored", "cue"])
+    ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])
     whole = int(pc.sum(pc.greater_equal(ignored, 1.0)).as_py() or 0)
     notes = []
     if config.pseudo_masks.background == "auto":
         why = {"saliency": "there are saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
+    notes += uneven_cues(cues)
     if whole:
         notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
     return MasksResult(
@@ -144,8 +149,36 @@ def run(config: Config, context: RunContext) -> MasksResult:
         background_cue=cue,
         counts={
             "masks": len(rows),
+            "masks by domain and cue": {", ".join(pair): count for pair, count in cues.items()},
             "ignored whole": whole,
             "ignored share": round(float(pc.mean(ignored).as_py()), 4),
         },
         notes=tuple(notes),
     )
+
+
+def cue_counts(domains: pa.ChunkedArray, cues: pa.ChunkedArray) -> dict[tuple[str, str], int]:
+    """How many masks there are of each domain and cue, in the order of their first image.
+
+    Args:
+        domains, cues: of each mask.
+    """
+    return dict(collections.Counter(zip(domains.to_pylist(), cues.to_pylist(), strict=True)))
+
+
+def uneven_cues(counts: Mapping[tuple[str, str], int]) -> list[str]:
+    """A note for each domain with masks by crf while another domain has masks by saliency.
+
+    Args:
+        counts: as of `cue_counts`.
+    """
+    by_saliency = {domain for domain, cue in counts if cue == "saliency"}
+    notes = []
+    for domain in dict.fromkeys(domain for domain, _ in counts):
+        by_crf, others = counts.get((domain, "crf"), 0), sorted(by_saliency - {domain})
+        if by_crf and others:
+            notes.append(
+                f"{by_crf} of {by_crf + counts.get((domain, 'saliency'), 0)} pseudo masks of domain {domain} are made "
+                f"with the dense CRF, while domain {', '.join(others)} has saliency maps: the masks differ in kind"
+            )
+    return notes

@@ -97,6 +97,7 @@ def test_each_cell_is_described_with_what_it_shows() -> None:
     assert f"square {as_shown[0]}, ignored {as_shown[1]}" in described["truth"][0]
     assert described["truth"][1] == ""
     assert described["pseudo mask"][1] == f"{as_shown[2]} ignored"
+    assert describe(panel(cue="crf"), "pseudo mask", CLASSES)[1] == f"cue crf, {as_shown[2]} ignored"
     assert described["prediction"][0] == f"prediction of a: background {as_shown[3]}, square {as_shown[0]}"
     assert described["prediction"][1] == "mIoU here 100"  # right wherever the truth is known
     wrong = panel(prediction=np.zeros((48, 64), np.uint8))

@@ -138,6 +138,9 @@ def test_maps_masks_and_predictions_are_exported(
         assert labels[2] == f"1,{first.context.classes[0]},128,0,0"
         assert labels[-1] == "255,ignore,224,224,192"
     assert not (tmp_path / "maps" / "labels.csv").exists()
+    cues = (tmp_path / "masks" / "cues.csv").read_text().splitlines()
+    assert cues == ["image,cue", *(f"{i},saliency" for i, row in rows.items() if row["split"] == "train")]
+    assert not (tmp_path / "predictions" / "cues.csv").exists()
     with pytest.raises(UserError, match="export pictures"):
         export(workspace, "first", "pictures", tmp_path)
     other = pipeline.run(settings(root), workspace, "short", until="index")

@@ -99,13 +99,18 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
     assert str(broken) in result.context.folder.report.read_text()
-    ignored = {
-        r["image_id"]: r["ignored"] for r in read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
-    }
+    table = read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
+    ignored = {row["image_id"]: row["ignored"] for row in table}
     masks = list(ignored)
+    assert {(row["image_id"].startswith("web/"), row["cue"]) for row in table} == {(True, "crf"), (False, "saliency")}
     assert sum(name.startswith("web/") for name in masks) == 6
     assert len(masks) == 26
-    assert result.context.result("pseudo_masks", MasksResult).background_cue == "saliency, crf for 6 of 26"
+    made = result.context.result("pseudo_masks", MasksResult)
+    assert made.background_cue == "saliency, crf for 6 of 26"
+    assert made.counts["masks by domain and cue"] == {"target, saliency": 20, "web, crf": 6}
+    assert any(note.startswith("6 of 6 pseudo masks of domain web are made with the dense CRF") for note in made.notes)
+    report = result.context.folder.report.read_text()
+    assert "masks by domain and cue → web, crf" in report
     segmenter = result.context.result("train_segmenter", StageResult).counts
     assert segmenter["training images"] + segmenter["without a useful mask"] == 26
     scored = {s.what: s.images for s in result.scores}
