@@ -1,10 +1,11 @@
 """Tables of localization maps, pseudo masks and predictions: their schemas, and reading an image's rows from them."""
 
-import functools
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import cachetools
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +41,9 @@ PREDICTIONS_SCHEMA = pa.schema(
     ]
 )
 
+
+SHARD_BYTES = 2**30
+"""Bound of the decoded shards that a process keeps in memory, bytes."""
 
 _LARGEST = float(np.finfo(np.float16).max)
 
@@ -89,14 +93,21 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
 class Shards:
     """Reads rows by image from a folder of Parquet shards; can be pickled, as it opens a shard only when one is read.
 
+    Decoded shards stay in memory, in each process as many as SHARD_BYTES holds, those least recently read given up
+    first. Threads may read at once.
+
     Args:
         folder: of `part-*.parquet`; the rows of an image lie next to each other in one of them.
+        columns: beside `image_id` that rows have; None = all.
     """
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, columns: Sequence[str] | None = None):
         self.folder = folder
+        self.columns = None if columns is None else ("image_id", *columns)
         self.shard_of: dict[str, str] = {}
+        self.written: dict[str, int] = {}
         for file in sorted(folder.glob("part-*.parquet")):
+            self.written[file.name] = file.stat().st_mtime_ns  # another file of the same name is another shard
             for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist():
                 self.shard_of[image_id] = file.name
 
@@ -105,7 +116,7 @@ class Shards:
         name = self.shard_of.get(image_id)
         if name is None:
             return None
-        shard = _shard(self.folder / name)
+        shard = _read_kept(self.folder / name, self.columns, self.written[name])
         return shard.table.slice(shard.begin[image_id], shard.rows[image_id])
 
     def maps(self, image_id: str) -> ImageMaps | None:
@@ -134,12 +145,26 @@ class _Shard(NamedTuple):
     rows: dict[str, int]
 
 
-@functools.lru_cache(maxsize=4)
-def _shard(path: Path) -> _Shard:
-    table = pq.read_table(path).combine_chunks()
+def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _Shard:
+    """Reads a shard's file.
+
+    Args:
+        columns: that are read; None = all.
+        written: when the file was, which tells it from an earlier one of the same name.
+    """
+    table = pq.read_table(path, columns=None if columns is None else list(columns)).combine_chunks()
     begin: dict[str, int] = {}
     rows: dict[str, int] = {}
     for number, image_id in enumerate(table["image_id"].to_pylist()):
         begin.setdefault(image_id, number)
         rows[image_id] = rows.get(image_id, 0) + 1
     return _Shard(table, begin, rows)
+
+
+def keep_shards(bound: int) -> Callable[[Path, tuple[str, ...] | None, int], _Shard]:
+    """`_read_shard` for many threads that keeps what it has read, up to so many bytes; a larger shard is not kept."""
+    kept = cachetools.LRUCache[Any, _Shard](bound, getsizeof=lambda shard: shard.table.nbytes)
+    return cachetools.cached(kept, condition=threading.Condition())(_read_shard)
+
+
+_read_kept = keep_shards(SHARD_BYTES)

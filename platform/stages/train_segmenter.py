@@ -95,7 +95,7 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> SegmenterLe
         classes=classes,
         image_ids=rows["image_id"].to_pylist(),
         uris=rows["uri"].to_pylist(),
-        masks=Shards(context.inputs["pseudo_masks"] / "masks"),
+        masks=Shards(context.inputs["pseudo_masks"] / "masks", ["mask"]),
         backbone=backbone,
         pretrained=segmenter_weights(config, context.workspace),
     )

@@ -1,6 +1,9 @@
 """Tables of maps: float16 there and back through Parquet shards; an image's rows are found, after pickling too."""
 
+import os
 import pickle
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mcis.datasets.decode import encode_labels
+from mcis.datasets.decode import decode_labels, encode_labels
 from mcis.datasets.grids import Grid
-from mcis.datasets.maps import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, Shards, map_rows
+from mcis.datasets.maps import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, Shards, keep_shards, map_rows
 
 quick = settings(deadline=None, max_examples=40)
 
@@ -89,16 +92,80 @@ def test_shards_travel_by_pickle(shards: Shards) -> None:
     np.testing.assert_array_equal(unpickled.maps, original.maps)
 
 
-def test_more_shards_than_are_kept_open_are_read(tmp_path: Path) -> None:
-    for number in range(12):
-        pq.write_table(
-            map_rows([f"i{number}"], [number], drawn(number, 1), GRID), tmp_path / f"part-{number:08d}.parquet"
-        )
-    shards = Shards(tmp_path)
-    for number in [*range(12), *reversed(range(12))]:
-        of_image = shards.maps(f"i{number}")
-        assert of_image is not None
-        np.testing.assert_array_equal(of_image.maps, drawn(number, 1).astype(np.float16))
+@pytest.fixture
+def forty(tmp_path: Path) -> Path:
+    """A folder of 40 shards of five images, each with a mask that says its number and a column that is not read."""
+    for first in range(0, 200, 5):
+        ids = [f"i{number}" for number in range(first, first + 5)]
+        masks = [encode_labels(np.full((2, 2), number, np.uint8)) for number in range(first, first + 5)]
+        table = pa.table({"image_id": ids, "mask": masks, "labels": [b"unused" * 1000] * 5})
+        pq.write_table(table, tmp_path / f"part-{first:08d}-{first + 5:08d}.parquet")
+    return tmp_path
+
+
+class Reads:
+    """Stands where `pq.read_table` stands, and counts the columns and files that it is asked for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.files: Counter[str] = Counter()
+        self.columns: set[tuple[str, ...] | None] = set()
+        self.read = pq.read_table
+        monkeypatch.setattr(pq, "read_table", self)
+
+    def __call__(self, path: Path, columns: list[str] | None = None) -> pa.Table:
+        self.files[path.name] += 1
+        self.columns.add(None if columns is None else tuple(columns))
+        return self.read(path, columns=columns)
+
+
+def shuffled(shards: Shards, seed: int) -> list[str]:
+    return [f"i{number}" for number in np.random.default_rng(seed).permutation(len(shards.shard_of))]
+
+
+def mask_number(shards: Shards, image_id: str) -> int:
+    rows = shards.rows(image_id)
+    assert rows is not None
+    assert rows["image_id"].to_pylist() == [image_id]
+    return int(decode_labels(rows["mask"][0].as_py())[0, 0])
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+def test_rows_read_at_random_read_each_shard_once(forty: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Of the columns that are wanted alone, also where threads ask for the same shard at once."""
+    shards = Shards(forty, ["mask"])
+    reads = Reads(monkeypatch)
+    with ThreadPoolExecutor(threads) as pool:
+        for epoch in range(3):
+            order = shuffled(shards, epoch)
+            found = list(pool.map(lambda image_id: mask_number(shards, image_id), order))
+            assert found == [int(image_id[1:]) for image_id in order]
+    assert len(reads.files) == 40
+    assert set(reads.files.values()) == {1}
+    assert reads.columns == {("image_id", "mask")}
+
+
+@pytest.mark.parametrize(("kept", "reads_of_first"), [(0.5, 4), (2.5, 2)])
+def test_a_table_larger_than_the_bound_is_read_all_the_same(
+    forty: Path, monkeypatch: pytest.MonkeyPatch, kept: float, reads_of_first: int
+) -> None:
+    """The bound holds two shards, of which the one read last stays, or not even one."""
+    shards = Shards(forty, ["mask"])
+    shard_bytes = pq.read_table(forty / "part-00000000-00000005.parquet", columns=["image_id", "mask"]).nbytes
+    monkeypatch.setattr("mcis.datasets.maps._read_kept", keep_shards(int(kept * shard_bytes)))
+    reads = Reads(monkeypatch)
+    for image_id in ("i0", "i5", "i1", "i10", "i0", "i5", "i10", "i2"):
+        assert mask_number(shards, image_id) == int(image_id[1:])
+    assert reads.files["part-00000000-00000005.parquet"] == reads_of_first
+
+
+def test_another_file_of_the_same_name_is_read_anew(forty: Path) -> None:
+    path = forty / "part-00000000-00000005.parquet"
+    assert mask_number(Shards(forty), "i0") == 0
+    table = pq.read_table(path)
+    mask = [encode_labels(np.full((2, 2), 77, np.uint8))] * 5
+    pq.write_table(table.set_column(1, "mask", [mask]), path)
+    os.utime(path, ns=(0, 0))
+    assert mask_number(Shards(forty), "i0") == 77
 
 
 def test_rows_of_other_tables_are_found_too(tmp_path: Path) -> None:
