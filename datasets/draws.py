@@ -53,6 +53,8 @@ class Draw(enum.IntEnum):
     """Whether n of a pair is any tagged image; which one if so: (epoch, position in the epoch)."""
     PAIR_CROP_M = 13
     """Random crop of image m of a pair: (row of the stream of pairs, m)."""
+    WRONG_CLASS = 14
+    """Images that a map is related to although they lack its class, a control: (class, image)."""
 
 
 @enum.unique

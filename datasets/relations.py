@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from mcis.datasets.draws import Draw, Order, permuted, uniforms
 from mcis.datasets.tags import Members, Tags
 
+RelatedBy = Literal["class", "itself", "wrong_class"]
+"""What relates images to a map: its class; or, as controls, that they are the map's own image or lack its class."""
 RelatedFrom = Literal["target", "source", "both"]
 """The domain that related images are drawn from, or both."""
 
@@ -28,7 +30,7 @@ class Relations:
     tag: NDArray[np.int64]
     """(T,) the class of the map."""
     related: NDArray[np.int64]
-    """(T, R) related images."""
+    """(T, R) related images; (T, 1) where each image is related to itself."""
     others: NDArray[np.int64]
     """(O,) images with which contrastive activations are computed, map by map (`contrastive_images`)."""
     others_start: NDArray[np.int64]
@@ -60,6 +62,7 @@ def draw(
     *,
     seed: int,
     related: int,
+    related_by: RelatedBy = "class",
     related_may_repeat: bool = False,
     related_from: RelatedFrom = "both",
     contrastive: bool = False,
@@ -71,21 +74,29 @@ def draw(
         tags: of N images, each with at least one.
         source: (N,), which images are of the domain source.
         related, related_may_repeat, related_from: as of `related_images`.
+        related_by: `class` as of `related_images`; `itself`: each image alone, once, whatever R; `wrong_class`: as of
+            `wrong_class_images`, and as of `related_images` where every image has the class.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
         bank: number of images, drawn at random, that represent all images in the computation of evidence.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    drawn = related_images(
-        Members.of(tags, source),
-        image,
-        tag,
-        related,
-        seed=seed,
-        related_may_repeat=related_may_repeat,
-        related_from=related_from,
-        source=source[image],
-    )
+    if related_by == "itself":
+        drawn = image[:, None][:, :related]
+    else:
+        drawn = related_images(
+            Members.of(tags, source),
+            image,
+            tag,
+            related,
+            seed=seed,
+            related_may_repeat=related_may_repeat,
+            related_from=related_from,
+            source=source[image],
+        )
+    if related_by == "wrong_class":
+        wrong = wrong_class_images(tags, image, tag, related, seed=seed, related_may_repeat=related_may_repeat)
+        drawn = np.where(wrong < 0, drawn, wrong)
     others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
     if contrastive:
         others = contrastive_images(tags, drawn)
@@ -136,18 +147,68 @@ def related_images(
     draws = uniforms(Draw.RELATED, seed, classes, images, count=related)
     if related_may_repeat:
         return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
-    size = high - low - steps_over
-    choice = np.empty((len(images), related), np.int64)
-    for r in range(related):
+    drawn = members.images[low[:, None] + _choices(draws, high - low - steps_over)]
+    # As for partners, the last member, which was left out, stands in for the image itself.
+    return np.where(drawn == images[:, None], members.images[high - 1][:, None], drawn).astype(np.int64)
+
+
+def wrong_class_images(
+    tags: Tags,
+    images: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    related: int,
+    *,
+    seed: int,
+    related_may_repeat: bool = False,
+) -> NDArray[np.int64]:
+    """R images that lack the class, for each of B images and one of its classes: a control of related images.
+
+    Drawn from (seed, image, class); the first r of a row are those for R = r. None comes twice while there are enough;
+    then the row repeats.
+
+    Args:
+        tags: of N images.
+        images, classes: (B,); each image has the class.
+        related: R.
+        related_may_repeat: draws with repetition.
+
+    Returns:
+        (B, R) positions in the index; -1 where every image has the class.
+    """
+    members = Members.of(tags)
+    first, last = members.ranges(classes)
+    size = len(tags) - (last - first)
+    draws = uniforms(Draw.WRONG_CLASS, seed, classes, images, count=related)
+    choice = (draws * size[:, None]).astype(np.int64) if related_may_repeat else _choices(draws, size)
+    # Before the i-th member of a class, which ascend, lie `member - i` images without it. These numbers of all classes,
+    # each class beyond the one before, are in order, so that a binary search tells how many members to step over.
+    count = np.diff(members.start)
+    of_member = np.repeat(np.arange(len(count)), count) * (len(tags) + 1)
+    before = of_member + members.images - (np.arange(len(members.images)) - np.repeat(members.start[:-1], count))
+    wanted = (classes * (len(tags) + 1))[:, None] + choice
+    steps = np.searchsorted(before, wanted, side="right") - first[:, None]
+    return np.where(size[:, None] > 0, choice + steps, -1)
+
+
+def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """R of 0 .. size - 1 for each of B rows, none twice while there are enough; then the row repeats.
+
+    Args:
+        draws: in [0, 1), (B, R).
+        size: (B,); where it is 0 or less, so is each choice.
+
+    Returns:
+        (B, R).
+    """
+    choice = np.empty(draws.shape, np.int64)
+    for r in range(draws.shape[1]):
         # The r-th of those that are left, counted over all by stepping over those taken, the smallest first.
         choice[:, r] = (draws[:, r] * (size - r)).astype(np.int64)
         for taken in np.sort(choice[:, :r], axis=1).T:
             choice[:, r] += choice[:, r] >= taken
         again = np.flatnonzero(r >= np.maximum(size, 1))
         choice[again, r] = choice[again, r % np.maximum(size, 1)[again]]
-    drawn = members.images[low[:, None] + choice]
-    # As for partners, the last member, which was left out, stands in for the image itself.
-    return np.where(drawn == images[:, None], members.images[high - 1][:, None], drawn).astype(np.int64)
+    return choice
 
 
 def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveImages:

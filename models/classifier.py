@@ -53,6 +53,17 @@ def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
     return torch.where(source_m == source_n, source_m.long(), 2)
 
 
+def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"] = "m") -> Tensor:
+    """Whether a target is image n of its pairs, (R,): in pairs of two domains where it is of the domain source.
+
+    Args:
+        source: whether the target is of the domain source, ().
+        of_related: whether the related images are, (R,).
+        target: which image of a pair of one domain the target is.
+    """
+    return torch.where(source == of_related, target == "n", source)
+
+
 class CoAttentionClassifier(nn.Module):
     """Backbone, class-aware layer phi, co-attention and contrastive co-attention.
 
@@ -97,10 +108,10 @@ class CoAttentionClassifier(nn.Module):
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)
         if attention == "co+contrastive":
             self.w_b = nn.Conv2d(c, 1, 1, bias=False)
-        self.own_head = head == "own"
+        self.own_head = head == "own" and attention != "none"
 
     def common_layer(self) -> ClassLayer:
-        """The layer for co-attentive and contrastive features: phi, or the second one."""
+        """The layer for co-attentive and contrastive features: the second one where it was trained, else phi."""
         layer = self.common_head if self.own_head else self.phi
         return ClassLayer(layer.weight, layer.bias)
 
@@ -169,18 +180,26 @@ class CoAttentionClassifier(nn.Module):
             return torch.where(target_is_n[:, None, None], w_p.mT, w_p)
         return w_p.mT if target_is_n else w_p
 
-    def query(self, target: Tensor, *, kind: Tensor | None = None, target_is_n: bool | Tensor = False) -> Tensor:
+    def query(
+        self,
+        target: Tensor,
+        *,
+        kind: Tensor | None = None,
+        target_is_n: bool | Tensor = False,
+        identity: bool = False,
+    ) -> Tensor:
         """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
 
         It may be computed once and handed to `co_map` and `contrastive_map` for all maps of the target (C, H, W).
 
         Args:
             kind, target_is_n: as of `facing_weights`.
+            identity: takes the identity for W_P, for all pairs; a classifier without co-attention has no other.
 
         Returns:
             (HW, C), or (R, HW, C) where R pairs have a W_P each.
         """
-        w_p = self.facing_weights(kind, target_is_n)
+        w_p = torch.eye(len(target)).to(target) if identity else self.facing_weights(kind, target_is_n)
         return affinity_query(target, w_p, form=self.affinity, scale=self.affinity_scale)
 
     def co_map(

@@ -22,11 +22,18 @@ class CoAttention(Section):
     images without the class, times the activations' deviation, added to the map. 0 = none (the paper)."""
     bank: BankSize = 32
     """Images, drawn at random, among which those without a class stand for all images without it (evidence)."""
+    affinity: Literal["learnt", "identity"] = "learnt"
+    """W_P: as it was trained, or the identity, a control that needs no training of co-attention."""
+    target: Literal["m", "n"] = "m"
+    """Which image of its pairs a map is of; W_P of an image n is transposed (Eq. 2). The paper's text takes n, the
+    released code m (RELEASED_RECIPE, "Localization maps"). Of pairs of two domains m is always the one of the domain
+    target; with affinity=identity both are the same."""
 
     def in_words(self) -> str:
         """How a map is made of related images, as scores name it."""
+        form = " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
         added = f" + evidence {self.evidence:g}" if self.evidence else ""
-        return "co-attention" + added + (" + contrastive" if self.contrastive else "")
+        return f"co-attention{form}{added}" + (" + contrastive" if self.contrastive else "")
 
 
 class Released(Section):
@@ -34,6 +41,8 @@ class Released(Section):
 
     evidence: ClassVar[float] = 0.0  # these maps are no activations that evidence could be added to
     bank: ClassVar[int] = 0
+    affinity: ClassVar[Literal["learnt"]] = "learnt"
+    target: ClassVar[Literal["m"]] = "m"
 
     name: Literal["released"] = "released"
     """Which method this is."""
@@ -49,6 +58,8 @@ class SharedEvidence(Section):
     """The single-round activation plus shared evidence, without co-attention."""
 
     contrastive: ClassVar[bool] = False
+    affinity: ClassVar[Literal["learnt"]] = "learnt"
+    target: ClassVar[Literal["m"]] = "m"
 
     name: Literal["evidence"] = "evidence"
     """Which method this is."""
@@ -73,6 +84,9 @@ class LocalizeConfig(Section):
     """Related images R per class; 0 = single round, which uses no method (section 3.2: 3)."""
     method: Method = CoAttention()
     """How a map is made of its related images."""
+    related_by: Literal["class", "itself", "wrong_class"] = "class"
+    """Which images a map is related to: images with its class; or, as controls of what these bring, its own image alone
+    or images without its class. Where every image has the class, the latter takes images with it."""
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code
     (RELEASED_RECIPE, "Localization maps")."""
@@ -88,12 +102,30 @@ class LocalizeConfig(Section):
     features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
     """Bound of the features kept at a time, GiB; where an index needs more, its classes are localized in rounds."""
 
+    def in_words(self) -> str:
+        """How a map is made of related images, and of which, as scores name it."""
+        controls = {"class": "", "itself": " with itself", "wrong_class": " with wrong-class images"}
+        return self.method.in_words() + controls[self.related_by]
+
     def problems(self) -> Iterator[str]:
-        """Contrastive co-attention without an image to contrast with."""
+        """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""
         if self.method.contrastive and self.related == 0:
             yield (
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "
                 "set localize.method.contrastive=false or localize.related=3"
+            )
+        if self.related_by == "class":
+            return
+        if self.method.contrastive:
+            yield (
+                f"localize.method.contrastive is set but localize.related_by is {self.related_by}, and maps are "
+                "contrasted with related images of their images' other classes; set localize.method.contrastive=false "
+                "or localize.related_by=class"
+            )
+        if self.related_from != "both":
+            yield (
+                f"localize.related_from is {self.related_from} but localize.related_by is {self.related_by}, which "
+                "draws no images of a class; set localize.related_from=both or localize.related_by=class"
             )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import PredictConfig
 from mcis.platform.config.maps import (
+    CoAttention,
     CrfConfig,
     LocalizeConfig,
     MapsConfig,
@@ -35,6 +36,7 @@ def paper() -> Config:
         classifier=ClassifierConfig(
             optimizer=Optimizer(step_epochs=(6, 12), weight_decay=2e-4, new_layer_rate=1.0, precision="float32"),
         ),
+        localize=LocalizeConfig(method=CoAttention(target="n")),
         pseudo_masks=PseudoMasksConfig(background="saliency"),
         segmenter=SegmenterConfig(optimizer=SegmenterOptimizer(precision="float32")),
     )

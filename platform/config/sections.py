@@ -83,12 +83,12 @@ def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
 
 
 def _related_images_without_co_attention(config: Config) -> Iterator[str]:
-    related, method = config.localize.related, config.localize.method.name
-    if config.classifier.attention == "none" and related > 0 and method != "evidence":
+    related, method = config.localize.related, config.localize.method
+    if config.classifier.attention == "none" and related and method.name != "evidence" and method.affinity == "learnt":
         yield (
             f"localize.related is {related} but classifier.attention is none, which has no co-attention to relate "
-            "images by; set localize.related=0, classifier.attention=co, or localize.method.name=evidence, which "
-            "needs none"
+            "images by; set localize.related=0, classifier.attention=co, or what needs none: "
+            "localize.method.name=evidence, or localize.method.affinity=identity of localize.method.name=co_attention"
         )
 
 

@@ -1,7 +1,5 @@
 """Pictures of how related images make a localization map: where an image attends, and what matches again."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import torch
@@ -14,7 +12,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import normalize, to_unit
-from mcis.models.classifier import pair_kinds
+from mcis.models.classifier import pair_kinds, seen_from_n
 from mcis.models.coattention import positions
 from mcis.models.localization import embed, score_maps, single_round
 from mcis.platform.config.sections import Config
@@ -76,25 +74,33 @@ class _Maker:
         single = single_round(features[None], self.model.phi.weight, self.model.phi.bias)[0, tag]
         final = self._final_map(row, tag)
         tiles = [self._tile("single round", row, tag, single)]
-        if self.model.attention != "none":
+        method = self.config.localize.method
+        if self.model.attention != "none" or method.affinity == "identity":
             tiles += self._co_attention(row, tag, related, features, final)
-        if self.config.localize.method.name == "evidence":
+        if method.name == "evidence":
             tiles.append(self._tile("found again", row, tag, final.float() - single))
         return (*tiles, self._tile("the map", row, tag, final))
 
     def _co_attention(self, row: int, tag: int, related: list[int], features: Tensor, final: Tensor) -> list[Tile]:
         """The attention that each related image receives from where the map is strong, and the co-attentive map."""
         related_features = self._features(related)
-        target, of_related = self.source[row], self.source[torch.tensor(related)]
-        pair: dict[str, Any] = {"kind": pair_kinds(target, of_related), "target_is_n": target & ~of_related}
-        query = self.model.query(features, **pair)
+        query = self._query(row, related, features)
         attention = torch.softmax(query @ positions(related_features, self.model.affinity).transpose(1, 2), dim=2)
         strong = final.flatten() >= final.flatten().quantile(0.8)
         received = attention[:, strong].mean(dim=1).view(len(related), *related_features.shape[2:])
         tiles = [self._tile("attended to", image, tag, heat) for image, heat in zip(related, received, strict=True)]
-        co_attentive = self.model.co_map(features, related_features, tag, **pair)
+        co_attentive = self.model.co_map(features, related_features, tag, query=query)
         title = UNUSED if self.config.localize.method.name == "evidence" else "co-attentive"
         return [*tiles, self._tile(title, row, tag, co_attentive)]
+
+    def _query(self, row: int, related: list[int], features: Tensor) -> Tensor:
+        """The image's side of the affinity to each related image, (R, HW, C), or to all, (HW, C)."""
+        method = self.config.localize.method
+        if method.affinity == "identity":
+            return self.model.query(features, identity=True)
+        source, of_related = self.source[row], self.source[torch.tensor(related)]
+        target_is_n = seen_from_n(source, of_related, method.target)
+        return self.model.query(features, kind=pair_kinds(source, of_related), target_is_n=target_is_n)
 
     def _features(self, rows: list[int]) -> Tensor:
         """Features (N, C, H, W) of some images."""

@@ -15,6 +15,7 @@ def draw_relations(config: LocalizeConfig, seed: int, tags: Tags, source: NDArra
         source,
         seed=seed,
         related=config.related,
+        related_by=config.related_by,
         related_may_repeat=config.related_may_repeat,
         related_from=config.related_from,
         contrastive=config.method.contrastive,

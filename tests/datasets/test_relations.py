@@ -1,5 +1,8 @@
 """Relations of maps to images against lists, and the rounds in which bounded features are kept."""
 
+from collections import Counter
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.relations import draw, feature_rounds
+from mcis.datasets.relations import Relations, draw, feature_rounds, wrong_class_images
 from mcis.datasets.tags import Tags
 
 quick = settings(deadline=None, max_examples=60)
@@ -72,3 +75,75 @@ def test_contrastive_images_are_related_by_another_tag_and_lack_the_maps_own(
                 wanted |= {image, *rows[image, tag], *bank}
                 wanted |= set(drawn.others[drawn.others_start[number] : drawn.others_start[number + 1]].tolist())
         assert need.tolist() == sorted(wanted)
+
+
+# --- controls of related images
+
+
+def drawn_by(matrix: NDArray[np.bool_], related: int = 3, **options: Any) -> Relations:
+    return draw(Tags.of_matrix(matrix), np.zeros(len(matrix), bool), related=related, **{"seed": 0, **options})
+
+
+@quick
+@given(
+    arrays(bool, st.tuples(st.integers(1, 10), st.integers(1, 4))), st.integers(0, 9), st.integers(1, 8), st.booleans()
+)
+def test_images_of_the_wrong_class_lack_it_and_repeat_only_where_they_must(
+    matrix: NDArray[np.bool_], seed: int, related: int, may_repeat: bool
+) -> None:
+    matrix[:, 0] |= ~matrix.any(axis=1)
+    tags, (images, classes) = Tags.of_matrix(matrix), np.nonzero(matrix)
+    options: dict[str, Any] = {"seed": seed, "related_may_repeat": may_repeat}
+    together = wrong_class_images(tags, images, classes, related, **options)
+    fewer = wrong_class_images(tags, images, classes, related - 1, **options)
+    np.testing.assert_array_equal(together[:, :-1], fewer)
+    for number, row in enumerate(together.tolist()):
+        one = slice(number, number + 1)
+        assert wrong_class_images(tags, images[one], classes[one], related, **options).tolist() == [row]
+        lacking = np.flatnonzero(~matrix[:, classes[number]]).tolist()
+        assert set(row) <= set(lacking or [-1])
+        if lacking and not may_repeat:
+            assert len(set(row)) == min(related, len(lacking))
+            assert max(Counter(row).values()) == -(-related // len(lacking))
+
+
+def test_all_images_of_the_wrong_class_have_the_same_chance() -> None:
+    """Of classes whose members lie at the ends, in the middle and everywhere but at one place."""
+    matrix = np.zeros((9, 3), bool)
+    matrix[[0, 1, 8], 0] = matrix[[3, 4, 6], 1] = matrix[[0, 1, 2, 3, 4, 5, 7, 8], 2] = True
+    tags, images = Tags.of_matrix(matrix), np.array([0, 4, 8])
+    drawn = np.stack([wrong_class_images(tags, images, np.arange(3), 2, seed=seed) for seed in range(4000)])
+    for k in range(3):
+        lacking = ~matrix[:, k]
+        for column in drawn[:, k].T:
+            counts = np.bincount(column, minlength=9)
+            assert not counts[~lacking].any()
+            expected = 4000 / lacking.sum()
+            # At most 5 degrees of freedom: 30 is beyond one chance in 50,000.
+            assert ((counts[lacking] - expected) ** 2 / expected).sum() < 30
+
+
+def test_images_of_the_wrong_class_are_drawn_for_each_key_anew() -> None:
+    matrix = np.repeat(np.eye(3, dtype=bool), 20, axis=0)
+    base = drawn_by(matrix, 8, related_by="wrong_class").related
+    np.testing.assert_array_equal(drawn_by(matrix, 8, related_by="wrong_class").related, base)
+    assert len(np.unique(base, axis=0)) == 60
+    other = drawn_by(matrix, 8, related_by="wrong_class", seed=1).related
+    assert not [row for row, of_other in zip(base.tolist(), other.tolist(), strict=True) if row == of_other]
+
+
+@quick
+@given(arrays(bool, st.tuples(st.integers(1, 10), st.just(3))), st.integers(1, 4))
+def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) -> None:
+    """An image itself, or images without the class; where there are none, those of the class."""
+    matrix[:, 0] |= ~matrix.any(axis=1)
+    usual, itself, wrong = (drawn_by(matrix, related, related_by=by) for by in ("class", "itself", "wrong_class"))
+    np.testing.assert_array_equal(itself.related, usual.image[:, None])
+    everywhere = matrix[:, usual.tag].all(axis=0)
+    np.testing.assert_array_equal(wrong.related[everywhere], usual.related[everywhere])
+    assert not matrix[wrong.related[~everywhere], usual.tag[~everywhere, None]].any()
+    for relations in (itself, wrong):
+        for k, need in enumerate(relations.needs(3)):
+            of_class = relations.tag == k
+            wanted = {*relations.image[of_class].tolist(), *relations.related[of_class].reshape(-1).tolist()}
+            assert need.tolist() == sorted(wanted)

@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 import mcis.models.classifier
 from mcis.models.backbones import Backbone, Layout, Textures, small
-from mcis.models.classifier import SELF_TRANSFORMS, Attention, CoAttentionClassifier, pair_kinds, transform
+from mcis.models.classifier import (
+    SELF_TRANSFORMS,
+    Attention,
+    CoAttentionClassifier,
+    pair_kinds,
+    seen_from_n,
+    transform,
+)
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.losses import PairScores, pair_losses
 
@@ -326,3 +333,39 @@ def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: 
         co_map = model.co_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
         torch.testing.assert_close(model.co_map(target[0], others, tag, query=query), co_map)
         assert not torch.allclose(co_map, got)
+
+
+@pytest.mark.parametrize("form", [{}, {"affinity": "cosine", "affinity_scale": 5.0}], ids=str)
+@pytest.mark.parametrize("head", ["shared", "own"])
+@pytest.mark.parametrize("attention", ["none", "co"])
+def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, head: str, form: dict[str, Any]) -> None:
+    """P = F_m^T F_n, and the second layer where there is one, else phi; the same from either side of a pair."""
+    model = classifier(attention=attention, head=head, kinds=3, **form)
+    weights = {name: p.detach().numpy()[..., 0, 0] for name, p in model.named_parameters() if p.ndim == 4}
+    second = attention == "co" and head == "own"
+    weight, bias = weights["common_head.weight" if second else "phi.weight"], 0.0
+    if not second:
+        assert model.phi.bias is not None
+        bias = model.phi.bias[1].item()
+    target, related = features(5, 1, 2, 3)[0], features(6, 3, 3, 2)
+    f_n, maps = target.flatten(1).numpy(), []
+    for f_r in related.flatten(2).numpy():
+        a, b = ((f / np.linalg.norm(f, axis=0) if form else f) for f in (f_n, f_r))
+        p = np.exp(a.T @ b * model.affinity_scale)
+        maps.append(weight[1] @ f_r @ (p / p.sum(axis=1, keepdims=True)).T + bias)
+    query = model.query(target, identity=True)
+    assert query.shape == (6, C)
+    with torch.inference_mode():
+        got = model.co_map(target, related, 1, query=query)
+    np.testing.assert_allclose(got.flatten(), np.mean(maps, axis=0), atol=1e-10)
+
+
+def test_a_target_is_image_n_as_asked_but_in_pairs_of_two_domains() -> None:
+    domains = torch.tensor([False, True])
+    seen = {(s, target): seen_from_n(torch.tensor(s), domains, target) for s in (False, True) for target in ("m", "n")}
+    assert {key: value.tolist() for key, value in seen.items()} == {
+        (False, "m"): [False, False],
+        (True, "m"): [True, False],
+        (False, "n"): [True, False],
+        (True, "n"): [True, True],
+    }

@@ -5,7 +5,14 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from mcis.platform.config.maps import CoAttention, CrfConfig, PseudoMasksConfig, Released, SharedEvidence
+from mcis.platform.config.maps import (
+    CoAttention,
+    CrfConfig,
+    LocalizeConfig,
+    PseudoMasksConfig,
+    Released,
+    SharedEvidence,
+)
 from mcis.platform.config.section import Section
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
@@ -68,6 +75,7 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("localize", "related", 9),
     ("localize", "related", -1),
     ("localize", "related_from", "web"),
+    ("localize", "related_by", "random"),
     ("localize", "features_gb", 0),
     ("segmenter", "stride", 16),
     ("segmenter", "scales", [1.0, 0]),
@@ -111,6 +119,14 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             "localize.method.contrastive is set but localize.related is 0",
         ),
         (
+            {"localize": {"method": {"name": "co_attention", "contrastive": True}, "related_by": "itself"}},
+            "localize.method.contrastive is set but localize.related_by is itself",
+        ),
+        (
+            {"localize": {"related_from": "source", "related_by": "wrong_class"}},
+            "localize.related_from is source but localize.related_by is wrong_class",
+        ),
+        (
             {"maps": {"scale": "logarithm"}, "localize": {"method": {"name": "released"}}},
             "maps.scale is logarithm but localize.method.name is released",
         ),
@@ -147,6 +163,8 @@ def test_a_method_has_no_fields_of_another_one(method: dict[str, Any], extra: st
     [
         (CoAttention(), "co-attention"),
         (CoAttention(evidence=2.5, contrastive=True), "co-attention + evidence 2.5 + contrastive"),
+        (CoAttention(target="n", evidence=1), "co-attention (target n) + evidence 1"),
+        (CoAttention(affinity="identity", target="n"), "co-attention (W_P = I)"),
         (Released(), "released"),
         (Released(contrastive=True), "released + contrastive"),
         (SharedEvidence(), "evidence 6"),
@@ -154,6 +172,13 @@ def test_a_method_has_no_fields_of_another_one(method: dict[str, Any], extra: st
 )
 def test_a_method_says_in_words_how_maps_are_made(method: Any, words: str) -> None:
     assert method.in_words() == words
+
+
+def test_the_words_of_a_score_name_the_control() -> None:
+    controls = [LocalizeConfig(related_by=by).in_words() for by in ("class", "itself", "wrong_class")]
+    assert controls == ["co-attention", "co-attention with itself", "co-attention with wrong-class images"]
+    evidence = LocalizeConfig(method=SharedEvidence(), related_by="wrong_class")
+    assert evidence.in_words() == "evidence 6 with wrong-class images"
 
 
 def test_evidence_without_weight_is_no_method() -> None:
@@ -183,6 +208,8 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
+    by_identity = {"method": {"name": "co_attention", "affinity": "identity"}}
+    Config.model_validate({"classifier": {"attention": "none"}, "localize": by_identity})
     Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
     Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})

@@ -122,7 +122,8 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
-    co_attention = config.localize.method.name != "evidence"
+    method = config.localize.method
+    co_attention = method.name != "evidence"
     layer = model.common_head if co_attention and model.own_head else model.phi
 
     @functools.cache
@@ -134,9 +135,13 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
         target, seen = features(image), features(other)
         kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
-        w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
+        if method.affinity == "identity":
+            w_p = torch.eye(24)
+        else:
+            w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
         form, scale = model.affinity, model.affinity_scale
-        if source[image] and not source[other]:  # m is the target's
+        # Of two domains, m is the target's.
+        if (source[image] and not source[other]) or (source[image] == source[other] and method.target == "n"):
             common = coattend(seen, target, affinity(seen, target, w_p, form=form, scale=scale)).n
         else:
             common = coattend(target, seen, affinity(target, seen, w_p, form=form, scale=scale)).m
@@ -290,6 +295,9 @@ def same_tables(one: Path, other: Path) -> None:
         ("localize.method.contrastive=true", "localize.related=2"),
         ("localize.method.evidence=6",),
         ("localize.method.name=evidence", "localize.method.evidence=3", "localize.method.bank=5"),
+        ("localize.method.target=n",),
+        ("localize.method.affinity=identity", "localize.related_by=wrong_class"),
+        ("localize.related_by=itself", "localize.method.evidence=6"),
     ],
     ids=str,
 )
@@ -307,6 +315,25 @@ def test_maps_are_those_of_pairs_one_by_one(trained: Trained, tmp_path: Path, as
     with_part = int((np.diff(relations.others_start) > 0).sum())
     assert with_part == result.counts.get("maps with a contrastive part", 0)
     assert (0 < with_part < len(got)) == config.localize.method.contrastive
+
+
+def test_controls_of_related_images_are_counted(trained: Trained, tmp_path: Path) -> None:
+    """Class 0 is every image's, class 3 that of all but one."""
+    counted = iter(range(100))
+    made = with_index(trained, tmp_path, lambda row: {**row, "tags": [0, 3] if next(counted) else [0]})
+    wrong = localization.run(made.config("localize.related_by=wrong_class"), made.into(tmp_path / "wrong"))
+    assert wrong.counts["maps related to images of their class for want of others"] == 30
+    assert wrong.counts["maps whose related images repeat"] == 29
+    assert "30 map(s) are related to images of their class although" in " ".join(wrong.notes)
+    assert "29 map(s) of classes that too few images lack repeat" in " ".join(wrong.notes)
+    assert wrong.counts["maps"] == 59
+    evidence = ("localize.method.name=evidence", "localize.related_by=itself")
+    itself = localization.run(made.config(*evidence), made.into(tmp_path / "itself"))
+    assert itself.counts["maps related to their own image alone"] == 59
+    assert itself.counts["maps without evidence, related to their own image alone"] == 59
+    assert "maps whose related images repeat" not in itself.counts
+    maps, single = (np.stack(read_table(tmp_path / "itself" / name)["map"].to_pylist()) for name in ("maps", "single"))
+    np.testing.assert_allclose(maps, single, atol=5e-3 * np.abs(single).max())  # float16 features
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
@@ -358,9 +385,10 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     assert difference < 1e-5
 
 
-def test_evidence_needs_no_co_attention(trained: Trained, tmp_path: Path) -> None:
-    """The control of the study of effects: a classifier without W_P, related images all the same."""
-    plain = ("classifier.attention=none", "localize.method.name=evidence")
+@pytest.mark.parametrize("method", ["localize.method.name=evidence", "localize.method.affinity=identity"])
+def test_controls_need_no_training_of_co_attention(trained: Trained, tmp_path: Path, method: str) -> None:
+    """The controls of the study of effects: a classifier without W_P, related images all the same."""
+    plain = ("classifier.attention=none", method)
     config, context = trained.config(*plain), trained.into(tmp_path / "part")
     model = build_classifier(config.classifier, len(context.classes))
     state = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]

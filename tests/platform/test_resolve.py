@@ -324,6 +324,7 @@ PAPER = {
     "classifier.optimizer.new_layer_rate": 1.0,
     "classifier.optimizer.bias_rate": 1.0,
     "localize.method.name": "co_attention",
+    "localize.method.target": "n",
     "localize.related_may_repeat": False,
 }
 RELEASED = {

@@ -173,7 +173,7 @@ def localization_maps(scorer: Scorer, sums: TrainingSums) -> Iterator[tuple[Scor
             background_cue="best threshold",
             map_scale=config.maps.scale,
             related=related,
-            method=config.localize.method.in_words() if related else None,
+            method=config.localize.in_words() if related else None,
         )
         yield score, Curve(thresholds, [round(miou, 3) for miou in mious])
 
@@ -188,7 +188,7 @@ def pseudo_masks(scorer: Scorer, sums: TrainingSums, cue: str) -> Score:
         background_cue=cue,
         map_scale=scorer.config.maps.scale,
         related=localize.related,
-        method=localize.method.in_words() if localize.related else None,
+        method=localize.in_words() if localize.related else None,
         ignored_share=round(float(sums.ignored) / scorer.images, 4),
     )
 

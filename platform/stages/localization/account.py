@@ -25,6 +25,7 @@ def account_of(
     counts: dict[str, Any] = {"maps": len(relations.tag)}
     notes: list[str] = []
     for some_counts, some_notes in (
+        _controls(config, relations, tags),
         _repeats(config, relations),
         _domains(config, relations, source),
         _evidence(config, relations, tags),
@@ -35,15 +36,31 @@ def account_of(
     return counts, notes
 
 
+def _controls(config: LocalizeConfig, relations: Relations, tags: Tags) -> Account:
+    """What controls of related images have instead of images of the class."""
+    if config.related_by == "class":
+        return {}, []
+    if config.related_by == "itself":
+        return {"maps related to their own image alone": len(relations.tag)}, []
+    everywhere = np.flatnonzero(np.bincount(relations.tag, minlength=tags.classes) == len(tags))
+    having = int(np.isin(relations.tag, everywhere).sum())
+    note = f"{having} map(s) are related to images of their class although others are asked for: every image has it"
+    return {"maps related to images of their class for want of others": having}, [note] if having else []
+
+
 def _repeats(config: LocalizeConfig, relations: Relations) -> Account:
+    if config.related_by == "itself":
+        return {}, []
     ordered = np.sort(relations.related, axis=1)
     repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
     notes = []
     if repeats.any() and not config.related_may_repeat:
-        notes.append(
-            f"{repeats.sum()} map(s) of classes with too few images repeat related images; that of a class's only "
-            "image is related to itself"
-        )
+        lacking = {
+            "class": "of classes with too few images repeat related images; that of a class's only image is related to "
+            "itself",
+            "wrong_class": "of classes that too few images lack repeat related images",
+        }
+        notes.append(f"{repeats.sum()} map(s) {lacking[config.related_by]}")
     return {"maps whose related images repeat": int(repeats.sum())}, notes
 
 
@@ -60,7 +77,7 @@ def _evidence(config: LocalizeConfig, relations: Relations, tags: Tags) -> Accou
     counts, notes = {}, []
     if config.method.evidence:
         alone = int((relations.related == relations.image[:, None]).all(axis=1).sum())
-        counts["maps without evidence, of a class's only image"] = alone
+        counts["maps without evidence, related to their own image alone"] = alone
         everywhere = np.flatnonzero(tags.matrix(relations.bank).all(axis=0))
         counts["maps without unrelated images in the bank"] = missing = int(np.isin(relations.tag, everywhere).sum())
         if missing:

@@ -14,7 +14,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
 from mcis.models.backbones import normalize, to_unit
-from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, transform
+from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
 from mcis.models.evidence import Bank
 from mcis.models.localization import embed, released_map, single_round
 from mcis.models.resampling import resample
@@ -128,7 +128,8 @@ class _Target(NamedTuple):
         slot: of its features.
         features: (C, H, W).
         single_round: its single-round maps, (K, H, W).
-        queries: for a related image of the target domain and one of the source, (D, HW, C); None without co-attention.
+        queries: for a related image of the target domain and one of the source, (D, HW, C), or one for both; None
+            without co-attention.
         textures: (HW, C') texture vectors, and how well each is found again in the bank, (B, HW); None without a bank.
     """
 
@@ -208,11 +209,14 @@ class Relate:
     def _target(self, slot: int) -> _Target:
         (features,), (textures,) = self._kept([slot])
         queries = None
-        if self.config.localize.method.name != "evidence":
+        method = self.config.localize.method
+        if method.affinity == "identity":
+            queries = self.model.query(features, identity=True)[None]
+        elif method.name != "evidence":
             # F_n^T W_P depends on the other image's domain alone, so that all maps of an image share it.
-            source = self.source[slot].expand(len(self.domains))
-            kinds = pair_kinds(source, self.domains)
-            queries = self.model.query(features, kind=kinds, target_is_n=source & ~self.domains)
+            source = self.source[slot]
+            kinds, target_is_n = pair_kinds(source, self.domains), seen_from_n(source, self.domains, method.target)
+            queries = self.model.query(features, kind=kinds, target_is_n=target_is_n)
         of_bank = None
         if self.bank:
             vectors = self.bank.texture_vectors(textures)
