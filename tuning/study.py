@@ -1,13 +1,13 @@
 """A study: its trials run under one MLflow run, its figures kept as files and printed as a table.
 
-A study is a table of cells; a cell is made of trials, one per seed; a trial is a run of the pipeline.
+A study is a table of cases; a case is made of trials, one per seed; a trial is a run of the pipeline.
 """
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 
@@ -18,14 +18,28 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, written_aside
+from mcis.tuning.cases import Case, Difference
+from mcis.tuning.figures import (
+    Figures,
+    Meaning,
+    PairedDifference,
+    caption,
+    figures_of,
+    meaning_of_columns,
+    paired_differences,
+    scores_by_column,
+)
 from mcis.tuning.search import Outcome, Trial, run_trials
-from mcis.tuning.tables import COLUMNS, Cell, Meaning, caption, meaning_of_columns, scores_by_column
+from mcis.tuning.tables import differences_table
 
-Plan = Mapping[tuple[str, int], Sequence[Trial]]
-"""The trials of each cell, by its training and its number of related images."""
+
+class Planned(NamedTuple):
+    """A case and its trials by seed."""
+
+    case: Case
+    trials: dict[int, Trial]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +54,9 @@ class Study:
         unlike: further keys whose values differ between trials.
         until: the last stage of its longest trials.
         parallel: trials at a time.
-        table, picture: show the cells; arguments as in `related_images_table` and `related_images_picture`.
+        table, picture: show the figures; arguments as in `related_images_table` and `related_images_picture`.
         title: of the table.
-        log: hands the cells' figures to MLflow.
+        log: hands the figures to MLflow.
     """
 
     kind: str
@@ -54,10 +68,10 @@ class Study:
     until: str
     parallel: int
     verbose: bool
-    table: Callable[[Sequence[Cell], str], Table]
-    picture: Callable[[Sequence[Cell], Path, str, str], None]
+    table: Callable[[Sequence[Figures], str], Table]
+    picture: Callable[[Sequence[Figures], Path, str, str], None]
     title: str
-    log: Callable[[Tracker, Sequence[Cell]], None]
+    log: Callable[[Tracker, Sequence[Figures]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +83,21 @@ class StudyRecord:
     recipe: str
     changed: Values
     means: dict[str, Meaning]
-    cells: list[Cell]
+    cases: list[Figures]
+    differences: list[PairedDifference]
 
 
-def run_study(study: Study, plan: Plan) -> list[Cell]:
-    """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its table.
+def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Difference] = ()) -> list[Figures]:
+    """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its tables.
+
+    Args:
+        differences: the cases that are compared with one another.
 
     Raises:
-        UserError: what cannot be studied (see `_check`); or a trial failed, after the table of the others.
+        UserError: what would end one of the trials; or a trial failed, after the table of the others.
     """
-    trials = [trial for of_seed in itertools.zip_longest(*plan.values()) for trial in of_seed if trial]
-    _check(study, trials)
+    trials = [trial for of_seed in zip(*(of.trials.values() for of in plan), strict=True) for trial in of_seed]
+    _check_trials(study, trials)
     with _tracked(study) as tracker:
         outcome = run_trials(
             study.resolved.config,
@@ -89,34 +107,35 @@ def run_study(study: Study, plan: Plan) -> list[Cell]:
             parent=tracker.run_id,
             parallel=study.parallel,
         )
-        record = _record(study, plan, outcome)
+        record = _record(study, plan, differences, outcome)
         folder = study.workspace.run(study.name)
         write_json(folder.study, asdict(record))
         with written_aside(folder.study_picture) as aside:
-            study.picture(record.cells, aside, study.name, caption(record.means))
-        study.log(tracker, record.cells)
+            study.picture(record.cases, aside, study.name, caption(record.means))
+        study.log(tracker, record.cases)
         tracker.artifact(folder.study)
         tracker.artifact(folder.study_picture)
-        console.print(study.table(record.cells, study.title))
+        console.print(study.table(record.cases, study.title))
+        if record.differences:
+            console.print(differences_table(record.differences, "differences of mIoU % over the same seeds"))
         console.print(caption(record.means), markup=False)
         console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it", markup=False)
         if outcome.failure:
             raise outcome.failure
-    return record.cells
+    return record.cases
 
 
-def _check(study: Study, trials: Sequence[Trial]) -> None:
-    """Finds what cannot be studied before the first trial has trained.
+def check_study(study: Study) -> None:
+    """Finds what cannot be studied, before its cases are known.
 
     Raises:
-        UserError: an unknown stage, or one without scores; a value that the study itself sets; no ground truth; or
-            what would end one of the trials.
+        UserError: an unknown stage, or one without scores; a value that the study itself sets; or no ground truth.
     """
     config = study.resolved.config
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if study.until not in stages:
         raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
-    told = sorted(key for key in study.swept if study.resolved.origins[key] in ("command line", "--set"))
+    told = sorted(key for key in study.swept if study.resolved.origins.get(key) in ("command line", "--set"))
     if told:
         raise UserError(
             f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
@@ -126,9 +145,14 @@ def _check(study: Study, trials: Sequence[Trial]) -> None:
         raise UserError(
             "no image has a ground-truth mask", "masks of some training or val images, for scores", "name their folder"
         )
+
+
+def _check_trials(study: Study, trials: Sequence[Trial]) -> None:
+    """Finds what would end a trial before the first one has trained; raises UserError."""
+    config = study.resolved.config
     for trial in trials:
         resolve(config.setting, config.recipe, trial.values)
-    # Related images and seeds ask for nothing that another trial of the same training does not.
+    # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
     for trial in {trial.values.get("classifier.attention"): trial for trial in trials}.values():
         changed = resolve(config.setting, config.recipe, trial.values).config
         pipeline.check(changed, study.workspace, trial.name, until=study.until)
@@ -158,24 +182,24 @@ def _tracked(study: Study) -> Iterator[Tracker]:
             tracker.finish(status)
 
 
-def _record(study: Study, plan: Plan, outcome: Outcome) -> StudyRecord:
-    """The figures of the trials that ran to their end; a cell without any is left out."""
-    cells: list[Cell] = []
-    finished: list[dict[str, Score]] = []
-    for (attention, related), trials in plan.items():
-        scores = [
-            scores_by_column(outcome.scores[trial.name], related) for trial in trials if trial.name in outcome.scores
-        ]
-        if scores:
-            miou = {column: [of[column].miou for of in scores] for column in COLUMNS if column in scores[0]}
-            cells.append(Cell(attention, related, miou))
-        finished += scores
+def _record(study: Study, plan: Sequence[Planned], differences: Sequence[Difference], outcome: Outcome) -> StudyRecord:
+    """The figures of the trials that ran to their end; a case without any is left out."""
+    of_cases = [
+        {
+            seed: scores_by_column(outcome.scores[trial.name], case.related)
+            for seed, trial in trials.items()
+            if trial.name in outcome.scores
+        }
+        for case, trials in plan
+    ]
+    cases = [figures_of(planned.case, scores) for planned, scores in zip(plan, of_cases, strict=True) if scores]
     config = study.resolved.config
     return StudyRecord(
         study=study.kind,
         setting=config.setting,
         recipe=config.recipe,
         changed=study.resolved.changed(),
-        means=meaning_of_columns(finished),
-        cells=cells,
+        means=meaning_of_columns([scores for of_case in of_cases for scores in of_case.values()]),
+        cases=cases,
+        differences=list(paired_differences(differences, cases)),
     )

@@ -53,20 +53,25 @@ def effect(
         list[str] | None, typer.Option("--training", help="none, co or co+contrastive; give it again for more. [all]")
     ] = None,
     related: Annotated[
-        list[int] | None, typer.Option("--related", min=0, max=8, help="R; give it again for more. [0, 1, 3, 5]")
+        list[int] | None,
+        typer.Option(
+            "--related", min=1, max=8, help="R beside single rounds; give it again for more; controls: the largest. [3]"
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell, with seeds one after the other.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Runs of each case, with seeds one after the other from the configuration's.")
+    ] = 3,
     until: Annotated[
         str,
         typer.Option(
-            help="Last stage of the cells that the paper's tables have; the others end at pseudo_masks.",
+            help="Last stage of the cases that the paper's tables have; the others end at pseudo_masks.",
             autocompletion=complete_stage,
         ),
     ] = "evaluate",
     parallel: Parallel = 1,
     verbose: Verbose = False,
 ) -> None:
-    """Training with neither, one or both co-attentions, times related images, over seeds (tables 5 and 6)."""
+    """Training with neither, one or both co-attentions, related images, and controls, over seeds (tables 5 and 6)."""
     with plain_errors(verbose):
         from mcis.tuning import studies
 

@@ -16,19 +16,7 @@ from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
-from mcis.platform.runs.scores import Score, Scored
 from mcis.tuning.studies import effect, references
-from mcis.tuning.tables import (
-    PAPER_EFFECT,
-    PAPER_RELATED_IMAGES,
-    Cell,
-    caption,
-    effect_picture,
-    effect_table,
-    meaning_of_columns,
-    related_images_table,
-    scores_by_column,
-)
 
 TINY = (
     "classifier.epochs=1",
@@ -96,93 +84,34 @@ def test_related_images_without_co_attention_are_refused_before_the_first_trial(
         references(other, tmp_path / "w", "study", until="pseudo_masks", parallel=1)
 
 
-def test_the_table_has_a_row_a_number_and_the_papers_column() -> None:
-    from rich.console import Console
-
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(related_images_table([Cell("co", 0, {"pseudo masks": [12.345]}), Cell("co", 3, {})], "title"))
-    rows = [line for line in capture.get().splitlines() if "│" in line][-2:]
-    assert "12.3" in rows[0]
-    assert str(PAPER_RELATED_IMAGES[0]) in rows[0]
-    assert str(PAPER_RELATED_IMAGES[3]) in rows[1]
-
-
-def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_reached() -> None:
-    from rich.console import Console
-
-    cells = [
-        Cell("none", 0, {"pseudo masks": [10.0, 12.0]}),
-        Cell("co+contrastive", 3, {"pseudo masks": [20.0, 20.0], "segmentation, CRF": [30.0, 33.0]}),
-    ]
-    console = Console(width=200)
-    with console.capture() as capture:
-        console.print(effect_table(cells, "title"))
-    head, *rows = [line for line in capture.get().splitlines() if "┃" in line or "│" in line]
-    assert "pseudo masks" in head
-    assert "maps" not in head.replace("pseudo masks", "")
-    assert "11.00 ±1.41" in rows[0]
-    assert str(PAPER_EFFECT["none", 0]) in rows[0]
-    assert "20.00 ±0.00" in rows[1]
-    assert "31.50 ±2.12" in rows[1]
-    assert "66.2" in rows[1]
-
-
-def score(what: Scored, miou: float, **meaning: Any) -> Score:
-    of_all: dict[str, Any] = {"name": "any", "split": "train", "images": 9, "iou": {}}
-    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": "abc"}
-    return Score(what=what, miou=miou, **of_all | origin | meaning)
-
-
-def test_a_column_of_a_study_says_what_it_means() -> None:
-    masks: dict[str, Any] = {"background_cue": "saliency", "map_scale": "range"}
-    alone = [score("localization_maps", 40.0, related=0), score("pseudo_masks", 50.0, related=0, **masks)]
-    of_val: dict[str, Any] = {"split": "val", "images": 4, "scales": (1.0,), "mirror": True}
-    several = [
-        score("localization_maps", 40.0, related=0),
-        score("localization_maps", 45.0, related=3, method="paper"),
-        score("pseudo_masks", 60.0, related=3, method="paper", **masks),
-        score("segmentation", 70.0, crf=True, **of_val),
-    ]
-    trials = [scores_by_column(alone, 0), scores_by_column(several, 3)]
-    assert [{column: of.miou for column, of in trial.items()} for trial in trials] == [
-        {"localization maps": 40.0, "pseudo masks": 50.0},
-        {"localization maps": 45.0, "pseudo masks": 60.0, "segmentation, CRF": 70.0},
-    ]
-    means = meaning_of_columns([{k: v for k, v in trial.items() if k != "localization maps"} for trial in trials])
-    assert means["pseudo masks"]["method"] == ["paper"]
-    assert means["pseudo masks"]["git"] == ["abc"]
-    assert (means["pseudo masks"]["images"], means["segmentation, CRF"]["images"]) == (["9"], ["4"])
-    assert caption(means) == (
-        "pseudo masks: split train, images 9, background cue saliency, map scale range, method paper; "
-        "segmentation, CRF: split val, images 4, scales 1, mirror yes, CRF yes"
-    )
-
-
-def test_a_study_without_a_finished_trial_still_has_a_picture(tmp_path: Path) -> None:
-    effect_picture([], tmp_path / "none.png", "name", caption({}))
-    assert (tmp_path / "none.png").read_bytes()[:4] == b"\x89PNG"
-
-
 @pytest.mark.slow
-def test_effects_over_trainings_and_related_images(ray_local: None, tmp_path: Path) -> None:
-    """Every cell for every seed, the training without co-attention as the control of evidence."""
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), TINY)
+def test_effects_beside_their_controls(ray_local: None, tmp_path: Path) -> None:
+    """Every case for every seed; a classifier a training and seed, and maps that differ where the cases do."""
+    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), (*TINY, *PAPER, "seed=4"))
     workspace = tmp_path / "workspace"
-    cells = effect(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
-    assert [(c.attention, c.related) for c in cells] == [
-        (attention, related) for attention in ("none", "co", "co+contrastive") for related in (0, 1, 3, 5)
-    ]
-    assert all(set(c.miou) == {"localization maps", "pseudo masks"} and len(c.miou["pseudo masks"]) == 1 for c in cells)
-    assert len(list((workspace / "store").glob("train_classifier-*"))) == 3
-    assert (workspace / "runs" / "study" / "study.png").read_bytes()[:4] == b"\x89PNG"
-    written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
-    assert written["cells"] == [asdict(cell) for cell in cells]
+    some: dict[str, Any] = {"trainings": ("none", "co"), "related": (2,), "until": "pseudo_masks", "parallel": 2}
+    figures = effect(resolved, workspace, "study", seeds=2, **some)
+    assert [of.case.name for of in figures] == [
+        "none-single", "none-identity-r2",
+        "co-single", "co-r2", "co-itself", "co-wrong-class-r2", "co-identity-r2",
+    ]  # fmt: skip
+    assert all(of.seeds == [4, 5] for of in figures)
+    assert all(set(of.miou) == {"localization maps", "pseudo masks"} for of in figures)
+    assert len(list((workspace / "store").glob("train_classifier-*"))) == 4
+    maps = {tuple(of.miou["localization maps"]) for of in figures}
+    assert len(maps) == len(figures)
+    folder = workspace / "runs" / "study"
+    assert (folder / "study.png").read_bytes()[:4] == b"\x89PNG"
+    written = json.loads((folder / "study.json").read_text())
+    assert written["cases"] == [asdict(of) for of in figures]
     assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "small", 1)
-    assert written["means"]["localization maps"]["method"] == ["evidence 6"]
-    few = {"trainings": ("none", "co"), "related": (3,), "seeds": 1, "until": "pseudo_masks", "parallel": 2}
-    some = effect(resolved, workspace, "some", **few)  # type: ignore[arg-type]
-    assert [cell for cell in cells if cell.attention != "co+contrastive" and cell.related == 3] == some
+    methods = written["means"]["localization maps"]["method"]
+    assert set(methods) == {of.case.inference for of in figures if of.case.related}
+    against = {(d["of"]["case"], d["of"]["control"]): d for d in written["differences"]}
+    by_name = {of.case.name: of.miou["pseudo masks"] for of in figures}
+    difference = against["co-r2", "none-identity-r2"]
+    expected = [a - b for a, b in zip(by_name["co-r2"], by_name["none-identity-r2"], strict=True)]
+    assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
 
 
 @pytest.mark.slow
@@ -198,7 +127,7 @@ def test_a_study_keeps_the_table_of_the_trials_that_ended_well(ray_local: None, 
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
         references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
     assert "then repeat the command" in caught.value.remedy
-    assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cells"] == []
+    assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []
 
 
 @pytest.mark.slow
@@ -216,8 +145,8 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
     assert len(list((workspace / "store").glob("localize-*"))) == 6
     written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
-    assert [cell["related"] for cell in written["cells"]] == list(range(6))
-    assert all(set(cell["miou"]) == {"localization maps", "pseudo masks"} for cell in written["cells"])
+    assert [of["case"]["related"] for of in written["cases"]] == list(range(6))
+    assert all(set(of["miou"]) == {"localization maps", "pseudo masks"} for of in written["cases"])
     assert (workspace / "runs" / "study" / "study.png").read_bytes()[:4] == b"\x89PNG"
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("mcis")

@@ -1,0 +1,98 @@
+"""Cases of the studies: which there are, what makes them, how far they go and what they are compared with."""
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config.resolve import resolve
+from mcis.tuning.cases import (
+    PAPER_EFFECT,
+    TRAININGS,
+    configured,
+    effect_cases,
+    effect_differences,
+    reference_cases,
+    trial_values,
+)
+
+
+def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> None:
+    resolved = resolve("voc", "paper")
+    cases = {case.name: case for case in effect_cases(resolved, TRAININGS, (3,), "evaluate")}
+    of_co = ["single", "r3", "itself", "wrong-class-r3", "identity-r3"]
+    expected = ["none-single", "none-identity-r3", *(f"{t}-{name}" for t in ("co", "co-contrastive") for name in of_co)]
+    assert list(cases) == expected
+    localize = {name: configured(resolved, case.values).localize for name, case in cases.items()}
+    assert {name: how.related for name, how in localize.items()} == {
+        name: 0 if "single" in name else 1 if "itself" in name else 3 for name in expected
+    }
+    assert {name for name, how in localize.items() if how.related_by == "itself"} == {
+        "co-itself",
+        "co-contrastive-itself",
+    }
+    wrong = {name for name, how in localize.items() if how.related_by == "wrong_class"}
+    assert wrong == {"co-wrong-class-r3", "co-contrastive-wrong-class-r3"}
+    identity = {name for name, how in localize.items() if how.method.affinity == "identity"}
+    assert identity == {f"{t}-identity-r3" for t in ("none", "co", "co-contrastive")}
+    assert {case.training: configured(resolved, case.values).classifier.attention for case in cases.values()} == {
+        training: training for training in TRAININGS
+    }
+    assert cases["co-r3"].inference == "co-attention (target n)"
+    assert cases["co-itself"].inference == "co-attention (target n) with itself"
+    assert cases["none-identity-r3"].inference == "co-attention (W_P = I)"
+    assert cases["co-single"].inference == "single round"
+    assert {name: case.paper for name, case in cases.items() if case.paper} == PAPER_EFFECT
+    whole = {name for name, case in cases.items() if case.until == "evaluate"}
+    assert whole == {*PAPER_EFFECT, "none-identity-r3"}
+    assert {case.until for case in effect_cases(resolved, TRAININGS, (3,), "localize")} == {"localize"}
+
+
+def test_evidence_is_a_case_where_it_is_the_recipes_method_and_co_attention_has_none_of_it() -> None:
+    resolved = resolve("voc", "small", assignments=["localize.method.evidence=2", "localize.method.bank=8"])
+    cases = {case.name: case for case in effect_cases(resolved, ("none", "co"), (5, 1), "evaluate")}
+    assert list(cases) == [
+        "none-single", "none-identity-r5", "none-evidence-r1", "none-evidence-r5", "none-evidence-wrong-class-r5",
+        "co-single", "co-r1", "co-r5", "co-itself", "co-wrong-class-r5", "co-identity-r5",
+        "co-evidence-r1", "co-evidence-r5",
+    ]  # fmt: skip
+    methods = {name: configured(resolved, case.values).localize.method for name, case in cases.items()}
+    for name, method in methods.items():
+        own = method.name == "evidence"
+        assert own == ("evidence" in name)
+        assert (method.evidence, method.bank) == ((2, 8) if own else (0, 32))
+    assert cases["none-evidence-wrong-class-r5"].inference == "evidence 2 with wrong-class images"
+    assert "localize.method.evidence" not in trial_values(resolved, cases["co-r1"].values)
+    other = resolve("voc", "paper", assignments=["localize.method.target=m"])
+    (case,) = (case for case in effect_cases(other, ("co",), (3,), "evaluate") if case.name == "co-r3")
+    assert trial_values(other, case.values)["localize.method.target"] == "m"
+
+
+@pytest.mark.parametrize("recipe", ["paper", "small"])
+@pytest.mark.parametrize("trainings", [TRAININGS, ("none",), ("co", "none")])
+def test_differences_are_between_cases_that_there_are(recipe: str, trainings: tuple[str, ...]) -> None:
+    cases = effect_cases(resolve("voc", recipe), trainings, (1, 3), "evaluate")
+    names = {case.name for case in cases}
+    pairs = [(of.case, of.control) for of in effect_differences(cases, (1, 3))]
+    assert {name for pair in pairs for name in pair} <= names
+    assert len(set(pairs)) == len(pairs)
+    assert ("none-identity-r3", "none-single") in pairs
+    assert (("co-r3", "none-identity-r3") in pairs) == ("co" in trainings)
+    assert (("none-evidence-r3", "none-evidence-wrong-class-r3") in pairs) == (recipe == "small")
+    if trainings == TRAININGS:
+        # Every case with the most related images is a side of some difference.
+        assert {name for name in names if not name.endswith("r1")} == {name for pair in pairs for name in pair}
+
+
+def test_contradictions_with_a_case_are_refused() -> None:
+    resolved = resolve("voc+single", "paper", assignments=["localize.related_from=source"])
+    with pytest.raises(UserError, match=r"related_from is source but localize\.related_by is itself"):
+        effect_cases(resolved, ("co",), (3,), "evaluate")
+
+
+def test_reference_cases_are_six_numbers_of_related_images() -> None:
+    contrastive = ["localize.method.contrastive=true"]
+    cases = reference_cases(resolve("voc", "paper", assignments=contrastive), "evaluate")
+    assert [(case.name, case.related, case.training) for case in cases] == [
+        (f"r{r}", r, "co+contrastive") for r in range(6)
+    ]
+    assert [case.values.get("localize.method.contrastive") for case in cases] == [False, *[None] * 5]
+    assert [case.paper for case in cases] == [64.7, 65.9, 66.0, 66.2, 66.1, 66.0]

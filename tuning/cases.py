@@ -1,0 +1,184 @@
+"""The cases of the paper's ablations: what is trained, how maps are inferred, and what each is compared with."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mcis.platform import pipeline
+from mcis.platform.config.keys import Values
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import Config
+
+TRAININGS = ("none", "co", "co+contrastive")
+RELATED = tuple(range(6))
+PAPER_RELATED_IMAGES: Mapping[int, float] = {0: 64.7, 1: 65.9, 2: 66.0, 3: 66.2, 4: 66.1, 5: 66.0}
+"""mIoU of the segmentation network on VOC 2012 val, ResNet-101, VOC only, by related images (table 7, section 4.5)."""
+PAPER_EFFECT: Mapping[str, float] = {
+    "none-single": 61.7,
+    "co-r3": 65.5,
+    "co-contrastive-single": 64.7,
+    "co-contrastive-r3": 66.2,
+}
+"""The same, by case (tables 5 and 6)."""
+_CO_ATTENTION: Values = {"localize.method.name": "co_attention"}
+_WRONG_CLASS: Values = {"localize.related_by": "wrong_class"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A row of a study.
+
+    Attributes:
+        name: in the names of its trials and metrics.
+        training: `classifier.attention`.
+        inference: how maps are made, in words.
+        related: number of related images R.
+        values: what makes the case, by dotted key, beside what all cases of the study share.
+        until: its last stage.
+        paper: mIoU in percent of the segmentation network in the paper's tables.
+    """
+
+    name: str
+    training: str
+    inference: str
+    related: int
+    values: Values
+    until: str
+    paper: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A case and the one that it is compared with, by name, and what their difference shows."""
+
+    case: str
+    control: str
+    shows: str
+
+
+class _Variant(NamedTuple):
+    """A way to infer maps: its part of the case's name, R, and the values that make it."""
+
+    name: str
+    related: int
+    values: Values
+
+
+def trial_values(resolved: Resolved, values: Values) -> Values:
+    """What a trial changes of its recipe: what the user changed, and `values` of its case.
+
+    Where these take another method of localization, the values of the user's own have no place.
+    """
+    method = resolved.config.localize.method.name
+    another = values.get("localize.method.name", method) != method
+    changed = resolved.changed()
+    return {key: changed[key] for key in changed if not (another and key.startswith("localize.method."))} | values
+
+
+def configured(resolved: Resolved, values: Values) -> Config:
+    """The configuration of a trial.
+
+    Raises:
+        UserError: values that contradict each other.
+    """
+    return resolve(resolved.config.setting, resolved.config.recipe, trial_values(resolved, values)).config
+
+
+def reference_cases(resolved: Resolved, until: str) -> list[Case]:
+    """Related images R = 0..5 over one training (table 7); contrastive maps need some, so that R = 0 is without."""
+    alone: Values = {"localize.method.contrastive": False} if resolved.config.localize.method.contrastive else {}
+    training = resolved.config.classifier.attention
+    variants = [_Variant(f"r{r}", r, {} if r else alone) for r in RELATED]
+    return [_case(resolved, training, v, v.name, until, PAPER_RELATED_IMAGES[v.related]) for v in variants]
+
+
+def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence[int], until: str) -> list[Case]:
+    """The paper's cases (tables 5 and 6) and their controls, training by training.
+
+    Those of the paper's tables, and the control of all related images, go on to `until`; the others end at the pseudo
+    masks at the latest.
+
+    Args:
+        trainings: values of `classifier.attention`.
+        related: numbers R of related images, of which controls have the largest.
+
+    Raises:
+        UserError: the configuration contradicts a case.
+    """
+    evidence = resolved.config.localize.method.name == "evidence"
+    whole = {*PAPER_EFFECT, f"none-identity-r{max(related)}"}
+    cases = []
+    for training in trainings:
+        for variant in _variants(training, sorted(set(related)), evidence):
+            name = f"{training.replace('+', '-')}-{variant.name}"
+            values = {"classifier.attention": training, **variant.values}
+            last = until if name in whole else _earlier(until, "pseudo_masks")
+            cases.append(_case(resolved, training, variant._replace(values=values), name, last, PAPER_EFFECT.get(name)))
+    return cases
+
+
+def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Difference]:
+    """What cases with the most related images are compared with, as far as both are among the cases."""
+    r = max(related)
+    differences = [Difference(case=f"none-identity-r{r}", control="none-single", shows="related images, W_P = I")]
+    for training in ("co", "co-contrastive"):
+        differences += [
+            Difference(case=f"{training}-{case}", control=control, shows=shows)
+            for case, control, shows in (
+                ("single", "none-single", "training, without related images"),
+                (f"r{r}", f"none-identity-r{r}", "training, with related images"),
+                (f"r{r}", f"{training}-single", "related images, and the layer for them"),
+                (f"r{r}", f"{training}-itself", "other images than its own"),
+                (f"r{r}", f"{training}-wrong-class-r{r}", "that they share the class"),
+                (f"r{r}", f"{training}-identity-r{r}", "W_P as it was trained"),
+                (f"evidence-r{r}", f"none-evidence-r{r}", "training, with evidence"),
+            )
+        ]
+    differences += [
+        Difference(case=f"co-contrastive-r{r}", control=f"co-r{r}", shows="the contrastive term"),
+        Difference(case=f"none-evidence-r{r}", control="none-single", shows="evidence"),
+        Difference(
+            case=f"none-evidence-r{r}",
+            control=f"none-evidence-wrong-class-r{r}",
+            shows="evidence: that they share the class",
+        ),
+    ]
+    names = {case.name for case in cases}
+    return [difference for difference in differences if {difference.case, difference.control} <= names]
+
+
+def _variants(training: str, related: Sequence[int], evidence: bool) -> Iterator[_Variant]:
+    """The ways to infer maps with a training, controls of the largest R behind what they control.
+
+    Args:
+        evidence: whether the recipe's own method is shared evidence.
+    """
+    most = related[-1]
+    yield _Variant("single", 0, _CO_ATTENTION)
+    if training != "none":
+        yield from (_Variant(f"r{r}", r, _CO_ATTENTION) for r in related)
+        yield _Variant("itself", 1, {**_CO_ATTENTION, "localize.related_by": "itself"})
+        yield _Variant(f"wrong-class-r{most}", most, {**_CO_ATTENTION, **_WRONG_CLASS})
+    yield _Variant(f"identity-r{most}", most, {**_CO_ATTENTION, "localize.method.affinity": "identity"})
+    if evidence:
+        yield from (_Variant(f"evidence-r{r}", r, {}) for r in related)
+        if training == "none":
+            yield _Variant(f"evidence-wrong-class-r{most}", most, _WRONG_CLASS)
+
+
+def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until: str, paper: float | None) -> Case:
+    values = {**variant.values, "localize.related": variant.related}
+    return Case(
+        name=name,
+        training=training,
+        inference=configured(resolved, values).localize.in_words() if variant.related else "single round",
+        related=variant.related,
+        values=values,
+        until=until,
+        paper=paper,
+    )
+
+
+def _earlier(stage: str, other: str) -> str:
+    """The stage of the two that comes first in the pipeline."""
+    return min(stage, other, key=pipeline.STAGE_NAMES.index)

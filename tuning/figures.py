@@ -1,0 +1,101 @@
+"""The figures of a study: the scores of its cases by column and seed, what they mean, and their paired differences."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
+from mcis.tuning.cases import Case, Difference
+
+COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
+_OF_A_CASE = {"threshold", "related images", "ignored share", "seed"}
+"""Headings of a score's meaning that differ from case to case, so that they do not describe a column."""
+
+Meaning = dict[str, list[str]]
+"""What a column of a study's figures means: heading -> the texts of its scores, one where all agree."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """The figures of a case: mIoU in percent by column, for each of the seeds whose run came to its end."""
+
+    case: Case
+    seeds: list[int]
+    miou: dict[str, list[float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """How much higher a case is than its control, in points of mIoU by column, for each seed that both have."""
+
+    of: Difference
+    seeds: list[int]
+    miou: dict[str, list[float]]
+
+
+def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
+    """The scores of a trial that a study shows, by column; `related` is the trial's number of related images."""
+    maps, masks, plain, refined = COLUMNS
+    columns: dict[str, Score] = {}
+    for score in scores:
+        if score.what == "localization_maps" and score.related == related:
+            columns[maps] = score
+        elif score.what == "pseudo_masks":
+            columns[masks] = score
+        elif score.what == "segmentation":
+            columns[refined if score.crf else plain] = score
+    return columns
+
+
+def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures:
+    """A case's figures, from its scores by seed and column."""
+    reached = [column for column in COLUMNS if all(column in of for of in scores.values())]
+    miou = {column: [of[column].miou for of in scores.values()] for column in reached}
+    return Figures(case=case, seeds=list(scores), miou=miou)
+
+
+def paired_differences(differences: Sequence[Difference], figures: Sequence[Figures]) -> Iterator[PairedDifference]:
+    """The differences of the cases that both have figures, seed by seed: what seeds share cancels out."""
+    by_name = {of.case.name: of for of in figures}
+    for difference in differences:
+        case, control = by_name.get(difference.case), by_name.get(difference.control)
+        if case is None or control is None:
+            continue
+        seeds = [seed for seed in case.seeds if seed in control.seeds]
+        of_case, of_control = ([of.seeds.index(seed) for seed in seeds] for of in (case, control))
+        miou = {
+            column: [case.miou[column][i] - control.miou[column][j] for i, j in zip(of_case, of_control, strict=True)]
+            for column in COLUMNS
+            if column in case.miou and column in control.miou
+        }
+        if seeds and miou:
+            yield PairedDifference(of=difference, seeds=seeds, miou=miou)
+
+
+def reached(rows: Sequence[Figures] | Sequence[PairedDifference]) -> list[str]:
+    """The columns that any of the rows has a figure in."""
+    return [column for column in COLUMNS if any(column in row.miou for row in rows)]
+
+
+def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, Meaning]:
+    """What each column means, from the trials' scores by column."""
+    columns: dict[str, Meaning] = {}
+    for column in COLUMNS:
+        meanings = [trial[column].meaning() for trial in trials if column in trial]
+        for heading in HEADINGS:
+            texts = dict.fromkeys(meaning[heading] for meaning in meanings if heading in meaning)
+            if texts and heading not in _OF_A_CASE:
+                columns.setdefault(column, {})[heading] = list(texts)
+    return columns
+
+
+def caption(means: Mapping[str, Meaning]) -> str:
+    """One line on what the columns mean, but for where their scores come from and for methods that rows name."""
+    parts = []
+    for column, meaning in means.items():
+        texts = (
+            f"{heading} {' or '.join(texts)}"
+            for heading, texts in meaning.items()
+            if heading not in ORIGIN and not (heading == "method" and len(texts) > 1)
+        )
+        parts.append(f"{column}: {', '.join(texts)}")
+    return "; ".join(parts)

@@ -1,0 +1,85 @@
+"""Pictures of studies: a curve over related images, and bars of cases."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from textwrap import fill
+from typing import TYPE_CHECKING
+
+from mcis.tuning.figures import COLUMNS, Figures, reached
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def related_images_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
+    """A plot of mIoU over related images, a line per column, with a line below on what they mean."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    ordered = sorted(figures, key=lambda of: of.case.related)
+    for column in COLUMNS:
+        points = [(of.case.related, mean(of.miou[column])) for of in ordered if column in of.miou]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", label=column)
+    axes.set_title(f"{title}, mIoU %")
+    axes.set_xlabel("related images R")
+    axes.set_xticks([of.case.related for of in ordered])
+    axes.set_ylabel("mIoU %")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.supxlabel(fill(below, 110), fontsize=6)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def effect_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
+    """Bars of mIoU, a row per case in the groups of the trainings, a plot per column.
+
+    A line shows the deviation over seeds, a dot each seed; `below` says what the columns mean.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = reached(figures)
+    plots = max(1, len(columns))
+    figure = Figure(figsize=(2.5 + 2.6 * plots, 1.8 + 0.26 * len(figures)), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, column in zip(figure.subplots(1, plots, sharey=True, squeeze=False)[0], columns, strict=False):
+        _draw_bars(axes, figures, column)
+    if figures:
+        figure.axes[0].set_yticks(_heights(figures), [of.case.name for of in figures], fontsize=7)
+        figure.axes[0].invert_yaxis()
+    seeds = max((len(of.seeds) for of in figures), default=0)
+    figure.suptitle(f"{title}: mean of {seeds} seed(s), their deviation, dots: each", x=0.01, ha="left", fontsize=9)
+    figure.supxlabel(fill(below, 40 + 40 * plots), fontsize=6)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _heights(figures: Sequence[Figures]) -> list[float]:
+    """Where each case's bar lies, with a gap between trainings."""
+    trainings = list(dict.fromkeys(of.case.training for of in figures))
+    return [number + 0.7 * trainings.index(of.case.training) for number, of in enumerate(figures)]
+
+
+def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
+    """The bars of a column; they begin near the smallest figure, since differences are small, as the axis says."""
+    values = [value for of in figures for value in of.miou.get(column, [])]
+    margin = 0.15 * max(max(values) - min(values), 1.0)
+    left = max(0.0, min(values) - margin)
+    trainings = list(dict.fromkeys(of.case.training for of in figures))
+    for height, of in zip(_heights(figures), figures, strict=True):
+        if column not in of.miou:
+            continue
+        own = of.miou[column]
+        color = f"C{trainings.index(of.case.training)}"
+        deviation = stdev(own) if len(own) > 1 else 0.0
+        axes.barh(height, mean(own) - left, left=left, xerr=deviation, color=color, alpha=0.5, capsize=2)
+        axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
+    axes.set_xlim(left, max(values) + margin)
+    axes.set_title(column, fontsize=9)
+    axes.set_xlabel(f"mIoU %, from {left:.1f}", fontsize=8)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="x", alpha=0.3)
