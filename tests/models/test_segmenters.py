@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mcis.models.backbones import small
+from mcis.models.backbones import BACKBONES, small
 from mcis.models.dropout import number_samples
 from mcis.models.segmenters import SEGMENTERS, LargeFov, _windows, predict
+from mcis.platform.config.training import SegmenterConfig
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -184,6 +186,50 @@ def test_logits_are_upsampled_with_aligned_corners() -> None:
     torch.testing.assert_close(
         fine[:, :, ::8, 2::8], 0.75 * coarse[..., :-1] + 0.25 * coarse[..., 1:], atol=1e-6, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize("backbone", get_args(SegmenterConfig.model_fields["backbone"].annotation))
+def test_321_pixels_are_41_positions_with_aligned_corners(backbone: str) -> None:
+    """Every position is the logit of a pixel of its own, the first of the first and the last of the last."""
+    model = LargeFov(BACKBONES[backbone](), labels=3, width=4, dropout=0.5).eval()
+    images = picture(321, 321, batch=1)
+    with torch.inference_mode():
+        coarse, fine = model.head(model.backbone(images)), model(images)
+        assert coarse.shape == (1, 3, 41, 41)
+        aligned = functional.interpolate(coarse, size=(321, 321), mode="bilinear", align_corners=True)
+    torch.testing.assert_close(fine, aligned, atol=1e-5 * aligned.abs().max().item(), rtol=0)
+
+
+def test_other_sizes_are_padded_and_cut_back() -> None:
+    """A pixel of a smaller image has the logits that it has in the same image with padding around it."""
+    model = network().eval()
+    image = picture(30, 44, batch=1)
+    padded = functional.pad(image, (0, 5, 0, 3))  # 33 and 49 pixels: 5 and 7 positions
+    with torch.inference_mode():
+        expected = functional.interpolate(
+            model.head(model.backbone(padded)), size=(33, 49), mode="bilinear", align_corners=True
+        )
+        torch.testing.assert_close(model(image), expected[:, :, :30, :44], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("stride", [4, 8])
+def test_a_dot_moves_with_its_pixel_through_the_segmenter(stride: int) -> None:
+    """Half a stride off would be two or four pixels."""
+    model = network(stride, dilation=1).eval()
+    with torch.inference_mode():
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.weight.fill_(1 / layer.weight[0].numel())
+                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+        errors = []
+        for shift in range(8):
+            image = torch.zeros(1, 3, 90, 90)
+            image[:, :, 40 + shift, 44 - shift] = 1
+            change = model(image)[0].square().sum(dim=0).double()
+            places = torch.arange(90.0, dtype=torch.float64)
+            for axis, pixel in ((1, 40 + shift), (0, 44 - shift)):
+                errors.append(float((change.sum(dim=axis) * places).sum() / change.sum()) - pixel)
+    assert abs(sum(errors) / len(errors)) < 0.5
 
 
 def test_the_head_is_deeplab_largefov() -> None:

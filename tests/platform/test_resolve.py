@@ -244,7 +244,7 @@ def test_a_recipe_is_no_mere_name(key: str) -> None:
 def test_unknown_names_list_the_choices(setting: str, recipe: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         resolve(setting, recipe)
-    assert ("paper, released, small" if "recipe" in said else "voc") in caught.value.expected
+    assert (", ".join(RECIPES) if "recipe" in said else "voc") in caught.value.expected
     if recipe == "smal":
         assert "did you mean small?" in caught.value.remedy
 
@@ -350,6 +350,16 @@ RELEASED = {
 def test_presets_are_the_recipes_figures(recipe: str, own: dict[str, Any]) -> None:
     flat = values(recipe)
     assert {key: flat[key] for key in {**SHARED, **own}} == {**SHARED, **own}
+
+
+@pytest.mark.parametrize("recipe", ["paper", "released"])
+def test_the_vgg16_presets_differ_in_the_segmenter_alone(recipe: str) -> None:
+    resnet, vgg = values(recipe), values(f"{recipe}_vgg16")
+    assert {key: value for key, value in vgg.items() if resnet[key] != value} == {
+        "recipe": f"{recipe}_vgg16",
+        "segmenter.backbone": "vgg16_largefov",
+        "segmenter.dropout": 0.5,
+    }
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
