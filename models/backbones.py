@@ -323,6 +323,14 @@ def pretrained_url(name: str) -> str:
     return str(getattr(models, enum)[member].url)
 
 
+def pretrained_bytes(name: str) -> int:
+    """Size of the file behind `pretrained_url`."""
+    from torchvision import models
+
+    enum, member = PRETRAINED[name]
+    return round(getattr(models, enum)[member].meta["_file_size"] * 2**20)
+
+
 def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
     """Reads the `state_dict` in a file, plain or under the key `state_dict`, and runs nothing that the file holds.
 

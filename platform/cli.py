@@ -26,7 +26,7 @@ app.command(
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(epilog="Example: `mcis export predictions --name mine --out masks`")(export)
-app.command()(doctor)
+app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)
 app.command()(ui)
 app.add_typer(config_app, name="config")
 app.add_typer(study_app, name="study")

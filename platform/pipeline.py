@@ -3,16 +3,18 @@
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
+from mcis.platform.networks.needs import counts_of, needs
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.stage import Stage, run_stage
+from mcis.platform.runs.stage import Stage, run_stage, unfinished
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, fingerprint, read_json, write_text
+from mcis.platform.runs.workspace import Workspace, fingerprint, free_bytes, read_json, read_table, write_text
 from mcis.platform.stages import (
     evaluation,
     index,
@@ -76,9 +78,12 @@ class RunResult(NamedTuple):
 
 def check(
     config: Config, workspace: Workspace, name: str, *, until: str | None = None, start: str | None = None
-) -> None:
+) -> Listing:
     """Finds what would end the run later, up to its last stage: unknown names, unreadable lists, absent folders,
     images that a stage asks for and the sources do not have, weights that cannot be had.
+
+    Returns:
+        What the sources hold.
 
     Raises:
         UserError: the first such problem, before a Ray is started for it.
@@ -92,6 +97,7 @@ def check(
     listed = listing(config)
     for stage in STAGES[: _number(until) + 1]:
         stage.module.check(config, listed, workspace)
+    return listed
 
 
 def run(
@@ -126,9 +132,26 @@ def run(
         )
         for number, stage in enumerate(STAGES):
             if number <= _number(until) or stage.closes in context.inputs:
+                if number == 1:
+                    _check_disk(config, context, until, start)
                 context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
     scores = read_json(folder.scores)["scores"]
     return RunResult(context, [Score.from_json(score, folder.scores) for score in scores])
+
+
+def _check_disk(config: Config, context: RunContext, until: str | None, start: str | None) -> None:
+    """Ends a run behind its index, before any training, where the disk has less free than the stages still take.
+
+    Raises:
+        UserError: see `Needs.check_disk`.
+    """
+    images = read_table(context.inputs["index"] / "index.parquet")
+    plan = needs(config, counts_of(config, images, len(context.classes)), context.workspace)
+    reached = STAGE_NAMES[: _number(until) + 1]
+    ahead = [stage for stage in STAGES[1:] if stage.kept and (stage.name in reached or stage.closes in reached)]
+    if plan.disk([stage.name for stage in ahead]) > free_bytes(context.workspace.root):
+        left = unfinished(ahead, config, context, STAGE_NAMES[_number(start) :])
+        plan.check_disk(context.workspace, left.stages, begun=left.begun)
 
 
 def _number(stage: str | None) -> int:

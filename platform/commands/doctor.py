@@ -3,12 +3,17 @@
 import importlib.metadata
 import os
 import platform
-import shutil
 import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from mcis.platform.networks.needs import Needs
+
+_LEAST = 2**29
+"""Disk space that the demo takes, bytes."""
 
 
 class Check(NamedTuple):
@@ -90,16 +95,23 @@ def _mlflow(workspace: Path) -> Check:
     return Check("mlflow", "ok", f"{mlflow.__version__}, " + (uri or f"SQLite store in {workspace}"))
 
 
-def _disk(workspace: Path) -> Check:
+def _disk(workspace: Path, needs: "Needs | None") -> Check:
+    from mcis.platform.networks.needs import in_words
+    from mcis.platform.runs.workspace import free_bytes
+
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
-    free = shutil.disk_usage(folder).free / 2**30
     if not os.access(folder, os.W_OK):
         return Check("disk", "bad", f"{folder} cannot be written", "choose another --workspace DIR")
-    if free < 5:
-        return Check(
-            "disk", "bad", f"{free:.1f} GiB free for the workspace", "free some space: a run wants 5 GiB and more"
-        )
-    return Check("disk", "ok", f"{free:.0f} GiB free for the workspace")
+    free = free_bytes(workspace)
+    if needs is None:
+        found = f"{in_words(free)} free for the workspace"
+        if free < _LEAST:
+            return Check("disk", "bad", found, f"free some space: even the demo takes {in_words(_LEAST)}")
+        return Check("disk", "ok", f"{found}; `mcis doctor` with a run's setting and options says what the run takes")
+    found = f"the run takes at most {in_words(needs.disk())} of {in_words(free)} free for the workspace"
+    if needs.disk() > free:
+        return Check("disk", "bad", found, f"free some space, or choose another --workspace DIR: {needs.largest()}")
+    return Check("disk", "ok", found)
 
 
 def _temporary() -> Check:
@@ -111,20 +123,25 @@ def _temporary() -> Check:
     return Check("temporary files", "ok", folder)
 
 
-def _cores() -> Check:
-    cores = os.cpu_count() or 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    state = "ok" if cores >= 2 and memory >= 6 else "note"
-    return Check(
-        "cores, memory",
-        state,
-        f"{cores} cores, {memory:.0f} GiB",
-        "" if state == "ok" else "2 cores and 6 GiB are the least",
-    )
+def _cores(needs: "Needs | None") -> Check:
+    from mcis.platform.networks.needs import in_words, memory_bytes
+
+    cores, memory = os.cpu_count() or 1, memory_bytes()
+    found = f"{cores} cores, {in_words(memory)}"
+    if needs is not None and needs.most_memory() > memory:
+        remedy = "on GPUs their own memory takes part of it; else lower compute.micro_batch, compute.cpus or a batch"
+        return Check("cores, memory", "note", f"{found}; the run takes about {in_words(needs.most_memory())}", remedy)
+    if cores < 2 or memory < 6 * 2**30:
+        return Check("cores, memory", "note", found, "2 cores and 6 GiB are the least")
+    return Check("cores, memory", "ok", found)
 
 
-def checks(workspace: Path) -> list[Check]:
-    """All parts; one that fails is a line of the result, not an exception."""
+def checks(workspace: Path, needs: "Needs | None" = None) -> list[Check]:
+    """All parts; one that fails is a line of the result, not an exception.
+
+    Args:
+        needs: of the run that the machine is looked at for; None = any.
+    """
     parts: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
         ("torch", _torch),
@@ -133,9 +150,9 @@ def checks(workspace: Path) -> list[Check]:
         ("dense CRF", _dense_crf),
         ("ray", _ray),
         ("mlflow", lambda: _mlflow(workspace)),
-        ("disk", lambda: _disk(workspace)),
+        ("disk", lambda: _disk(workspace, needs)),
         ("temporary files", _temporary),
-        ("cores, memory", _cores),
+        ("cores, memory", lambda: _cores(needs)),
     ]
     out = []
     for part, check in parts:

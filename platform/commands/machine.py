@@ -2,22 +2,52 @@
 
 import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import (
+    DEFAULT_WORKSPACE,
+    Configuration,
+    WorkspaceFolder,
+    grouped,
+    plain_errors,
+)
+
+if TYPE_CHECKING:
+    from mcis.platform.networks.needs import Needs
 
 
-def doctor(workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
-    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
+@grouped
+def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
+    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not.
+
+    With the setting and the options of a run, disk and memory are compared with what that run takes.
+    """
     from mcis.platform.commands.doctor import checks
-    from mcis.platform.commands.terminal import show_checks
+    from mcis.platform.commands.terminal import show_checks, show_needs
 
-    results = checks(workspace.expanduser())
+    needs = None
+    if configuration != Configuration():
+        with plain_errors():
+            needs = _needs(configuration, workspace)
+            show_needs(needs)
+    results = checks(workspace.expanduser(), needs)
     show_checks(results)
     if any(check.state == "bad" for check in results):
         raise typer.Exit(1)
+
+
+def _needs(configuration: Configuration, workspace: Path) -> "Needs":
+    """What a run takes."""
+    from mcis.platform.networks.needs import needs_of_listing
+    from mcis.platform.runs.listing import listing
+    from mcis.platform.runs.workspace import Workspace
+
+    config = configuration.resolve().config
+    opened = Workspace(workspace, create=False) if (workspace.expanduser() / "runs").is_dir() else None
+    return needs_of_listing(config, listing(config), opened)
 
 
 def ui(

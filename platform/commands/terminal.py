@@ -17,6 +17,7 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
 
 if TYPE_CHECKING:
+    from mcis.platform.networks.needs import Needs
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
 
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
@@ -46,6 +47,18 @@ def show_result(result: "RunResult") -> None:
     console.print(f"report:  {context.folder.report}", markup=False)
     console.print(f"scores:  {context.folder.scores}", markup=False)
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
+
+
+def show_needs(needs: "Needs") -> None:
+    """What each part of a run takes of disk and memory."""
+    from mcis.platform.networks.needs import in_words
+
+    table = _counts(
+        "What the run takes where nothing is finished", "part", ["leaves", "beside, while it runs", "memory"]
+    )
+    for part, need in needs.parts.items():
+        table.add_row(_plain(part), *(in_words(count) if count else "" for count in need[1:]))
+    console.print(table)
 
 
 def show_checks(checks: list[Check]) -> None:

@@ -8,12 +8,11 @@ import pyarrow as pa
 from filelock import Timeout
 
 from mcis.datasets.decode import RULES
-from mcis.datasets.files import stamps
 from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.workspace import Workspace, disk_errors, fingerprint
+from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, fingerprint
 
 _GIB = 2**30
 
@@ -67,7 +66,7 @@ def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
         shutil.rmtree(gone, ignore_errors=True)
     others = (path for path in workspace.cache.iterdir() if path.is_dir() and path != part)
     folders = sorted(others, key=lambda path: path.stat().st_mtime)
-    sizes = [_bytes_in(folder) for folder in folders]
+    sizes = [bytes_in(folder) for folder in folders]
     left = sum(sizes)
     for folder, size in zip(folders, sizes, strict=True):
         if left <= allowed:
@@ -79,8 +78,3 @@ def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
             continue
         shutil.rmtree(gone, ignore_errors=True)
         left -= size
-
-
-def _bytes_in(folder: Path) -> int:
-    """Bytes of a cache's files; a file that is renamed meanwhile, since it has just been made, is not counted."""
-    return sum(stamp.size for stamp in stamps([str(file) for file in folder.iterdir()]) if stamp)

@@ -6,7 +6,8 @@ stages it needs. Outputs with the same key are the same: they are computed once,
 
 import dataclasses
 import time
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.index import Listing
 from mcis.platform.config.section import Section
@@ -14,7 +15,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, write_result
-from mcis.platform.runs.workspace import SUMMARY, Workspace, disk_errors, fingerprint
+from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, disk_errors, fingerprint
 
 
 class StageModule(Protocol):
@@ -66,6 +67,34 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool
     workspace.record_outputs(context.name, context.inputs)
     console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}")
     return context
+
+
+class Unfinished(NamedTuple):
+    """The stages that a run has still to compute, and how many bytes of what the first of them writes are there."""
+
+    stages: tuple[str, ...]
+    begun: int
+
+
+def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afresh: Collection[str]) -> Unfinished:
+    """The stages from the first one without a finished output on, as those behind it depend on it.
+
+    Args:
+        stages: whose output is kept.
+        context: as the first of them gets it.
+        afresh: stages whose output is removed and computed again.
+    """
+    workspace = context.workspace
+    for number, stage in enumerate(stages):
+        names = tuple(stage.name for stage in stages[number:])
+        key = _key(stage, config, context)
+        part, folder = workspace.part(stage.name, key), workspace.finished(stage.name, key)
+        if stage.name in afresh:
+            return Unfinished(names, bytes_in(part) + bytes_in(folder))
+        if not (folder / SUMMARY).exists():
+            return Unfinished(names, bytes_in(part))
+        context = context.after(stage.name, folder, seconds=0.0, computed=False)
+    return Unfinished((), 0)
 
 
 def _key(stage: Stage, config: Config, context: RunContext) -> str:

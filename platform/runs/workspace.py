@@ -46,6 +46,16 @@ def file_stamps(uris: Sequence[str | None]) -> str:
     return fingerprint(list(zip(named, stamps(named), strict=True)))
 
 
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files below a folder, 0 if it is absent; a file that is renamed meanwhile is not counted."""
+    return sum(stamp.size for stamp in stamps([str(file) for file in folder.rglob("*") if file.is_file()]) if stamp)
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes free on the disk of a folder, or of the folder that it will be made in."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.resolve().parents) if path.exists())).free
+
+
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
     """Turns the OSError of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
 from mcis.platform.cli import app
@@ -51,7 +52,7 @@ def test_showing_a_configuration_imports_neither_ray_nor_torch() -> None:
 SHARED = ("voc", "single", "web", "lid", "tags", "recipe", "config", "set")
 
 
-@pytest.mark.parametrize("command", ["run", "config show", "study references", "study effect"])
+@pytest.mark.parametrize("command", ["run", "doctor", "config show", "study references", "study effect"])
 def test_commands_of_a_configuration_list_the_same_options(command: str) -> None:
     done = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})
     assert all(f"--{option} " in done.output for option in SHARED)
@@ -222,6 +223,38 @@ def test_doctor_looks_at_torchvision_before_anything_else_has() -> None:
     look = "from mcis.platform.commands.doctor import _torchvision; print(_torchvision().state)"
     done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True)
     assert done.stdout.strip() in ("ok", "note"), done.stderr
+
+
+def test_doctor_computes_what_a_run_takes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the configuration that is given, and without a workspace; too little of the disk is bad."""
+    arguments = ["doctor", "voc", "--voc", str(root), "--recipe", "small", "--workspace", str(tmp_path / "none")]
+    arguments += ["--set", f"data.classes={root / 'classes.txt'}"]
+    done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    assert "│ localize" in done.output
+    assert "the run takes at most" in done.output
+    assert not (tmp_path / "none").exists()
+    monkeypatch.setattr("mcis.platform.runs.workspace.free_bytes", lambda folder: 2**20)
+    done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
+    assert done.exit_code == 1, done.output
+    assert "of 1.0 MiB free" in done.output
+    done = runner.invoke(app, ["doctor", "voc", "--recipe", "small"])
+    assert done.exit_code == 1
+    assert "add --voc PATH" in done.output
+
+
+def test_a_run_says_what_it_takes_before_ray_starts(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_ray(*given: object, **named: object) -> None:
+        raise UserError("here Ray would start", "", "")
+
+    monkeypatch.setattr("mcis.platform.engine.runtime.ray_session", no_ray)
+    arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
+    done = runner.invoke(app, [*arguments, "--set", f"data.classes={root / 'classes.txt'}"], env={"COLUMNS": "200"})
+    assert "here Ray would start" in done.output
+    assert "disk:    at most " in done.output
+    assert "memory:  about " in done.output
 
 
 def test_doctor_looks_at_every_part_and_is_content_here(tmp_path: Path) -> None:

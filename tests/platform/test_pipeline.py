@@ -15,9 +15,11 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
+from mcis.platform.networks.needs import needs_of_listing
 from mcis.platform.reporting.export import export
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
-from mcis.platform.runs.workspace import Workspace, read_json, read_table
+from mcis.platform.runs.workspace import Workspace, bytes_in, read_json, read_table
 
 TINY = (
     "classifier.epochs=2",
@@ -146,6 +148,36 @@ def test_maps_masks_and_predictions_are_exported(
     other = pipeline.run(settings(root), workspace, "short", until="index")
     with pytest.raises(UserError, match="has no masks: it has come to index"):
         export(workspace, other.context.name, "masks", tmp_path)
+
+
+def test_the_disk_that_a_run_took_is_what_was_computed_for_it(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    """Each stage left at most what was computed, and the sum is no more than three times as much."""
+    config = settings(root).config
+    computed = needs_of_listing(config, listing(config), None)
+    left = {stage: bytes_in(first.context.inputs[stage]) for stage in pipeline.STAGE_NAMES[:-1]}
+    wanted = {stage: computed.parts[stage].leaves for stage in left}
+    assert {stage: size for stage, size in left.items() if size > wanted[stage]} == {}, wanted
+    assert sum(wanted.values()) < 3 * sum(left.values()), (wanted, left)
+    assert (
+        sum(bytes_in(folder) for folder in workspace.cache.glob("squash64-*"))
+        <= computed.parts["decoded images"].leaves
+    )
+
+
+def test_a_disk_too_small_ends_a_run_before_any_training_but_not_a_finished_one(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("mcis.platform.pipeline", "mcis.platform.networks.needs"):
+        monkeypatch.setattr(f"{module}.free_bytes", lambda folder: 100_000)
+    again = pipeline.run(settings(root), workspace, "first")
+    assert not any(again.context.computed[stage] for stage in pipeline.STAGE_NAMES[:-1])
+    with pytest.raises(UserError, match=r"the run takes .* more on the disk of .*, which has 97\.7 KiB free") as caught:
+        pipeline.run(settings(root, "seed=7"), workspace, "full")
+    assert "localize.features_gb" in caught.value.remedy
+    assert list(workspace.outputs("full")) == ["index"]
+    pipeline.run(settings(root, "evaluate.salient=100"), workspace, "less", until="predict")
 
 
 def test_the_file_that_a_run_wrote_gives_the_same_keys(first: pipeline.RunResult, workspace: Workspace) -> None:

@@ -1,0 +1,323 @@
+"""What a run needs of disk and memory, computed from its configuration and its images before anything is trained.
+
+Weights, checkpoints, features, maps and decoded images have sizes that follow from their shapes. Estimated are label
+pictures (from the size of the images' files), the sums of the evaluation, and memory: each process with torch and Ray
+takes `_PROCESS`; a training worker has weights, gradients, the optimizer's buffers, and the outputs of all layers for a
+micro batch; a mapping task has weights and the two largest outputs. On a GPU these lie in its memory.
+"""
+
+import math
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor, nn
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import stamps
+from mcis.datasets.images import image_bytes
+from mcis.datasets.index import Listing
+from mcis.datasets.maps import SHARD_BYTES
+from mcis.models.backbones import PRETRAINED, pretrained_bytes, pretrained_url
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import Optimizer
+from mcis.platform.networks.build import build_classifier, build_segmenter
+from mcis.platform.runs.read_index import of_split
+from mcis.platform.runs.workspace import Workspace, bytes_in, free_bytes
+
+_GIB = 2**30
+_PROCESS = int(0.4 * _GIB)
+"""Memory of a process that has loaded torch and Ray, bytes; measured on Linux without a GPU."""
+_UNSEEN = 128 * 2**10
+"""Size of an image's file where it cannot be asked for, bytes: that of a photograph of 500x375 pixels."""
+_SAMPLE = 64
+"""Images whose files are asked for their size."""
+_SMALL = 2**12
+"""Bytes of a table's shard without its values, and of a result."""
+
+
+class Counts(NamedTuple):
+    """The images of a run: how many, those of train with a tag, their tags, the tagged ones of val, those predicted.
+
+    `file_bytes` is the mean size of an image's file.
+    """
+
+    classes: int
+    images: int
+    tagged: int
+    tags: int
+    val: int
+    predicted: int
+    file_bytes: float
+
+
+class Need(NamedTuple):
+    """What a part of a run takes, bytes.
+
+    Attributes:
+        stage: that it is for.
+        leaves: on the disk, for good.
+        beside: on the disk, while it runs.
+        memory: of all its processes.
+    """
+
+    stage: str
+    leaves: int
+    beside: int = 0
+    memory: int = 0
+
+
+class Needs(NamedTuple):
+    """The parts of a run by name, in the order in which they take space.
+
+    Attributes:
+        memory: of what is there beside a stage's own processes: the driver, and the object store of a local Ray.
+    """
+
+    parts: dict[str, Need]
+    memory: int
+
+    def disk(self, stages: Collection[str] | None = None) -> int:
+        """The most bytes that the given stages take at a time, one after the other; None = all stages."""
+        most = left = 0
+        for need in self.parts.values():
+            if stages is None or need.stage in stages:
+                most = max(most, left + need.leaves + need.beside)
+                left += need.leaves
+        return most
+
+    def largest(self, stages: Collection[str] | None = None) -> str:
+        """The three parts of these stages that take most of the disk, in words."""
+        parts = [(name, n.leaves + n.beside) for name, n in self.parts.items() if stages is None or n.stage in stages]
+        return ", ".join(f"{name} {in_words(size)}" for name, size in sorted(parts, key=lambda part: -part[1])[:3])
+
+    def check_disk(self, workspace: Workspace, stages: Collection[str], *, begun: int) -> None:
+        """Asks for the space of the given stages on the disk of a workspace.
+
+        Args:
+            begun: bytes of it that are taken already.
+
+        Raises:
+            UserError: there is less.
+        """
+        wanted, free = self.disk(stages) - begun, free_bytes(workspace.root)
+        if wanted > free:
+            raise UserError(
+                f"the run takes {in_words(wanted)} more on the disk of {workspace.root}, which has {in_words(free)} "
+                f"free; most of it: {self.largest(stages)}",
+                "space for all stages that are not finished",
+                "free some space, or move the workspace (--workspace DIR); or set a lower localize.features_gb, which "
+                "takes more rounds, or compute.cache_gb; what is finished is kept",
+            )
+
+    def most_memory(self, stages: Collection[str] | None = None) -> int:
+        """Memory while the one of these stages runs that takes most, bytes."""
+        return self.memory + max(n.memory for n in self.parts.values() if stages is None or n.stage in stages)
+
+    def lines(self, root: Path, stages: Collection[str] | None = None) -> list[str]:
+        """What these stages take where nothing is finished, beside what this machine has for a workspace in `root`."""
+        return [
+            f"disk:    at most {in_words(self.disk(stages))} where nothing is finished, {in_words(free_bytes(root))} "
+            f"free; most of it: {self.largest(stages)}",
+            f"memory:  about {in_words(self.most_memory(stages))} of this machine's {in_words(memory_bytes())}",
+        ]
+
+
+def in_words(count: float) -> str:
+    """Bytes as a person reads them."""
+    unit, size = next(((u, s) for u, s in (("GiB", _GIB), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
+    return f"{count / size:.1f} {unit}"
+
+
+def memory_bytes() -> int:
+    """This machine's memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def needs_of_listing(config: Config, listing: Listing, workspace: Workspace | None) -> Needs:
+    """As `needs`, of what the sources hold."""
+    return needs(config, counts_of(config, listing.table, len(listing.classes)), workspace)
+
+
+def counts_of(config: Config, images: pa.Table, classes: int) -> Counts:
+    """Counts the rows of an index or a listing of so many classes."""
+    train, val = (of_split(images, split, tagged=True) for split in ("train", "val"))
+    by_split = {row["values"]: row["counts"] for row in images["split"].value_counts().to_pylist()}
+    split = config.predict.split
+    if split == "auto":
+        split = "val" if by_split.get("val") else "train"
+    uris = images["uri"].take(pa.array(np.linspace(0, len(images) - 1, min(_SAMPLE, len(images))).astype(np.int64)))
+    sizes = [stamp.size for stamp in stamps(uris.to_pylist()) if stamp]
+    return Counts(
+        classes=classes,
+        images=len(images),
+        tagged=len(train),
+        tags=int(pc.sum(pc.list_value_length(train["tags"])).as_py() or 0),
+        val=len(val),
+        predicted=by_split.get(split, 0),
+        file_bytes=float(np.mean(sizes)) if sizes else _UNSEEN,
+    )
+
+
+class _Network(NamedTuple):
+    """Bytes of a network, float32: its weights, and of one image all layers' outputs and the largest.
+
+    `shape` is that of the output, (C, H, W).
+    """
+
+    weights: int
+    outputs: int
+    largest: int
+    shape: tuple[int, int, int]
+
+
+def _measure(network: nn.Module, weights: int, side: int) -> _Network:
+    """Passes an image of side x side pixels without values through a network on the device `meta`."""
+    outputs: list[int] = []
+
+    def watch(layer: nn.Module, inputs: object, output: Tensor) -> None:
+        outputs.append(4 * output.numel())
+
+    for layer in network.modules():
+        if not list(layer.children()):
+            layer.register_forward_hook(watch)
+    with torch.inference_mode():
+        _, c, h, w = network(torch.zeros(1, 3, side, side, device="meta")).shape
+    return _Network(weights, sum(outputs), max(outputs), (c, h, w))
+
+
+def _weights_of(network: nn.Module) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+
+
+def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
+    """What a run takes that finds nothing finished.
+
+    Args:
+        workspace: whose pretrained weights and decoded images are there already; None where there is no workspace.
+    """
+    with torch.device("meta"):
+        classifier, segmenter = (
+            build_classifier(config.classifier, counts.classes),
+            build_segmenter(config.segmenter, counts.classes),
+        )
+    embedding = _measure(classifier.backbone, _weights_of(classifier), config.classifier.input_size)
+    labeling = _measure(segmenter, _weights_of(segmenter), config.segmenter.crop)
+    textures = classifier.backbone.textures.channels if config.localize.method.evidence else 0
+    trained = config.weights.classifier is None
+    parts = {
+        "index": Need("index", _table(config, counts.images, 512) + 512 * counts.images),
+        "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
+        "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
+        "train_classifier": _training(config, "classifier", embedding, _steps(config, counts) if trained else 0, 0),
+        "localize": _localization(config, counts, embedding, textures),
+        "pseudo_masks": Need(
+            "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
+        ),
+        "segmenter's pretrained weights": Need("train_segmenter", _pretrained(config, "segmenter", workspace)),
+        "train_segmenter": _training(
+            config, "segmenter", labeling, config.segmenter.steps, counts.tagged * _picture(counts)
+        ),
+        "predict": _prediction(config, counts, labeling),
+        "evaluate": _evaluation(config, counts),
+        "report": Need("report", 2 * (4 * 2**20 + config.report.panels * 2**19)),  # in the run's folder and in MLflow's
+    }
+    return Needs(parts, _PROCESS + int(config.compute.object_store_gb * _GIB))
+
+
+def _table(config: Config, rows: int, row_bytes: float) -> int:
+    return int(rows * row_bytes) + _SMALL * (2 + math.ceil(rows / config.compute.shard_rows))
+
+
+def _picture(counts: Counts) -> float:
+    """Bytes of the PNG of an image's labels: large areas of few values, a small part of the image's file."""
+    return 1024 + counts.file_bytes / 16
+
+
+def _processes(config: Config) -> int:
+    """Tasks of a mapping that run at a time on this machine."""
+    cores = os.cpu_count() or 1
+    return min(config.compute.cpus or max(4, cores), cores + 1)
+
+
+def _pretrained(config: Config, network: str, workspace: Workspace | None) -> int:
+    """Bytes of weights that are to be downloaded for one of the networks."""
+    backbone: str = config.segmenter.backbone
+    origin, starts = config.weights.segmenter or config.weights.backbone, config.segmenter.init == "pretrained"
+    if network == "classifier":
+        backbone, origin = config.classifier.backbone, config.weights.backbone
+        starts = config.weights.classifier is None
+    if not starts or origin != "download" or backbone not in PRETRAINED:
+        return 0
+    there = workspace and (workspace.weights / pretrained_url(backbone).rsplit("/", 1)[1]).is_file()
+    return 0 if there else pretrained_bytes(backbone)
+
+
+def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int:
+    """Bytes by which the cache of decoded images grows up to its bound, which counts pixels alone."""
+    c = config.classifier
+    wanted = 0 if c.sizing == "random_crop" else counts.tagged
+    wanted += counts.val if c.val_every else 0
+    taken = sum(bytes_in(folder) for folder in workspace.cache.iterdir() if folder.is_dir()) if workspace else 0
+    pixels = max(0, min(wanted * image_bytes(c.input_size), int(config.compute.cache_gb * _GIB) - taken))
+    return pixels + (_table(config, wanted, 0) if pixels else 0)
+
+
+def _steps(config: Config, counts: Counts) -> int:
+    c = config.classifier
+    epochs = c.epochs if c.keep_epoch is None else c.keep_epoch + 1
+    return math.ceil(epochs * (c.epoch_pairs or counts.tagged) / c.batch)
+
+
+def _training(config: Config, label: str, network: _Network, steps: int, masks: float) -> Need:
+    """A training: its weights and its log of steps; beside them checkpoints, of which two are kept and one is written.
+
+    Args:
+        steps: updates; 0 where trained weights are taken over.
+        masks: bytes of the pseudo masks that each worker may keep in memory.
+    """
+    section = config.classifier if label == "classifier" else config.segmenter
+    optimizer: Optimizer = section.optimizer
+    buffers = 2 if optimizer.name == "adamw" else 1
+    checkpoints = 3 * (1 + buffers) * network.weights if steps > config.compute.checkpoint_steps else 0
+    images = math.ceil(section.batch / config.compute.workers)
+    images = min(images, config.compute.micro_batch or images)
+    if label == "classifier":
+        images *= 2 + 2 * len(config.classifier.self_pairs)
+    worker = _PROCESS + (2 + buffers) * network.weights + images * network.outputs + int(min(masks, SHARD_BYTES))
+    leaves = network.weights + 512 * (1 + steps // 10) + 4 * _SMALL
+    return Need(f"train_{label}", leaves, checkpoints, config.compute.workers * worker if steps else worker)
+
+
+def _localization(config: Config, counts: Counts, network: _Network, textures: int) -> Need:
+    """Two tables of maps; beside them the features, and the tables of each round where there are several."""
+    channels, height, width = network.shape
+    tables = 2 * _table(config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64))
+    features = 2 * (channels + textures) * height * width * counts.tagged if config.localize.related else 0
+    bound = int(config.localize.features_gb * _GIB)
+    beside = min(features, bound) + (tables if features > bound else 0)
+    if config.localize.method.name == "released" and config.localize.related:
+        beside += 4 * height * width * counts.tags
+    task = _PROCESS + network.weights + 2 * config.localize.batch * network.largest
+    return Need("localize", tables, beside, _processes(config) * task)
+
+
+def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
+    """Labels without and with the CRF; windows, or whole images, that pass through the network one by one."""
+    pictures = 2 if config.predict.crf.iterations else 1
+    side = config.predict.crop or round(500 * max(config.predict.scales))
+    largest = network.largest * (side / config.segmenter.crop) ** 2
+    leaves = _table(config, counts.predicted, pictures * _picture(counts)) + _SMALL * counts.predicted // 32
+    return Need("predict", leaves, 0, int(_processes(config) * (_PROCESS + network.weights + 4 * largest)))
+
+
+def _evaluation(config: Config, counts: Counts) -> Need:
+    """Sums of each shard, mostly zeros, which pack well: two histograms of the maps' scores."""
+    histograms = 2 * 8 * (counts.classes + 1) * counts.classes * config.evaluate.thresholds
+    shards = math.ceil((counts.tagged + counts.predicted) / config.compute.shard_rows)
+    return Need("evaluate", 8 * _SMALL + shards * (2 * _SMALL + histograms // 16), 0, _processes(config) * _PROCESS)

@@ -1,0 +1,120 @@
+"""What a run takes: figures of VOC with the paper's networks, what bounds them, and what is there already."""
+
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import pretrained_url
+from mcis.platform.config.resolve import resolve
+from mcis.platform.networks.needs import Counts, Needs, counts_of, in_words, needs
+from mcis.platform.runs.workspace import Workspace
+
+GIB = 2**30
+VOC = Counts(classes=20, images=12031, tagged=10582, tags=15873, val=1449, predicted=1449, file_bytes=110_000)
+
+
+def computed(
+    *assignments: str, recipe: str = "paper", counts: Counts = VOC, workspace: Workspace | None = None
+) -> Needs:
+    return needs(resolve("voc", recipe, assignments=assignments).config, counts, workspace)
+
+
+def listing(train: int, val: int, uri: str = "/absent/{}.jpg") -> pa.Table:
+    """Every other image has two tags, one in ten of val none."""
+    tags = [[0, 1] if number % 2 else [2] for number in range(train)]
+    tags += [[] if number % 10 == 0 else [0] for number in range(val)]
+    names = ["train"] * train + ["val"] * val
+    return pa.table({"uri": [uri.format(number) for number in range(train + val)], "split": names, "tags": tags})
+
+
+def test_voc_with_the_papers_networks_takes_more_than_12_gib() -> None:
+    counts = counts_of(resolve("voc", "paper").config, listing(10582, 1449), 20)
+    assert counts._replace(file_bytes=0) == VOC._replace(val=1304, file_bytes=0)
+    plan = computed(counts=counts)
+    assert plan.parts["localize"].beside == 10582 * 2 * 512 * 32 * 32  # features, float16: 1 MiB of an image
+    assert plan.parts["decoded images"].leaves == pytest.approx((10582 + 1304) * 3 * 256**2, rel=1e-3)
+    assert 12 * GIB < plan.disk() < 15 * GIB
+    assert plan.largest().startswith("localize 10.4 GiB, decoded images 2.2 GiB")
+    assert f"at most {in_words(plan.disk())} where nothing is finished" in plan.lines(Path("/"))[0]
+
+
+def test_parts_are_the_sizes_of_what_is_written() -> None:
+    plan = computed()
+    weights = 4 * (14_714_688 + 3 * (9 * 512 * 512 + 512) + 512 * 512 + 20 * 513)  # VGG-16, three layers, W_P, phi
+    assert plan.parts["train_classifier"].leaves == pytest.approx(weights + 512 * 3174, rel=0.001)
+    assert plan.parts["train_classifier"].beside > 3 * 2 * weights  # three checkpoints with a momentum each
+    assert plan.parts["classifier's pretrained weights"].leaves == pytest.approx(553_433_881, rel=1e-4)
+    assert plan.parts["localize"].leaves > 2 * VOC.tags * 2 * 32 * 32
+    assert plan.parts["train_segmenter"].memory > plan.parts["train_classifier"].memory > 4 * weights
+
+
+def test_bounds_bound() -> None:
+    whole, bounded = computed(), computed("localize.features_gb=3", "compute.cache_gb=0")
+    assert bounded.parts["decoded images"].leaves == 0
+    assert 3 * GIB < bounded.parts["localize"].beside < 3.2 * GIB, "with the tables of the rounds"
+    assert bounded.disk() < whole.disk() - 9 * GIB
+    assert computed("localize.related=0").parts["localize"].beside == 0
+    assert computed("compute.micro_batch=1").most_memory() < whole.most_memory() - GIB
+    assert computed("compute.checkpoint_steps=1000000").parts["train_classifier"].beside == 0
+
+
+def test_stages_are_added_up_in_their_order() -> None:
+    plan = computed()
+    parts = plan.parts
+    assert (
+        plan.disk(["train_classifier"])
+        == sum(parts[name].leaves for name in ("classifier's pretrained weights", "decoded images", "train_classifier"))
+        + parts["train_classifier"].beside
+    )
+    localize, masks = parts["localize"], parts["pseudo_masks"]
+    assert plan.disk(["localize", "pseudo_masks"]) == localize.leaves + localize.beside
+    assert plan.disk(["pseudo_masks", "predict"]) == masks.leaves + parts["predict"].leaves
+    assert plan.disk([]) == 0
+
+
+def test_what_is_there_is_not_asked_for_again(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    (workspace.weights / pretrained_url("vgg16").rsplit("/", 1)[1]).touch()
+    (workspace.cache / "squash256-other").mkdir()
+    with (workspace.cache / "squash256-other/part-0.arrow").open("wb") as file:
+        file.truncate(7 * GIB)  # takes no space
+    plan = computed(workspace=workspace)
+    assert plan.parts["classifier's pretrained weights"].leaves == 0
+    assert plan.parts["segmenter's pretrained weights"].leaves > 0
+    assert plan.parts["decoded images"].leaves == pytest.approx(GIB, rel=1e-2)
+    taken = computed("weights.classifier=mine.pt", workspace=workspace)
+    assert taken.parts["decoded images"].leaves == taken.parts["train_classifier"].beside == 0
+
+
+def test_label_pictures_grow_with_the_images_files(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number}.jpg").touch()
+        os.truncate(tmp_path / f"{number}.jpg", 4_000_000)
+    config = resolve("voc", "small").config
+    seen, unseen = (counts_of(config, listing(16, 4, uri), 3) for uri in (f"{tmp_path}/{{}}.jpg", "/absent/{}.jpg"))
+    assert seen.file_bytes == 4_000_000
+    masks = [needs(config, counts, None).parts["pseudo_masks"].leaves for counts in (seen, unseen)]
+    assert masks[0] > 10 * masks[1]
+
+
+def test_space_that_is_wanting_is_an_error_that_names_what_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, plan = Workspace(tmp_path), computed()
+    stages = ["localize", "pseudo_masks"]
+    monkeypatch.setattr("mcis.platform.networks.needs.free_bytes", lambda folder: 6 * GIB)
+    with pytest.raises(
+        UserError, match=r"takes 10\.4 GiB more on the disk .* has 6\.0 GiB free; .*: localize 10\.4 GiB"
+    ):
+        plan.check_disk(workspace, stages, begun=0)
+    plan.check_disk(workspace, stages, begun=5 * GIB)
+    plan.check_disk(workspace, ["pseudo_masks"], begun=0)
+
+
+def test_bytes_are_told_in_a_fitting_unit() -> None:
+    assert [in_words(count) for count in (0, 2048, 2**20, 90 * 2**20, 2**29, 12.34 * GIB)] == [
+        "0.0 KiB", "2.0 KiB", "1.0 MiB", "90.0 MiB", "0.5 GiB", "12.3 GiB"
+    ]  # fmt: skip
