@@ -127,7 +127,7 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
             for case, control, shows in (
                 ("single", "none-single", "training, without related images"),
                 (f"r{r}", f"none-identity-r{r}", "training, with related images"),
-                (f"r{r}", f"{training}-single", "related images, and the layer for them"),
+                (f"r{r}", f"{training}-single", "related images, against a single round"),
                 (f"r{r}", f"{training}-itself", "other images than its own"),
                 (f"r{r}", f"{training}-wrong-class-r{r}", "that they share the class"),
                 (f"r{r}", f"{training}-identity-r{r}", "W_P as it was trained"),
