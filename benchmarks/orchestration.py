@@ -27,6 +27,7 @@ from mcis.datasets.maps import Shards
 from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
 from mcis.platform.commands.demo import demo_configuration
+from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
@@ -114,9 +115,11 @@ class Plain:
         embedded = embed(embed_rows(rows, relations.start, every_image, ~no_source))
         write_table(folder / "single" / "part-000000.parquet", embedded)
         bank = (relations.bank, self.tags.matrix(relations.bank)) if len(relations.bank) else None
-        relate = Relate(config, folder / "classifier", self.classes, False, features, None, no_source, bank)
-        related = relate(relate_rows(rows, relations, range(self.classes), every_image))
-        write_table(folder / "maps" / "part-000000.parquet", related)
+        paper = config.model_copy(update={"localize": config.localize.model_copy(update={"method": CoAttention()})})
+        for name, how, of_bank in (("maps", config, bank), ("paper_maps", paper, None)):
+            relate = Relate(how, folder / "classifier", self.classes, False, features, None, no_source, of_bank)
+            related = relate(relate_rows(rows, relations, range(self.classes), every_image))
+            write_table(folder / name / "part-000000.parquet", related)
 
     def pseudo_masks(self) -> None:
         maps = Shards(self.folder / "maps")
@@ -142,7 +145,7 @@ class Plain:
         write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
 
     def evaluate(self) -> None:
-        single, maps, masks = (Shards(self.folder / name) for name in ("single", "maps", "masks"))
+        single, maps, paper, masks = (Shards(self.folder / name) for name in ("single", "maps", "paper_maps", "masks"))
         positions = pa.array(np.arange(len(self.rows)), pa.int64())
         c = self.config.evaluate
         score = ScoreTrain(
@@ -153,6 +156,7 @@ class Plain:
             seed=0,
             single=single,
             related=maps,
+            paper=paper,
             masks=masks,
         )
         score(self.rows.append_column("position", positions))

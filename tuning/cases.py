@@ -167,7 +167,11 @@ def _variants(training: str, related: Sequence[int], evidence: bool) -> Iterator
 
 
 def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until: str, paper: float | None) -> Case:
-    values = {**variant.values, "localize.related": variant.related}
+    values = {
+        **variant.values,
+        "localize.related": variant.related,
+        "localize.paper_maps": False,
+    }  # it is a case itself
     return Case(
         name=name,
         training=training,

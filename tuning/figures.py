@@ -7,7 +7,7 @@ from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
 from mcis.tuning.cases import Case, Difference
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
-_OF_A_CASE = {"threshold", "related images", "ignored share", "seed"}
+_OF_A_CASE = {"threshold", "related images", "ignored share", "decided by maps", "seed"}
 """Headings of a score's meaning that differ from case to case, so that they do not describe a column."""
 
 Meaning = dict[str, list[str]]

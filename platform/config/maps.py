@@ -87,6 +87,9 @@ class LocalizeConfig(Section):
     related_by: Literal["class", "itself", "wrong_class"] = "class"
     """Which images a map is related to: images with its class; or, as controls of what these bring, its own image alone
     or images without its class. Where every image has the class, the latter takes images with it."""
+    paper_maps: bool = False
+    """Make and score the paper's own maps too, where `method` is another and the classifier has co-attention: a row to
+    compare with, of which no mask is made."""
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code
     (RELEASED_RECIPE, "Localization maps")."""

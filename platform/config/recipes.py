@@ -121,7 +121,12 @@ def small() -> Config:
             shift=8,
             optimizer=Optimizer(name="adamw", learning_rate=0.001, weight_decay=0.01, schedule="cosine", warm_up=0.05),
         ),
-        localize=LocalizeConfig(method=SharedEvidence(evidence=6.0), extra_scales=(0.5, 0.75, 1.25, 1.5), mirror=True),
+        localize=LocalizeConfig(
+            method=SharedEvidence(evidence=6.0),
+            paper_maps=True,
+            extra_scales=(0.5, 0.75, 1.25, 1.5),
+            mirror=True,
+        ),
         maps=MapsConfig(scale="logarithm"),
         pseudo_masks=PseudoMasksConfig(
             threshold=0.66,

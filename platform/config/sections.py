@@ -61,6 +61,13 @@ class Config(Section):
         yield from _a_segmenter_unlike_its_classifier(self)
         yield from _workers_without_a_sample(self)
 
+    @property
+    def paper_maps(self) -> bool:
+        """Whether the paper's own maps are made beside those of another method."""
+        localize = self.localize
+        another = localize.related > 0 and localize.method.name != "co_attention"
+        return localize.paper_maps and another and self.classifier.attention != "none"
+
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
         if problems := list(self.problems()):

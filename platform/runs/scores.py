@@ -21,6 +21,7 @@ ORIGIN = ("seed", "recipe", "weights", "git")
 HEADINGS = (
     "split", "images",
     "threshold", "background cue", "map scale", "related images", "method", "scales", "mirror", "CRF", "ignored share",
+    "decided by maps",
     *ORIGIN,
 )  # fmt: skip
 """The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
@@ -44,6 +45,7 @@ class Score:
         scales, mirror: of the images that were segmented, and whether they were also mirrored.
         crf: whether the dense CRF refined the segmentation.
         ignored_share: share of pixels in [0, 1] that pseudo masks ignore in training; they are scored all the same.
+        by_maps: share of pixels in [0, 1] of pseudo masks that saliency and tags alone do not decide.
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
         git: commit of the project that ran.
     """
@@ -65,6 +67,7 @@ class Score:
     mirror: bool | None = None
     crf: bool | None = None
     ignored_share: float | None = None
+    by_maps: float | None = None
     seed: int
     recipe: str
     weights: str
@@ -122,6 +125,7 @@ class Score:
             "mirror": _yes(self.mirror),
             "CRF": _yes(self.crf),
             "ignored share": None if self.ignored_share is None else percent(self.ignored_share),
+            "decided by maps": None if self.by_maps is None else percent(self.by_maps),
         }
         return {heading: text for heading, text in texts.items() if text is not None}
 

@@ -4,9 +4,11 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from numpy.typing import NDArray
 
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
@@ -15,7 +17,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
 from mcis.models.localization import score_maps
-from mcis.models.pseudo_masks import PseudoMask, from_crf, from_saliency
+from mcis.models.pseudo_masks import PseudoMask, decided_by_maps, from_crf, from_saliency
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
@@ -24,6 +26,9 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import of_split, split_rows
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+
+_SALIENT = 128
+"""Saliency, of 255, from which a pixel is salient where it is asked what the maps decide."""
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
@@ -66,28 +71,37 @@ class MakeMasks:
     def __call__(self, rows: pa.Table) -> pa.Table:
         out = []
         for row in rows.to_pylist():
-            result = self._mask(row)
+            cue = cue_of(self.config, row)
+            saliency = None
+            if cue == "saliency":
+                saliency = read_saliency(row["saliency_uri"], (row["height"], row["width"]))
+            result = self._mask(row, saliency)
+            by_maps = 1.0
+            if saliency is not None:
+                by_maps = decided_by_maps(result.labels, np.array(row["tags"]), saliency >= _SALIENT)
             out.append(
                 {
                     "image_id": row["image_id"],
                     "labels": encode_labels(result.labels),
                     "mask": encode_labels(result.mask),
                     "ignored": float((result.mask == 255).mean()),
-                    "cue": cue_of(self.config, row),
+                    "by_maps": by_maps,
+                    "cue": cue,
                 }
             )
         return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
 
-    def _mask(self, row: dict[str, Any]) -> PseudoMask:
+    def _mask(self, row: dict[str, Any], saliency: NDArray[np.uint8] | None) -> PseudoMask:
+        """The pseudo mask of an image, with its saliency map (H, W) or, where that is None, with the CRF."""
         c, height, width = self.config, row["height"], row["width"]
         of_image = self.maps.maps(row["image_id"])
         assert of_image is not None, f"localize wrote no map for the tagged image {row['image_id']}"
         maps = score_maps(torch.from_numpy(of_image.maps), of_image.grids, self.scale, height, width).numpy()
-        if cue_of(c, row) == "saliency":
+        if saliency is not None:
             return from_saliency(
                 maps,
                 of_image.classes,
-                read_saliency(row["saliency_uri"], (height, width)),
+                saliency,
                 stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
                 floor=c.floor,
                 conflict=c.conflict,
@@ -134,7 +148,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
     )
-    masks = read_table(context.part / "masks", ["ignored", "cue"])
+    masks = read_table(context.part / "masks", ["ignored", "by_maps", "cue"])
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])
     whole = int(pc.sum(pc.greater_equal(ignored, 1.0)).as_py() or 0)
     notes = []
@@ -152,6 +166,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "masks by domain and cue": {", ".join(pair): count for pair, count in cues.items()},
             "ignored whole": whole,
             "ignored share": round(float(pc.mean(ignored).as_py()), 4),
+            "masks that maps decide in part": int(pc.sum(pc.greater(masks["by_maps"], 0)).as_py()),
+            "share of pixels that maps decide": round(float(pc.mean(masks["by_maps"]).as_py()), 4),
         },
         notes=tuple(notes),
     )

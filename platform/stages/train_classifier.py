@@ -4,27 +4,34 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, image_bytes
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.tags import Tags
+from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.loop import FitResult
+from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.precision import precision_key
+from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.pair_scores import ScorePairs
 from mcis.platform.networks.pretrained import classifier_weights, load_backbone
 from mcis.platform.networks.trained import classifier_description, load_trained_classifier, trained_classifier
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, file_stamps
+from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+
+_VAL_PAIRS = 512  # at most
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -69,6 +76,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         Facts({"steps": learner.schedule.steps}, result.notes("classifier")),
         _rare_classes(learner.tags, context.classes),
         _val_precision(config, result),
+        _exclusive_precision(config, context),
         _pair_kinds(sampler) if learner.source is not None and learner.source.any() else Facts({}, ()),
     )
     return TrainingResult(
@@ -167,6 +175,35 @@ def _val_precision(config: Config, result: FitResult) -> Facts:
     if config.classifier.val_every:
         return Facts({}, ("no image of the split val has a tag: there is no mean average precision of the classifier",))
     return Facts({}, ())
+
+
+def _exclusive_precision(config: Config, context: RunContext) -> Facts:
+    """Mean average precision of what only one image of a val pair has: of the contrastive scores, and of basic ones.
+
+    Basic scores know nothing of the other image: what contrastive scores have above them is the gate's (Eq. 7-10).
+    """
+    c, rows = config.classifier, split_rows(context, "val", tagged=True)
+    if c.attention != "co+contrastive" or not c.val_every or not len(rows):
+        return Facts({}, ())
+    tags = Tags.of_index(rows["tags"], len(context.classes))
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    pairs = PairSampler(tags, seed=config.seed, source=source).rows(0, min(2 * len(rows), _VAL_PAIRS))
+    table = pa.table(
+        {"uri_m": rows["uri"].take(pairs.m), "uri_n": rows["uri"].take(pairs.n), "kind": pa.array(pairs.kind)}
+    )
+    gpu, folder = uses_gpu(config.compute), context.part / "pairs"
+    arguments = c, context.part, len(context.classes), gpu
+    map_table(table, ScorePairs, arguments, folder, label="val pairs", shard_rows=32, gpu=gpu)
+    scores = read_table(folder)
+    tags_m, tags_n = (tags.matrix(positions) for positions in (pairs.m, pairs.n))
+    exclusive = np.concatenate([tags_m & ~tags_n, tags_n & ~tags_m])
+    counts: dict[str, Any] = {"val pairs": len(table)}
+    for label, name in (("val mAP of unshared classes", "exclusive"), ("the same of basic scores", "basic")):
+        of_both = [np.array(scores[f"{name}_{side}"].to_pylist()) for side in "mn"]
+        precisions = average_precision(np.concatenate(of_both), exclusive)
+        if np.isfinite(precisions).any():
+            counts[label] = round(float(np.nanmean(precisions)), 2)
+    return Facts(counts, ())
 
 
 def _pair_kinds(sampler: PairSampler) -> Facts:

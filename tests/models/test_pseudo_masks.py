@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.models.crf import CrfParameters, dense_crf
-from mcis.models.pseudo_masks import IGNORE, PseudoMask, from_crf, from_saliency
+from mcis.models.pseudo_masks import IGNORE, PseudoMask, decided_by_maps, from_crf, from_saliency
 
 quick = settings(deadline=None, max_examples=100)
 
@@ -252,3 +252,13 @@ def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
     sure = from_crf(two_halves(12), maps, tags, certainty=0.999, parameters=parameters)
     assert (sure.labels[:, :9] == 4).all()
     assert (sure.mask[:, 9:12] == IGNORE).all(), "a winner that is certain yields to no color"
+
+
+def test_what_maps_decide_is_what_saliency_and_tags_leave_open() -> None:
+    salient = np.array([[True, True, False, False]])
+    tag, tags = np.array([4]), np.array([4, 9])
+    assert decided_by_maps(np.array([[5, 5, 0, 0]], np.uint8), tag, salient) == 0, "the only tag where it is salient"
+    assert decided_by_maps(np.array([[5, 0, 0, 0]], np.uint8), tag, salient) == 0.25
+    assert decided_by_maps(np.array([[5, 5, 5, 0]], np.uint8), tag, salient) == 0.25
+    assert decided_by_maps(np.array([[5, 10, 0, 0]], np.uint8), tags, salient) == 0.5, "which tag"
+    assert decided_by_maps(np.array([[0, 10, 0, 5]], np.uint8), tags, salient) == 0.75

@@ -38,7 +38,7 @@ TINY = (
 )
 SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
-    "map_scale", "related", "method", "ignored_share", "seed", "recipe", "weights", "git",
+    "map_scale", "related", "method", "ignored_share", "by_maps", "seed", "recipe", "weights", "git",
 }  # fmt: skip
 
 
@@ -76,14 +76,18 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
     assert [(s.what, s.split, s.related, s.crf) for s in first.scores] == [
         ("localization_maps", "train", 0, None),
         ("localization_maps", "train", 3, None),
+        ("localization_maps", "train", 3, None),
         ("pseudo_masks", "train", 3, None),
         ("baseline", "train", None, None),
         ("baseline", "train", None, None),
         ("segmentation", "val", None, False),
         ("segmentation", "val", None, True),
     ]
-    assert [s.map_scale for s in first.scores] == ["logarithm"] * 3 + [None] * 4
-    assert [s.method for s in first.scores] == [None] + ["evidence 6"] * 2 + [None] * 4
+    assert [s.map_scale for s in first.scores] == ["logarithm"] * 4 + [None] * 4
+    assert [s.method for s in first.scores] == [None, "co-attention"] + ["evidence 6"] * 2 + [None] * 4
+    masks = first.scores[3]
+    assert masks.by_maps is not None
+    assert 0 < masks.by_maps < 1
     for score in first.scores:
         values = [v for v in score.iou.values() if v is not None]
         assert score.miou == pytest.approx(sum(values) / len(values), abs=0.02)
@@ -93,6 +97,26 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
     assert written["counts"]["evaluate"] == {"scored": scored, "tags that disagree with the mask": 0}
     assert first.context.result("evaluate", StageResult).notes == ()
     assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report"}
+
+
+def test_the_papers_own_maps_are_those_of_its_method(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    """The row beside those of another method is the score that a run with the paper's method has."""
+    own = pipeline.run(settings(root, "localize.method.name=co_attention"), workspace, "own", until="localize")
+    in_first, in_own = (r.context.inputs["localize"] / name for r, name in ((first, "paper_maps"), (own, "maps")))
+    assert read_table(in_first).equals(read_table(in_own))
+    assert not (own.context.inputs["localize"] / "paper_maps").exists()
+    assert first.scores[1].miou == own.scores[1].miou
+
+
+def test_what_the_gate_brings_stands_beside_what_basic_scores_know(first: pipeline.RunResult) -> None:
+    counts = first.context.result("train_classifier", TrainingResult).counts
+    assert counts["val pairs"] == 12
+    scores = read_table(first.context.inputs["train_classifier"] / "pairs")
+    assert len(scores) == 12
+    for label in ("val mAP of unshared classes", "the same of basic scores"):
+        assert 0 <= counts[label] <= 100
 
 
 def test_the_best_tag_is_a_bound_that_the_random_tag_is_under(first: pipeline.RunResult) -> None:
@@ -232,11 +256,11 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(
 ) -> None:
     other = pipeline.run(settings(root, "maps.scale=range"), workspace, "range", until="pseudo_masks")
     assert [s for s, computed in other.context.computed.items() if computed] == ["pseudo_masks", "evaluate", "report"]
-    assert [s.map_scale for s in other.scores] == ["range"] * 3 + [None] * 2
+    assert [s.map_scale for s in other.scores] == ["range"] * 4 + [None] * 2
     masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
     assert masks[0] != masks[1]
     curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
-    assert [set(curve) for curve in curves] == [{"single round", "R = 3"}] * 2
+    assert [set(curve) for curve in curves] == [{"single round", "R = 3, as in the paper", "R = 3"}] * 2
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
 
 

@@ -16,6 +16,7 @@ from mcis.datasets.maps import Shards
 from mcis.datasets.masks import read_saliency, tags_of_mask
 from mcis.models.localization import score_maps
 from mcis.models.metrics import best_tag_mask, confusion, map_histogram, mean_iou, random_tag_mask, sweep
+from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
@@ -30,19 +31,21 @@ class TrainingSums(Sums):
     """What was counted on training images with K classes.
 
     Attributes:
-        single_round, related: (K + 1, K, bins) histograms of the localization maps (`metrics.map_histogram`), without
-            and with related images.
+        single_round, related, paper: (K + 1, K, bins) histograms of the localization maps (`metrics.map_histogram`),
+            without and with related images, and of the paper's own beside these.
         pseudo_masks, random_tag, best_tag: (K + 1, K + 1) confusions of the pseudo masks and the two baselines.
-        ignored: () the pseudo masks' shares of ignored pixels.
+        ignored, by_maps: () the pseudo masks' shares of ignored pixels, and of those that maps decided.
         disagreeing: () images whose tags are not the classes of their mask.
     """
 
     single_round: NDArray[np.int64]
     related: NDArray[np.int64]
+    paper: NDArray[np.int64]
     pseudo_masks: NDArray[np.int64]
     random_tag: NDArray[np.int64]
     best_tag: NDArray[np.int64]
     ignored: NDArray[np.float64]
+    by_maps: NDArray[np.float64]
     disagreeing: NDArray[np.int64]
 
     @classmethod
@@ -52,10 +55,12 @@ class TrainingSums(Sums):
         return cls(
             single_round=np.zeros(histogram, np.int64),
             related=np.zeros(histogram, np.int64),
+            paper=np.zeros(histogram, np.int64),
             pseudo_masks=np.zeros(matrix, np.int64),
             random_tag=np.zeros(matrix, np.int64),
             best_tag=np.zeros(matrix, np.int64),
             ignored=np.zeros((), np.float64),
+            by_maps=np.zeros((), np.float64),
             disagreeing=np.zeros((), np.int64),
         )
 
@@ -70,6 +75,7 @@ class ScoreTrain:
         salient: saliency, of 255, from which a pixel is salient for the baselines.
         seed: of the random tag.
         single, related: tables of localization maps without and with related images.
+        paper: the paper's own maps beside these, or None.
         masks: the table of pseudo masks; None where the run ended before them.
     """
 
@@ -80,6 +86,7 @@ class ScoreTrain:
     seed: int
     single: Shards
     related: Shards
+    paper: Shards | None
     masks: Shards | None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -89,11 +96,14 @@ class ScoreTrain:
             sums.disagreeing += tags_of_mask(truth, self.classes) != row["tags"]
             sums.single_round += self._histogram(self.single, row["image_id"], truth)
             sums.related += self._histogram(self.related, row["image_id"], truth)
+            if self.paper:
+                sums.paper += self._histogram(self.paper, row["image_id"], truth)
             if self.masks:
                 mask = self.masks.rows(row["image_id"])
                 assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
                 sums.pseudo_masks += confusion(truth, decode_labels(mask["labels"][0].as_py()), self.classes)
                 sums.ignored += mask["ignored"][0].as_py()
+                sums.by_maps += mask["by_maps"][0].as_py()
             if row["saliency_uri"]:
                 self._add_baselines(sums, row, truth)
         return sums.row()
@@ -129,6 +139,7 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
         seed=config.seed,
         single=Shards(context.inputs["localize"] / "single"),
         related=Shards(context.inputs["localize"] / "maps"),
+        paper=Shards(context.inputs["localize"] / "paper_maps") if config.paper_maps else None,
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
     )
     part = context.part / "train"
@@ -156,26 +167,38 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
 
 
 def localization_maps(scorer: Scorer, sums: TrainingSums) -> Iterator[tuple[Score, Curve]]:
-    """The maps' scores at their best threshold, without and, where there are any, with related images."""
-    config = scorer.config
-    bins = config.evaluate.thresholds
-    thresholds = [i / bins for i in range(bins)]
-    histograms = {0: sums.single_round, config.localize.related: sums.related}
-    for related, histogram in histograms.items() if config.localize.related else [(0, sums.single_round)]:
-        matrices = sweep(histogram)
-        mious = [mean_iou(matrix) for matrix in matrices]
-        best = int(np.argmax(mious))
-        score = scorer.score(
-            "localization_maps",
-            f"R = {related}" if related else "single round",
-            matrices[best],
-            threshold=thresholds[best],
-            background_cue="best threshold",
-            map_scale=config.maps.scale,
-            related=related,
-            method=config.localize.in_words() if related else None,
+    """The maps' scores at their best threshold: single round, the paper's own if asked for, with related images."""
+    localize = scorer.config.localize
+    yield _at_best_threshold(scorer, sums.single_round, "single round", 0, None)
+    if scorer.config.paper_maps:
+        paper = localize.model_copy(update={"method": CoAttention()})
+        yield _at_best_threshold(
+            scorer, sums.paper, f"R = {localize.related}, as in the paper", localize.related, paper.in_words()
         )
-        yield score, Curve(thresholds, [round(miou, 3) for miou in mious])
+    if localize.related:
+        name = f"R = {localize.related}"
+        yield _at_best_threshold(scorer, sums.related, name, localize.related, localize.in_words())
+
+
+def _at_best_threshold(
+    scorer: Scorer, histogram: NDArray[np.int64], name: str, related: int, method: str | None
+) -> tuple[Score, Curve]:
+    bins = scorer.config.evaluate.thresholds
+    thresholds = [i / bins for i in range(bins)]
+    matrices = sweep(histogram)
+    mious = [mean_iou(matrix) for matrix in matrices]
+    best = int(np.argmax(mious))
+    score = scorer.score(
+        "localization_maps",
+        name,
+        matrices[best],
+        threshold=thresholds[best],
+        background_cue="best threshold",
+        map_scale=scorer.config.maps.scale,
+        related=related,
+        method=method,
+    )
+    return score, Curve(thresholds, [round(miou, 3) for miou in mious])
 
 
 def pseudo_masks(scorer: Scorer, sums: TrainingSums, cue: str) -> Score:
@@ -190,6 +213,7 @@ def pseudo_masks(scorer: Scorer, sums: TrainingSums, cue: str) -> Score:
         related=localize.related,
         method=localize.in_words() if localize.related else None,
         ignored_share=round(float(sums.ignored) / scorer.images, 4),
+        by_maps=round(float(sums.by_maps) / scorer.images, 4),
     )
 
 

@@ -1,0 +1,38 @@
+"""Scores of pairs as the classifier gives them, kinds of pairs included."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+
+from mcis.datasets.images import read_rgb
+from mcis.models.backbones import normalize, to_unit
+from mcis.platform.config.training import ClassifierConfig
+from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.pair_scores import PAIR_SCORES_SCHEMA, ScorePairs
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_scores_are_the_classifiers(tmp_path: Path, kinds: int) -> None:
+    rng = np.random.default_rng(0)
+    uris = [str(tmp_path / f"{n}.png") for n in range(3)]
+    for uri in uris:
+        Image.fromarray(rng.integers(0, 256, (40, 56, 3), np.uint8)).save(uri)
+    torch.manual_seed(0)
+    config = ClassifierConfig.model_validate({"backbone": "small", "channels": 6, "input_size": 32, "kinds": kinds})
+    model = build_classifier(config, 4).eval()
+    save_weights(model, tmp_path / WEIGHTS, {})
+    kind = np.array([0, 2, 1], np.uint8) if kinds == 3 else np.zeros(3, np.uint8)
+    rows = pa.table({"uri_m": uris, "uri_n": uris[1:] + uris[:1], "kind": kind})
+    got = ScorePairs(config, tmp_path, 4, False)(rows)
+    assert got.schema.equals(PAIR_SCORES_SCHEMA)
+    with torch.inference_mode():
+        images = normalize(to_unit(torch.from_numpy(np.stack([read_rgb(uri, 32) for uri in uris]))))
+        features = model.backbone(images)
+        expected = model.pair_scores(features, features.roll(-1, 0), torch.from_numpy(kind).long())
+    for name in PAIR_SCORES_SCHEMA.names:
+        np.testing.assert_allclose(np.array(got[name].to_pylist()), getattr(expected, name).numpy(), atol=1e-5)
