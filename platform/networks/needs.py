@@ -295,9 +295,11 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
 
 
 def _localization(config: Config, counts: Counts, network: _Network, textures: int) -> Need:
-    """Two tables of maps; beside them the features, and the tables of each round where there are several."""
+    """Tables of maps; beside them the features, and the tables of each round where there are several."""
     channels, height, width = network.shape
-    tables = 2 * _table(config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64))
+    tables = (2 + config.paper_maps) * _table(
+        config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64)
+    )
     features = 2 * (channels + textures) * height * width * counts.tagged if config.localize.related else 0
     bound = int(config.localize.features_gb * _GIB)
     beside = min(features, bound) + (tables if features > bound else 0)
@@ -317,7 +319,7 @@ def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
 
 
 def _evaluation(config: Config, counts: Counts) -> Need:
-    """Sums of each shard, mostly zeros, which pack well: two histograms of the maps' scores."""
-    histograms = 2 * 8 * (counts.classes + 1) * counts.classes * config.evaluate.thresholds
+    """Sums of each shard, mostly zeros, which pack well: histograms of the scores of each table of maps."""
+    histograms = 3 * 8 * (counts.classes + 1) * counts.classes * config.evaluate.thresholds
     shards = math.ceil((counts.tagged + counts.predicted) / config.compute.shard_rows)
     return Need("evaluate", 8 * _SMALL + shards * (2 * _SMALL + histograms // 16), 0, _processes(config) * _PROCESS)
