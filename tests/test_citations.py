@@ -16,6 +16,7 @@ SECTIONS = (
     "Pseudo masks",
     "Segmentation network",
     "Inference",
+    "What each leaves open",
     "LID challenge",
     "Counts",
     "Scores in the paper",

@@ -14,6 +14,11 @@ from mcis.platform.runs.workspace import Workspace, disk_errors
 # The embedded images are few and small: more passes, smaller crops, fewer updates than recipe `small` has by itself.
 SIZES = Config(classifier=ClassifierConfig(epochs=30), segmenter=SegmenterConfig(crop=96, steps=750))
 
+SALIENCY = (
+    "The embedded saliency maps are painted from the ground truth, and pseudo masks and segmentation owe much to them; "
+    "mcis demo --name without --set pseudo_masks.background=crf does without."
+)
+
 
 def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:
     """Recipe `small` on the embedded data, which is drawn where it does not exist yet."""

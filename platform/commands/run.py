@@ -43,11 +43,15 @@ def demo(
     assignments: Assignments = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the whole pipeline on an embedded data set, drawn on the spot: masks that no one drew, in a few minutes."""
+    """Run the whole pipeline on an embedded data set, drawn on the spot: tags and painted saliency maps to masks."""
     with plain_errors(verbose):
-        from mcis.platform.commands.demo import demo_configuration
+        from mcis.platform.commands.demo import SALIENCY, demo_configuration
+        from mcis.platform.runs.progress import console
 
-        run_pipeline(demo_configuration(workspace, assignments or []), workspace, name, verbose=verbose)
+        configuration = demo_configuration(workspace, assignments or [])
+        run_pipeline(configuration, workspace, name, verbose=verbose)
+        if configuration.config.pseudo_masks.background != "crf":
+            console.print(SALIENCY, markup=False)
 
 
 def run_pipeline(

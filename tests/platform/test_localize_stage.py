@@ -42,6 +42,7 @@ from mcis.platform.stages.localization.workers import Embed, Relate
 TINY = (
     "classifier.epochs=4",
     "classifier.channels=24",
+    "localize.paper_maps=false",
     "classifier.head=own",  # a layer of its own for co-attentive features, so that a mistaken one shows
     "segmenter.channels=24",
     "classifier.input_size=64",
