@@ -240,7 +240,7 @@ def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: 
     lines = [f"images/{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(names)]
     (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
     workspace = ["--workspace", str(tmp_path / "workspace")]
-    done = CliRunner().invoke(app, ["index", "tags", "--tags", str(tmp_path / "photos.csv"), *workspace])
+    done = CliRunner().invoke(app, ["index", "tags", str(tmp_path / "photos.csv"), *workspace])
     assert done.exit_code == 0, done.output
     found = open_index(Workspace(tmp_path / "workspace"), "index-tags")
     accepted, rejected = found.index["uri"].to_pylist(), found.rejects["uri"].to_pylist()
