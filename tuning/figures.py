@@ -16,11 +16,18 @@ Meaning = dict[str, list[str]]
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """The figures of a case: mIoU in percent by column, for each of the seeds whose run came to its end."""
+    """The figures of a case, for each of the seeds whose run came to its end.
+
+    Attributes:
+        miou: in percent, by column.
+        by_maps: share of the pseudo masks' pixels in percent that saliency and tags alone do not decide; empty for a
+            run that ended before them.
+    """
 
     case: Case
     seeds: list[int]
     miou: dict[str, list[float]]
+    by_maps: list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +57,9 @@ def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures
     """A case's figures, from its scores by seed and column."""
     reached = [column for column in COLUMNS if all(column in of for of in scores.values())]
     miou = {column: [of[column].miou for of in scores.values()] for column in reached}
-    return Figures(case=case, seeds=list(scores), miou=miou)
+    masks = [of[COLUMNS[1]] for of in scores.values() if COLUMNS[1] in of]
+    by_maps = [100 * score.by_maps for score in masks if score.by_maps is not None]
+    return Figures(case=case, seeds=list(scores), miou=miou, by_maps=by_maps)
 
 
 def paired_differences(differences: Sequence[Difference], figures: Sequence[Figures]) -> Iterator[PairedDifference]:

@@ -20,14 +20,16 @@ def related_images_table(figures: Sequence[Figures], title: str) -> Table:
 
 
 def effect_table(figures: Sequence[Figures], title: str) -> Table:
-    """Mean and deviation of mIoU by case, a section a training, and the paper's column beside ours."""
-    columns = reached(figures)
+    """Mean and deviation of mIoU by case, a section a training; what maps decide of the masks; the paper's column."""
+    columns, decided = reached(figures), any(of.by_maps for of in figures)
     table = _table(title, ["case", "maps by"], columns)
-    table.add_column("paper, VOC", justify="right")
+    for head in [*(["decided by maps, %"] if decided else []), "paper, VOC"]:
+        table.add_column(head, justify="right")
     for number, of in enumerate(figures):
         if number and of.case.training != figures[number - 1].case.training:
             table.add_section()
-        table.add_row(of.case.name, of.case.inference, *_texts(of.miou, columns), _paper(of))
+        by_maps = [f"{mean(of.by_maps):.1f}" if of.by_maps else "-"] if decided else []
+        table.add_row(of.case.name, of.case.inference, *_texts(of.miou, columns), *by_maps, _paper(of))
     return table
 
 

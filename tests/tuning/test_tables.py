@@ -1,5 +1,6 @@
 """Tables and pictures of studies."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ def figures(training: str, name: str, miou: dict[str, list[float]], related: int
     case = Case(
         name=name, training=training, inference=f"by {name}", related=related, values={}, until="evaluate", **more
     )
-    return Figures(case=case, seeds=list(range(max(map(len, miou.values()), default=0))), miou=miou)
+    seeds = list(range(max(map(len, miou.values()), default=0)))
+    return Figures(case=case, seeds=seeds, miou=miou, by_maps=[])
 
 
 def lines(table: Table) -> list[str]:
@@ -54,6 +56,13 @@ def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_
     assert "by co-itself" in rows[1]
     assert "20.00 ±0.00" in rows[1]
     assert "31.50 ±2.12" in rows[1]
+
+
+def test_the_table_of_effects_says_what_maps_decide() -> None:
+    head, first, second = lines(effect_table([replace(EFFECT[0], by_maps=[12.0, 13.0]), EFFECT[1]], "title"))
+    assert "decided by maps, %" in head
+    assert "12.5" in first
+    assert "12.5" not in second
 
 
 def test_a_narrow_terminal_cuts_no_name() -> None:
