@@ -103,8 +103,8 @@ def small() -> Config:
     better with and without saliency. The paper's form is `localize.method.name=co_attention`.
 
     Command: `mcis run voc --voc DIR --name NAME --recipe small`, for images of about 160 pixels such as the embedded
-    data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 79 on the val images of such a drawn set,
-    84 with the CRF (docs/RESULTS.md).
+    data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 72 of the pseudo masks of such a drawn set
+    with painted saliency maps (docs/RESULTS.md).
     """
     return Config(
         recipe="small",
