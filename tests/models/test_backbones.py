@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,11 @@ def test_the_texture_layer_is_watched_without_changing_the_features(built: dict[
     assert all(at >= to for at, to in zip(textures.shape[2:], features.shape[2:], strict=True)), "no coarser"
 
 
+def slow_resnet101(names: Iterable[str]) -> list[Any]:
+    """ResNet-101 among the slow ones: it differs from ResNet-50 in its number of blocks alone."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name == "resnet101" else name for name in names]
+
+
 class Visible:
     """A dot's place in a feature map: the center of what it changes."""
 
@@ -144,7 +149,7 @@ class Visible:
         return tuple(float((w * p).sum() / w.sum()) for w, p in zip((across, along), places, strict=True))  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("name", BACKBONES)
+@pytest.mark.parametrize("name", slow_resnet101(BACKBONES))
 def test_a_dot_moves_with_its_pixel(name: str) -> None:
     """What a dot changes is centered at its pixel, on average over a stride: half a stride off is four to eight pixels.
 

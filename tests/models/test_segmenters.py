@@ -188,7 +188,13 @@ def test_logits_are_upsampled_with_aligned_corners() -> None:
     )
 
 
-@pytest.mark.parametrize("backbone", get_args(SegmenterConfig.model_fields["backbone"].annotation))
+@pytest.mark.parametrize(
+    "backbone",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name == "resnet101" else name  # as resnet50, but more blocks
+        for name in get_args(SegmenterConfig.model_fields["backbone"].annotation)
+    ],
+)
 def test_321_pixels_are_41_positions_with_aligned_corners(backbone: str) -> None:
     """Every position is the logit of a pixel of its own, the first of the first and the last of the last."""
     model = LargeFov(BACKBONES[backbone](), labels=3, width=4, dropout=0.5).eval()

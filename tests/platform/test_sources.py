@@ -30,6 +30,7 @@ TINY = (
     "segmenter.batch=4",
     "segmenter.width=16",
     "segmenter.crop=64",
+    "localize.paper_maps=false",
     "pseudo_masks.smallest=0",
     "pseudo_masks.crf.iterations=1",
     "predict.crf.iterations=1",
