@@ -516,7 +516,7 @@ def computed_by(monkeypatch: pytest.MonkeyPatch, config: Config, context: RunCon
     return calls
 
 
-@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.slow)])
 def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
 ) -> None:
@@ -570,7 +570,7 @@ def test_another_bound_after_a_kill_begins_anew(
 # --- domains
 
 
-@pytest.mark.parametrize("domain", ["target", "source", "both"])
+@pytest.mark.parametrize("domain", [pytest.param("target", marks=pytest.mark.slow), "source", "both"])
 def test_related_images_of_a_domain_are_met_by_its_affinity(trained: Trained, tmp_path: Path, domain: str) -> None:
     made = three_kinds(trained, tmp_path)
     config = made.config("classifier.kinds=3", f"localize.related_from={domain}", "localize.method.contrastive=true")
