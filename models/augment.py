@@ -43,14 +43,14 @@ def color_jitter(images: Tensor, strength: tuple[float, float, float, float], dr
     "Classifier").
 
     Args:
-        draws: brightness, contrast, saturation, hue, and their order, in [0, 1).
+        draws: brightness, contrast, saturation, hue, and their order, in [0, 1]: float32 rounds the largest to 1.
     """
     from torchvision.transforms.v2 import functional as change
 
     changes = change.adjust_brightness, change.adjust_contrast, change.adjust_saturation, change.adjust_hue
     jittered = []
     for image, (*numbers, order) in zip(images, draws.tolist(), strict=True):
-        for which in _ORDERS[int(order * len(_ORDERS))]:
+        for which in _ORDERS[min(int(order * len(_ORDERS)), len(_ORDERS) - 1)]:
             if strength[which]:
                 offset = strength[which] * (2 * numbers[which] - 1)
                 image = changes[which](image, offset if which == 3 else max(0.0, 1 + offset))

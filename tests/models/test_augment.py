@@ -67,6 +67,16 @@ def test_the_order_of_the_changes_is_drawn() -> None:
     assert len({tuple(image.flatten().tolist()) for image in got}) > 6
 
 
+def test_the_largest_draw_that_float32_rounds_to_1_has_an_order() -> None:
+    draws = torch.full((1, 5), 1 - 2.0**-53, dtype=torch.float64).to(torch.float32)
+    assert draws[0, 4] == 1
+    image = torch.rand(1, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    last = draws.clone()
+    last[:, 4] = 23.5 / 24
+    strength = (0.3, 0.3, 0.3, 0.1)
+    assert torch.equal(color_jitter(image, strength, draws), color_jitter(image, strength, last))
+
+
 def test_no_strength_and_no_deviation_are_the_identity() -> None:
     images, draws = drawn(1, 3, 4, 5)
     assert augment(images, Augmentation(), draws) is images
