@@ -89,7 +89,7 @@ class LocalizeConfig(Section):
     or images without its class. Where every image has the class, the latter takes images with it."""
     paper_maps: bool = False
     """Make and score the paper's own maps too, where `method` is another and the classifier has co-attention: a row to
-    compare with, of which no mask is made."""
+    compare with, of which no mask is made. They are seen from m, as the released code has it."""
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code
     (RELEASED_RECIPE, "Localization maps")."""

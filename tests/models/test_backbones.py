@@ -2,7 +2,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -206,24 +206,28 @@ def test_small_has_no_other_stride() -> None:
 # --- VGG-16
 
 
+def vgg16_by_hand(weights: dict[str, nn.Parameter], x: Tensor, pools: Sequence[tuple[int, int, int]]) -> Tensor:
+    """VGG-16's 13 convolutions, conv5 dilated by 2, each block with the pooling behind it: size, stride, padding."""
+    index = 0
+    for block, (layers, dilation) in enumerate([(2, 1), (2, 1), (3, 1), (3, 1), (3, 2)]):
+        for _ in range(layers):
+            weight, bias = weights[f"features.{index}.weight"], weights[f"features.{index}.bias"]
+            x = torch.relu(functional.conv2d(x, weight, bias, padding=dilation, dilation=dilation))
+            index += 2
+        if block < len(pools):
+            x = functional.max_pool2d(x, *pools[block])
+        index += 1
+    return x
+
+
 def test_vgg16_is_the_recipes(built: dict[str, Backbone]) -> None:
-    """Composed by hand: pool4 3x3 with stride 1, conv5 dilated by 2, no pool5, three more convolutions with ReLU."""
+    """Composed by hand: pool4 3x3 with stride 1, no pool5, three more convolutions with ReLU."""
     backbone = built["vgg16"]
     weights = dict(backbone.body.named_parameters())
     assert len(weights) == 2 * (13 + 3)
-    x = pictures = images(1, 3, 40, 56)
+    pictures = images(1, 3, 40, 56)
     with torch.inference_mode():
-        index = 0
-        for block, (layers, dilation) in enumerate([(2, 1), (2, 1), (3, 1), (3, 1), (3, 2)], start=1):
-            for _ in range(layers):
-                weight, bias = weights[f"features.{index}.weight"], weights[f"features.{index}.bias"]
-                x = torch.relu(functional.conv2d(x, weight, bias, padding=dilation, dilation=dilation))
-                index += 2
-            if block < 4:
-                x = functional.max_pool2d(x, 2)
-            elif block == 4:
-                x = functional.max_pool2d(x, 3, stride=1, padding=1)
-            index += 1
+        x = vgg16_by_hand(weights, pictures, [(2, 2, 0)] * 3 + [(3, 1, 1)])
         for layer in (0, 2, 4):
             weight, bias = weights[f"extra_convs.{layer}.weight"], weights[f"extra_convs.{layer}.bias"]
             assert weight.shape == (512, 512, 3, 3)
@@ -234,20 +238,13 @@ def test_vgg16_is_the_recipes(built: dict[str, Backbone]) -> None:
 
 
 def test_the_segmenters_vgg16_is_deeplab_largefovs(built: dict[str, Backbone]) -> None:
-    """Composed by hand: VGG-16's 13 convolutions alone, conv5 dilated by 2, all poolings 3x3."""
+    """Composed by hand: the 13 convolutions alone, all poolings 3x3."""
     backbone = built["vgg16_largefov"]
     weights = dict(backbone.body.named_parameters())
     assert len(weights) == 2 * 13
-    x = pictures = images(1, 3, 41, 57)
+    pictures = images(1, 3, 41, 57)
     with torch.inference_mode():
-        index = 0
-        for block, (layers, dilation) in enumerate([(2, 1), (2, 1), (3, 1), (3, 1), (3, 2)], start=1):
-            for _ in range(layers):
-                weight, bias = weights[f"features.{index}.weight"], weights[f"features.{index}.bias"]
-                x = torch.relu(functional.conv2d(x, weight, bias, padding=dilation, dilation=dilation))
-                index += 2
-            x = functional.max_pool2d(x, 3, stride=2 if block < 4 else 1, padding=1)
-            index += 1
+        x = vgg16_by_hand(weights, pictures, [(3, 2, 1)] * 3 + [(3, 1, 1)] * 2)
         assert x.shape[2:] == (6, 8)
         close(backbone(pictures), x)
         assert backbone(images(1, 3, 321, 321)).shape == (1, 512, 41, 41)
