@@ -22,7 +22,7 @@ import torch
 
 from mcis.datasets.images import read_rgb
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform
 from mcis.models.localization import normalize_maps, released_map
 from mcis.models.resampling import pixel_grids, resample
@@ -81,7 +81,9 @@ def pair_by_pair(
     relations = draw_relations(config.localize, config.seed, tags, np.zeros(len(rows), bool))
     size, uris, maps = config.classifier.input_size, rows["uri"].to_pylist(), []
     # Decoded beforehand, so that opening an image for every pair does not count.
-    images = [normalize(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris]
+    images = [
+        model.backbone.normalize(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris
+    ]
     began = time.perf_counter()
     for index, image_tags in enumerate(rows["tags"].to_pylist()):
         image = images[index]

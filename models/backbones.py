@@ -1,4 +1,6 @@
-"""Backbones: images (B, 3, H, W), ImageNet-normalized -> features (B, C, H / stride, W / stride).
+"""Backbones: images (B, 3, H, W), normalized as the backbone wants them -> features (B, C, H / stride, W / stride).
+
+Here are the project's own and torchvision's; `timm_backbones` has timm's.
 
 No backbone uses statistics of the batch (batch norm is frozen, or there is no norm at all), so an image's features do
 not depend on the other images of its batch or on the number of workers.
@@ -7,7 +9,6 @@ not depend on the other images of its batch or on the number of workers.
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +16,8 @@ from torch import Tensor, nn
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
-from mcis.datasets.grids import Grid, pixels
+from mcis.models.layouts import Layout
 from mcis.models.resampling import Grids
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
 def to_unit(images: Tensor) -> Tensor:
@@ -27,53 +25,32 @@ def to_unit(images: Tensor) -> Tensor:
     return images.permute(0, 3, 1, 2).float() / 255
 
 
-def normalize(images: Tensor) -> Tensor:
-    """RGB (B, 3, H, W) in [0, 1] -> less ImageNet's mean, divided by its standard deviation, channel by channel."""
-    mean, deviation = (images.new_tensor(values).view(1, 3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    return (images - mean) / deviation
+class Normalization(NamedTuple):
+    """How a backbone wants its pixels: less `mean`, divided by `deviation`, both of RGB values in [0, 1]."""
+
+    mean: tuple[float, float, float]
+    deviation: tuple[float, float, float]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """RGB (B, 3, H, W) in [0, 1] -> normalized channel by channel, (B, 3, H, W)."""
+        mean, deviation = (images.new_tensor(values).view(1, 3, 1, 1) for values in self)
+        return (images - mean) / deviation
 
 
-class Layout(NamedTuple):
-    """Where the positions of a layer lie in its image.
-
-    A strided convolution or pooling with odd kernels centers position i at pixel stride * i. Pooling of 2x2 pixels, and
-    patches, center it at stride * i + (stride - 1) / 2.
-
-    Attributes:
-        stride: input pixels per position.
-        offset: pixel at which position 0 is centered, where pixel 0 is the first one's center; None where the image is
-            divided into equal parts, each with a position at its center.
-    """
-
-    stride: int
-    offset: float | None = 0.0
-
-    def grid(self, side: int, count: int) -> Grid:
-        """Where `count` positions lie along a side of `side` pixels."""
-        if self.offset is None:
-            return pixels(count)
-        return Grid((self.offset + 0.5) / side, self.stride / side, count)
-
-    def grids(self, image: tuple[int, int], shape: tuple[int, int]) -> Grids:
-        """Where the positions of a map of `shape` (h, w) lie in an image of (height, width) pixels."""
-        return Grids(*(self.grid(side, count) for side, count in zip(image, shape, strict=True)))
-
-    def padded(self, side: int) -> int:
-        """The least side, at least `side`, whose outermost positions are as far from both edges."""
-        edges = self.stride - 1 if self.offset is None else round(2 * self.offset)
-        return edges + 1 + self.stride * -(-max(0, side - 1 - edges) // self.stride)
+IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Of the project's own backbones and torchvision's."""
 
 
-class Textures(NamedTuple):
-    """The early layer of a backbone whose channels tell textures apart.
+class Layer(NamedTuple):
+    """A layer inside a backbone whose output is read beside the features.
 
     Attributes:
-        layer: its name in the backbone's body.
+        name: of the module in the backbone's body.
         channels: C' of its output.
         layout: of its positions.
     """
 
-    layer: str
+    name: str
     channels: int
     layout: Layout
 
@@ -82,53 +59,99 @@ class Backbone(nn.Module):
     """A feature extractor with known width, and known places of its positions.
 
     Attributes:
-        channels: C of the features.
+        groups: channels of the stages whose outputs, one behind the other, are the features.
+        channels: C of the features, the sum of `groups`.
         layout: of their positions.
+        normalize: images in [0, 1] -> as the body wants them.
+        stages: for each stage, in forward order, the beginning of the name of its first parameter in the body. A
+            stage's parameters are those up to the next one's first, in the order of the body's parameters.
         new_layers: prefixes of the names of parameters without pretrained weights, whose learning rate may be higher
             (RELEASED_RECIPE, "Classifier").
-        textures: the layer of textures.
+        unused: prefixes of the names in a file of pretrained weights that the body has no place for: classification
+            layers.
+        textures: the early layer whose channels tell textures apart, or None.
+        low_level: the last layer of stride 4, which a segmenter may read beside the features, or None.
     """
 
     def __init__(
         self,
         body: nn.Module,
         *,
-        channels: int,
+        groups: tuple[int, ...],
         layout: Layout,
+        stages: tuple[str, ...] = (),
+        normalization: Normalization = IMAGENET,
         new_layers: tuple[str, ...] = (),
-        textures: Textures,
+        unused: tuple[str, ...] = (),
+        textures: Layer | None = None,
+        low_level: Layer | None = None,
     ):
         super().__init__()
         self.body = body
-        self.channels, self.layout, self.new_layers, self.textures = channels, layout, new_layers, textures
+        self.groups, self.channels, self.layout, self.stages = groups, sum(groups), layout, stages
+        self.normalize, self.new_layers, self.unused = normalization, new_layers, unused
+        self.textures, self.low_level = textures, low_level
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
+
+    def with_low_level(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (B, C, h, w) and the output of `low_level`, (B, C', h', w'), of one forward pass.
+
+        Raises:
+            ValueError: the backbone has no such layer.
+        """
+        if self.low_level is None:
+            raise ValueError("a backbone without a layer of low level")
+        with self._watching(self.low_level) as outputs:
+            features = self(images)
+        return features, outputs[0]
 
     def grids(self, images: Tensor, features: Tensor) -> Grids:
         """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
         (height, width), (h, w) = images.shape[-2:], features.shape[-2:]
         return self.layout.grids((height, width), (h, w))
 
-    @contextlib.contextmanager
-    def watching_textures(self) -> Iterator[list[Tensor]]:
-        """Collects the output of the texture layer, (B, C', h, w), in the first forward pass of the block.
+    def watching_textures(self) -> contextlib.AbstractContextManager[list[Tensor]]:
+        """Collects the output of the layer of textures, (B, C', h, w), in the first forward pass of the block.
 
-        Yields:
-            A list that holds that output once the pass is done.
+        The block's value is a list that holds that output once the pass is done; nothing where there is no such layer.
         """
+        return contextlib.nullcontext([]) if self.textures is None else self._watching(self.textures)
+
+    @contextlib.contextmanager
+    def _watching(self, layer: Layer) -> Iterator[list[Tensor]]:
         outputs: list[Tensor] = []
 
-        def watch(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
             if not outputs:
                 outputs.append(output)
 
-        handle = self.body.get_submodule(self.textures.layer).register_forward_hook(watch)
+        handle = self.body.get_submodule(layer.name).register_forward_hook(watch)
         try:
             yield outputs
         finally:
             handle.remove()
+
+
+def train_last(backbone: Backbone, count: int) -> None:
+    """Freezes a backbone but for its last `count` stages; 0 freezes all of it.
+
+    Raises:
+        UserError: it has fewer stages.
+    """
+    if count > len(backbone.stages):
+        raise UserError(
+            f"the last {count} stages of a backbone are to be trained, and it has {len(backbone.stages)}",
+            f"at most {len(backbone.stages)} stages",
+            "set `trained` to that, or to `all`",
+        )
+    first = backbone.stages[len(backbone.stages) - count] if count else None
+    begun = False
+    for name, parameter in backbone.body.named_parameters():
+        begun = begun or (first is not None and name.startswith(first))
+        parameter.requires_grad_(begun)
 
 
 def small(*, channels: int = 96, stride: int = 8) -> Backbone:
@@ -161,13 +184,20 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
         nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
         layers += [conv, nn.ReLU(inplace=True)]
+    early = Layer("3", 2 * third, Layout(4))  # behind the second ReLU
     return Backbone(
         nn.Sequential(*layers[:-1]),
-        channels=channels,
+        groups=(channels,),
         layout=Layout(stride),
+        stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
-        textures=Textures("3", 2 * third, Layout(4)),  # behind the second ReLU
+        textures=early,
+        low_level=early,
     )
+
+
+_HEADS = ("fc.", "classifier.", "heads.")  # torchvision's names of the classification layers
+_VGG16_STAGES = ("features.0.", "features.5.", "features.10.", "features.17.", "features.24.")
 
 
 def _vgg16_features() -> nn.Sequential:
@@ -196,10 +226,13 @@ def vgg16() -> Backbone:
     halves = Layout(8, 3.5)  # three poolings of 2x2 pixels
     return Backbone(
         nn.Sequential(OrderedDict(features=_vgg16_features(), extra_convs=extra_convs)),
-        channels=512,
+        groups=(512,),
         layout=halves,
+        stages=(*_VGG16_STAGES, "extra_convs."),
         new_layers=("body.extra_convs",),
-        textures=Textures("features.16", 256, halves),  # pool3
+        unused=_HEADS,
+        textures=Layer("features.16", 256, halves),  # pool3
+        low_level=Layer("features.9", 128, Layout(4, 1.5)),  # pool2
     )
 
 
@@ -214,9 +247,12 @@ def vgg16_largefov() -> Backbone:
     features.append(nn.MaxPool2d(3, stride=1, padding=1))  # pool5
     return Backbone(
         nn.Sequential(OrderedDict(features=features)),
-        channels=512,
+        groups=(512,),
         layout=Layout(8),
-        textures=Textures("features.16", 256, Layout(8)),
+        stages=_VGG16_STAGES,
+        unused=_HEADS,
+        textures=Layer("features.16", 256, Layout(8)),
+        low_level=Layer("features.9", 128, Layout(4)),
     )
 
 
@@ -238,7 +274,15 @@ def _resnet(name: str) -> Backbone:
             return out
 
     body = Body(net, {"layer4": "out"})
-    return Backbone(body, channels=2048, layout=Layout(8), textures=Textures("layer2", 512, Layout(8)))
+    return Backbone(
+        body,
+        groups=(2048,),
+        layout=Layout(8),
+        stages=("conv1.", "layer2.", "layer3.", "layer4."),
+        unused=_HEADS,
+        textures=Layer("layer2", 512, Layout(8)),
+        low_level=Layer("layer1", 256, Layout(4)),
+    )
 
 
 def resnet50() -> Backbone:
@@ -292,7 +336,11 @@ def vit_b_16() -> Backbone:
     256x256 pixels -> 16x16x768. Images are resized to whole patches, and the position embeddings to the image.
     """
     patches = Layout(16, None)
-    return Backbone(Vit(), channels=768, layout=patches, textures=Textures("conv_proj", 768, patches))
+    body = Vit()
+    blocks = ("", *(f"encoder.layers.encoder_layer_{block}." for block in range(1, len(body.encoder.layers))))
+    return Backbone(
+        body, groups=(768,), layout=patches, stages=blocks, unused=_HEADS, textures=Layer("conv_proj", 768, patches)
+    )
 
 
 BACKBONES: Mapping[str, Callable[..., Backbone]] = {
@@ -303,88 +351,3 @@ BACKBONES: Mapping[str, Callable[..., Backbone]] = {
     "resnet101": resnet101,
     "vit_b_16": vit_b_16,
 }
-PRETRAINED = {
-    "vit_b_16": ("ViT_B_16_Weights", "IMAGENET1K_V1"),
-    "vgg16": ("VGG16_Weights", "IMAGENET1K_V1"),
-    "vgg16_largefov": ("VGG16_Weights", "IMAGENET1K_V1"),
-    "resnet50": ("ResNet50_Weights", "IMAGENET1K_V1"),
-    "resnet101": ("ResNet101_Weights", "IMAGENET1K_V1"),
-}
-
-
-_HEADS = ("fc.", "classifier.", "heads.")  # torchvision's names of the classification layers
-
-
-def pretrained_url(name: str) -> str:
-    """The URL of torchvision's ImageNet weights of backbone `name`; its file name ends in the hash of the content."""
-    from torchvision import models
-
-    enum, member = PRETRAINED[name]
-    return str(getattr(models, enum)[member].url)
-
-
-def pretrained_bytes(name: str) -> int:
-    """Size of the file behind `pretrained_url`."""
-    from torchvision import models
-
-    enum, member = PRETRAINED[name]
-    return round(getattr(models, enum)[member].meta["_file_size"] * 2**20)
-
-
-def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
-    """Reads the `state_dict` in a file, plain or under the key `state_dict`, and runs nothing that the file holds.
-
-    Args:
-        remedy: what the errors tell the user to do.
-
-    Raises:
-        UserError: there is no file, or it holds anything but named tensors.
-    """
-    if not path.is_file():
-        raise UserError(f"no weights file {path}", "a state_dict file", remedy)
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # a hostile or damaged file makes the unpickler raise errors of any type
-        raise UserError(f"{path} cannot be read as weights", "an undamaged file of tensors alone", remedy) from None
-    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
-        state = state["state_dict"]
-    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", remedy)
-    return state
-
-
-def load_pretrained(backbone: Backbone, path: Path) -> None:
-    """Loads torchvision's ImageNet weights, a `state_dict` file, into `backbone`.
-
-    The classification layers of the file are not used, and the backbone's `new_layers` stay as initialized.
-
-    Raises:
-        UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
-            backbone are new, so that nothing of the file would be used.
-    """
-    remedy = "name torchvision's ImageNet state_dict file of this `backbone` by `path`"
-    state = read_state(path, remedy)
-    wanted = {
-        k: v
-        for k, v in backbone.body.state_dict().items()
-        if not any(f"body.{k}".startswith(prefix) for prefix in backbone.new_layers)
-    }
-    if not wanted:
-        raise UserError(
-            f"{path} is given for a backbone all of whose layers are new",
-            f"a backbone with pretrained weights: {', '.join(PRETRAINED)}",
-            "choose such a `backbone`, or leave out `path` to train from scratch",
-        )
-    missing = [k for k in wanted if k not in state]
-    unused = [k for k in state if k.startswith(_HEADS) or k.endswith("num_batches_tracked")]
-    surplus = sorted(set(state) - set(backbone.body.state_dict()) - set(unused))
-    misshapen = [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
-    if missing or misshapen or surplus:  # a deeper network of the same family has every tensor of a shallower one
-        shown = ", ".join((missing + misshapen + surplus)[:5])
-        raise UserError(
-            f"{path} does not fit the backbone: "
-            f"{len(missing)} tensors missing, {len(misshapen)} of another shape, {len(surplus)} too many ({shown})",
-            f"the {len(wanted)} tensors of the architecture",
-            remedy,
-        )
-    backbone.body.load_state_dict({k: state[k] for k in wanted}, strict=False)

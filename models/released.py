@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import read_state, vgg16
+from mcis.models.backbones import vgg16
 from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.pretrained import read_state
 
 NAMES = {
     "vgg.features.": "backbone.body.features.",

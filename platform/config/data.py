@@ -114,8 +114,9 @@ class WeightsConfig(Section):
     """Pretrained weights."""
 
     backbone: WeightsFile = "none"
-    """The classifier's: `none` = from scratch; `download` = torchvision's ImageNet weights; else a state_dict file."""
+    """The classifier's: `none` = from scratch; `download` = torchvision's or timm's weights; `bundled` = those of
+    timm/tf_efficientnet_lite0, which are installed with mcis; else a state_dict file."""
     classifier: WeightsFile | None = None
     """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
     segmenter: WeightsFile | None = None
-    """The segmenter's, likewise; None = as `backbone`, for `none` and `download`, and for a file that fits both."""
+    """The segmenter's, likewise; None = as `backbone`, for a word, and for a file that fits both."""

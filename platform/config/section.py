@@ -29,7 +29,7 @@ def _absolute_or_remote(location: str) -> str:
 
 
 def _absolute_or_word(location: str) -> str:
-    return location if location in ("none", "download") else str(_absolute(Path(location)))
+    return location if location in ("none", "download", "bundled") else str(_absolute(Path(location)))
 
 
 # Relative to where the command is given; absolute from then on, as trials and workers have folders of their own.

@@ -13,7 +13,7 @@ from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.section import Contradictions, Section
-from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
+from mcis.platform.config.training import TIMM, ClassifierConfig, SegmenterConfig
 
 
 class Config(Section):
@@ -59,6 +59,8 @@ class Config(Section):
         yield from _contrastive_maps_without_their_training(self)
         yield from _a_scale_of_activations_for_released_maps(self)
         yield from _a_segmenter_unlike_its_classifier(self)
+        yield from _evidence_without_textures(self)
+        yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
 
     @property
@@ -124,6 +126,28 @@ def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
             f"segmenter.init is classifier, but the segmenter's backbone {s.backbone} ({s.channels} channels) is "
             f"not the classifier's {c.backbone} ({c.channels} channels); make them equal or use init=pretrained"
         )
+
+
+def _evidence_without_textures(config: Config) -> Iterator[str]:
+    backbone = config.classifier.backbone
+    if config.localize.related and config.localize.method.evidence and backbone.startswith(TIMM):
+        yield (
+            f"localize.method.evidence needs a backbone's layer of textures, which {backbone} has none of; set "
+            "localize.method.name=co_attention, or choose a classifier.backbone of the project's own or torchvision's"
+        )
+
+
+def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
+    c, s, weights = config.classifier, config.segmenter, config.weights
+    if c.trained != "all" and weights.classifier is None and weights.backbone == "none":
+        yield f"classifier.trained is {c.trained} but weights.backbone is none: what is not trained would stay random"
+    if c.trained == "neck" and c.backbone == "vgg16" and weights.classifier is None:
+        yield (
+            "classifier.trained is neck but classifier.backbone is vgg16, whose last layers are new: they would stay "
+            "random; set classifier.trained=1, which trains these"
+        )
+    if s.trained != "all" and s.init == "pretrained" and (weights.segmenter or weights.backbone) == "none":
+        yield f"segmenter.trained is {s.trained} but weights.segmenter is none: what is not trained would stay random"
 
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:

@@ -1,13 +1,48 @@
 """Sections of the two trainings: the co-attention classifier, the segmentation network, and their optimizers."""
 
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
 
+from mcis.datasets.errors import UserError
 from mcis.platform.config.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
 
 Schedule = Literal["step", "poly", "cosine"]
+TIMM = "timm/"
+"""What precedes timm's name of a network in the name of a backbone."""
+
+
+def _known(*names: str) -> Callable[[str], str]:
+    """Lets pass one of the project's backbones, or a name of timm's, which is imported for such a one alone."""
+
+    def check(name: str) -> str:
+        if name.startswith(TIMM):
+            from mcis.models.timm_backbones import check_name
+
+            try:
+                check_name(name.removeprefix(TIMM))
+            except UserError as error:
+                raise _unknown(f"{error.found}; {error.remedy}") from None
+        elif name not in names:
+            near = get_close_matches(name, names, n=1, cutoff=0.5)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            raise _unknown(f"Input should be one of {', '.join(names)}, or timm/NAME with a name of timm's{meant}")
+        return name
+
+    return check
+
+
+def _unknown(text: str) -> PydanticCustomError:
+    return PydanticCustomError("unknown_backbone", "{text}", {"text": text})
+
+
+ClassifierBackbone = Annotated[str, AfterValidator(_known("small", "vgg16", "resnet50", "resnet101", "vit_b_16"))]
+SegmenterBackbone = Annotated[
+    str, AfterValidator(_known("small", "vgg16_largefov", "resnet50", "resnet101", "vit_b_16"))
+]
 
 
 class Optimizer(Section):
@@ -57,10 +92,16 @@ class SegmenterOptimizer(Optimizer):
 class ClassifierConfig(Section):
     """The co-attention classifier and its training (section 3.1)."""
 
-    backbone: Literal["small", "vgg16", "resnet50", "resnet101", "vit_b_16"] = "vgg16"
-    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions); vit_b_16 has stride 16."""
+    backbone: ClassifierBackbone = "vgg16"
+    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): small, vgg16, resnet50, resnet101,
+    vit_b_16, or timm/NAME, a convolutional network or vision transformer by timm's name."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width C of the backbone `small`; the others have their own."""
+    stride: int | None = Field(default=None, gt=0)
+    """Input pixels per feature position; None = the backbone's own: 8, of timm's convolutional networks 16, of a
+    transformer its patches' side. `small` can have 4, timm's convolutional networks mostly 8, 16 and 32."""
+    trained: Literal["all", "neck"] | Positive = "all"
+    """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     input_size: Positive = 256
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
@@ -138,12 +179,15 @@ class SegmenterConfig(Section):
 
     network: Literal["largefov"] = "largefov"
     """Head on the backbone: DeepLab-LargeFOV."""
-    backbone: Literal["small", "vgg16_largefov", "resnet50", "resnet101"] = "resnet101"
-    """Features that the head reads; vgg16_largefov is DeepLab-LargeFOV's VGG-16, not the classifier's."""
+    backbone: SegmenterBackbone = "resnet101"
+    """Features that the head reads: small, vgg16_largefov (DeepLab-LargeFOV's VGG-16, not the classifier's), resnet50,
+    resnet101, vit_b_16, or timm/NAME."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`."""
-    stride: Literal[4, 8] = 8
-    """Input pixels per feature position; 4 with the backbone `small` only."""
+    stride: int | None = Field(default=None, gt=0)
+    """Input pixels per feature position, as of the classifier; None = the backbone's own."""
+    trained: Literal["all", "head"] | Positive = "all"
+    """What is trained: all; `head` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     init: Literal["pretrained", "classifier"] = "pretrained"
     """Start from `weights.backbone`, or from the trained classifier's backbone (same backbone and width)."""
     width: Positive = 1024
@@ -166,8 +210,3 @@ class SegmenterConfig(Section):
     """Updates."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
     """Update rule, rates and schedule."""
-
-    def problems(self) -> Iterator[str]:
-        """A stride that the backbone cannot have."""
-        if self.stride == 4 and self.backbone != "small":
-            yield f"segmenter.stride 4 exists for the backbone small only, not for {self.backbone}"

@@ -17,12 +17,12 @@ from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import to_unit
 from mcis.models.classifier import CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
-from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.build import build_classifier, freeze, normalization_of
 from mcis.platform.networks.pretrained import load_backbone
 
 
@@ -63,6 +63,7 @@ class ClassifierLearner:
         model = build_classifier(self.config, self.tags.classes)
         if self.pretrained:
             load_backbone("classifier", model.backbone, self.pretrained)
+        freeze(model, self.config)
         return model
 
     def decoder(self, shard: WorkerShard) -> PairDecoder:
@@ -118,15 +119,16 @@ class ClassifierLearner:
         tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
         """
         c = self.config
+        normalize = normalization_of(c.backbone)
         augmentation = Augmentation(color_jitter=c.color_jitter, flip=c.flip, shift=c.shift)
         draws_m = uniforms(Draw.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
         draws_n = uniforms(Draw.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
-        images_m = device_images(batch.images_m, draws_m, augmentation, device)
-        images_n = device_images(batch.images_n, draws_n, augmentation, device)
+        images_m = device_images(batch.images_m, draws_m, augmentation, normalize, device)
+        images_n = device_images(batch.images_n, draws_n, augmentation, normalize, device)
         if not (c.self_pairs and any(c.color_jitter)):
             return images_m, images_n, None
         without_jitter = replace(augmentation, color_jitter=(0, 0, 0, 0))
-        return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, device)
+        return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, normalize, device)
 
     def _contrastive_weights(self, batch: PairBatch, step: int) -> tuple[float, float]:
         """The weights, 1 or 0, of the contrastive terms of m and n.
@@ -153,5 +155,5 @@ def in_float32(scores: PairScores) -> PairScores:
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:
     """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
-    scores: Tensor = pool(model.phi(model.backbone(normalize(to_unit(images)))).float())
+    scores: Tensor = pool(model.phi(model.backbone(model.backbone.normalize(to_unit(images)))).float())
     return scores

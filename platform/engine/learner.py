@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.stream import AnyBatch, Decoder, WorkerShard
 from mcis.models.augment import Augmentation, augment
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import Normalization, to_unit
 from mcis.platform.config.training import Optimizer
 from mcis.platform.engine.optimizers import learning_rate_factor
 
@@ -83,12 +83,17 @@ class Learner(Protocol[AnyBatch]):
 
 
 def device_images(
-    images: NDArray[np.uint8], draws: NDArray[np.float64], augmentation: Augmentation, device: torch.device
+    images: NDArray[np.uint8],
+    draws: NDArray[np.float64],
+    augmentation: Augmentation,
+    normalize: Normalization,
+    device: torch.device,
 ) -> Tensor:
     """uint8 images (B, H, W, 3) -> augmented and normalized on the device, (B, 3, H, W), channels last.
 
     Args:
         draws: random numbers in [0, 1), (B, Augmentation.DRAWS).
+        normalize: of the backbone.
     """
     unit = to_unit(torch.from_numpy(np.array(images)).to(device, non_blocking=True))
     augmented = normalize(augment(unit, augmentation, torch.from_numpy(draws).to(device, torch.float32)))

@@ -23,7 +23,7 @@ def learning_rate_factor(optimizer: Optimizer, step: int, *, steps: int, epoch: 
 
 
 def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimizer:
-    """The optimizer, with a group of parameters for each factor of the learning rate.
+    """The optimizer of what is not frozen, with a group of parameters for each factor of the learning rate.
 
     The factor is that of new or pretrained layers, times that of biases (RELEASED_RECIPE, "Classifier"). The key
     `factor` of a group holds it.
@@ -31,6 +31,8 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     pretrained = _pretrained_parameters(model)
     groups: dict[float, list[nn.Parameter]] = {}
     for key, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         factor = 1.0 if key in pretrained else settings.new_layer_rate
         factor *= settings.bias_rate if key.endswith("bias") else 1.0
         groups.setdefault(factor, []).append(parameter)

@@ -17,7 +17,7 @@ from mcis.models.losses import pixel_ce
 from mcis.models.metrics import IGNORE
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
-from mcis.platform.networks.build import build_segmenter
+from mcis.platform.networks.build import build_segmenter, freeze, normalization_of
 from mcis.platform.networks.pretrained import load_backbone
 
 
@@ -63,6 +63,7 @@ class SegmenterLearner:
             model.backbone.load_state_dict(self.backbone)
         elif self.pretrained:
             load_backbone("segmenter", model.backbone, self.pretrained)  # type: ignore[arg-type]
+        freeze(model, self.config)
         return model
 
     def decoder(self, shard: WorkerShard) -> CropDecoder:
@@ -88,6 +89,7 @@ class SegmenterLearner:
     def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The term `pixel`: cross entropy over the labeled pixels."""
         draws = uniforms(Draw.SEGMENTER_JITTER, self.seed, batch.epoch, batch.index, count=Augmentation.DRAWS)
-        images = device_images(batch.images, draws, Augmentation(color_jitter=self.config.color_jitter), device)
+        augmentation = Augmentation(color_jitter=self.config.color_jitter)
+        images = device_images(batch.images, draws, augmentation, normalization_of(self.config.backbone), device)
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
         return {"pixel": pixel_ce(model(images).float(), labels).total}

@@ -4,24 +4,72 @@ from pathlib import Path
 
 from torch import nn
 
-from mcis.models.backbones import BACKBONES, Backbone
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import BACKBONES, IMAGENET, Backbone, Normalization, train_last
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
 from mcis.platform.config.maps import CrfConfig
-from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
+from mcis.platform.config.training import TIMM, ClassifierConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
+from mcis.platform.runs.arguments import errors_name_keys
 
 
-def build_backbone(name: str, *, channels: int, stride: int = 8) -> Backbone:
-    """A backbone by its name in the configuration; width and stride are the backbone `small`'s to choose."""
-    return BACKBONES[name](channels=channels, stride=stride) if name == "small" else BACKBONES[name]()
+def build_backbone(config: ClassifierConfig | SegmenterConfig) -> Backbone:
+    """The backbone of one of the networks as configured, with its initial weights.
+
+    Raises:
+        UserError: it cannot have the stride.
+    """
+    name, stride = config.backbone, config.stride
+    with errors_name_keys(_keys(config)):
+        if name.startswith(TIMM):
+            from mcis.models.timm_backbones import timm_backbone
+
+            return timm_backbone(name.removeprefix(TIMM), stride=stride)
+        if name == "small":
+            return BACKBONES[name](channels=config.channels, stride=stride or 8)
+        backbone = BACKBONES[name]()
+        if stride not in (None, backbone.layout.stride):
+            raise UserError(
+                f"backbone {name} with stride {stride}",
+                f"stride {backbone.layout.stride}, the only one that it has",
+                "leave out `stride`, or choose another `backbone`",
+            )
+        return backbone
+
+
+def normalization_of(name: str) -> Normalization:
+    """How the backbone of this name wants its pixels; it is not built."""
+    if name.startswith(TIMM):
+        from mcis.models.timm_backbones import timm_normalization
+
+        return timm_normalization(name.removeprefix(TIMM))
+    return IMAGENET
+
+
+def freeze(network: CoAttentionClassifier | nn.Module, config: ClassifierConfig | SegmenterConfig) -> None:
+    """Freezes what the configuration does not train of a network's backbone, before its optimizer is made.
+
+    Raises:
+        UserError: more stages are to be trained than there are.
+    """
+    if config.trained != "all":
+        assert isinstance(network.backbone, Backbone)
+        with errors_name_keys(_keys(config)):
+            train_last(network.backbone, 0 if isinstance(config.trained, str) else config.trained)
+
+
+def _keys(config: ClassifierConfig | SegmenterConfig) -> dict[str, str]:
+    """The configuration keys that errors of a network's backbone name."""
+    section = "classifier" if isinstance(config, ClassifierConfig) else "segmenter"
+    return {name: f"{section}.{name}" for name in ("backbone", "stride", "trained")}
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
     """The classifier as configured, with its initial weights."""
     return CoAttentionClassifier(
-        build_backbone(config.backbone, channels=config.channels),
+        build_backbone(config),
         classes=classes,
         attention=config.attention,
         head=config.head,
@@ -42,7 +90,7 @@ def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoA
 def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     """The segmentation network as configured, with its initial weights."""
     return SEGMENTERS[config.network](
-        build_backbone(config.backbone, channels=config.channels, stride=config.stride),
+        build_backbone(config),
         labels=classes + 1,
         width=config.width,
         dilation=config.dilation,

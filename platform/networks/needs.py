@@ -23,10 +23,10 @@ from mcis.datasets.files import stamps
 from mcis.datasets.images import image_bytes
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import SHARD_BYTES
-from mcis.models.backbones import PRETRAINED, pretrained_bytes, pretrained_url
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
 from mcis.platform.networks.build import build_classifier, build_segmenter
+from mcis.platform.networks.pretrained import download_bytes
 from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.workspace import Workspace, bytes_in, free_bytes
 
@@ -208,14 +208,15 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         )
     embedding = _measure(classifier.backbone, _weights_of(classifier), config.classifier.input_size)
     labeling = _measure(segmenter, _weights_of(segmenter), config.segmenter.crop)
-    textures = classifier.backbone.textures.channels if config.localize.method.evidence else 0
+    textures = classifier.backbone.textures
+    kept = textures.channels if textures and config.localize.method.evidence else 0
     trained = config.weights.classifier is None
     parts = {
         "index": Need("index", _table(config, counts.images, 512) + 512 * counts.images),
         "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
         "train_classifier": _training(config, "classifier", embedding, _steps(config, counts) if trained else 0, 0),
-        "localize": _localization(config, counts, embedding, textures),
+        "localize": _localization(config, counts, embedding, kept),
         "pseudo_masks": Need(
             "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
         ),
@@ -252,10 +253,7 @@ def _pretrained(config: Config, network: str, workspace: Workspace | None) -> in
     if network == "classifier":
         backbone, origin = config.classifier.backbone, config.weights.backbone
         starts = config.weights.classifier is None
-    if not starts or origin != "download" or backbone not in PRETRAINED:
-        return 0
-    there = workspace and (workspace.weights / pretrained_url(backbone).rsplit("/", 1)[1]).is_file()
-    return 0 if there else pretrained_bytes(backbone)
+    return download_bytes(backbone, workspace) if starts and origin == "download" else 0
 
 
 def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mcis.datasets.images import read_rgb
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import load_classifier
 
@@ -44,4 +44,4 @@ class ScorePairs:
 
     def _images(self, uris: list[str]) -> Tensor:
         pixels = np.stack([read_rgb(uri, self.config.input_size) for uri in uris])
-        return normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+        return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))

@@ -9,11 +9,11 @@ import torch
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import PREDICTIONS_SCHEMA
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import to_unit
 from mcis.models.crf import dense_crf
 from mcis.models.segmenters import predict
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import crf_parameters, load_segmenter
+from mcis.platform.networks.build import crf_parameters, load_segmenter, normalization_of
 
 
 class Predictor:
@@ -28,6 +28,7 @@ class Predictor:
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
         self.config, self.device = config.predict, torch.device("cuda" if gpu else "cpu")
         self.model = load_segmenter(config.segmenter, weights, classes).to(self.device)
+        self.normalize = normalization_of(config.segmenter.backbone)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         predictions = []
@@ -40,7 +41,7 @@ class Predictor:
         """An image's labels as PNG, without the CRF and with it, or None where there is none."""
         config = self.config
         rgb = read_rgb(uri)
-        image = normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
+        image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
         probabilities = predict(self.model, image, scales=config.scales, mirror=config.mirror, crop=config.crop)
         plain = probabilities.cpu().numpy()
         refined = None

@@ -1,14 +1,21 @@
-"""Pretrained weights: from a local file, or fetched once by torch's own downloader into the workspace, hash checked."""
+"""Pretrained weights: a local file, the bundled one, or fetched once into the workspace.
+
+torch's own downloader fetches torchvision's weights and checks their hash; timm fetches its own, from its hub or cache.
+"""
 
 import urllib.error
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import PRETRAINED, Backbone, load_pretrained, pretrained_url
+from mcis.models.backbones import Backbone
+from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_bytes, pretrained_url
 from mcis.platform.config.sections import Config
+from mcis.platform.config.training import TIMM
 from mcis.platform.runs.arguments import errors_name_keys
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, written_aside
 
 
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
@@ -38,49 +45,93 @@ def load_backbone(network: Literal["classifier", "segmenter"], backbone: Backbon
 
 
 def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:
-    """The file with the ImageNet weights of a backbone, or None where it is trained from scratch.
+    """The file with the pretrained weights of a backbone, or None where it is trained from scratch.
 
     Args:
-        origin: `none`, `download` or a file's path, as configured.
+        origin: `none`, `download`, `bundled` or a file's path, as configured.
 
     Raises:
         UserError: the file is absent, there are none for this backbone, or the download failed.
     """
     if origin == "none":
         return None
+    if origin == "bundled":
+        if backbone != BUNDLED:
+            raise UserError(
+                f"no weights of {backbone} are bundled with mcis",
+                f"the backbone {BUNDLED}",
+                "choose it (classifier.backbone, segmenter.backbone), or --set weights.backbone=download",
+            )
+        return bundled_file()
     if origin == "download":
-        return _downloaded(backbone, workspace)
+        path = _place(backbone, workspace)
+        if not path.is_file():
+            _download(backbone, path)
+        return path
     path = Path(origin)
     if not path.is_file():
         raise UserError(
             f"weights of {backbone}: {path} is no file",
-            "`none`, `download`, or torchvision's ImageNet state_dict file",
+            "`none`, `download`, `bundled`, or a state_dict file of torchvision's or timm's",
             "name the file, for example --set weights.backbone=/path/to/weights.pth",
         )
     return path
 
 
-def _downloaded(backbone: str, workspace: Workspace) -> Path:
-    """torchvision's weights of a backbone, fetched unless the workspace has them."""
+def download_bytes(backbone: str, workspace: Workspace | None) -> int:
+    """Bytes that `weights.backbone=download` is yet to fetch; 0 where there are no weights of a backbone."""
+    if not backbone.startswith(TIMM) and backbone not in PRETRAINED:
+        return 0
+    if workspace and _place(backbone, workspace).is_file():
+        return 0
+    if backbone.startswith(TIMM):
+        from mcis.models.timm_backbones import timm_bytes
+
+        return timm_bytes(backbone.removeprefix(TIMM))
+    return pretrained_bytes(backbone)
+
+
+def _place(backbone: str, workspace: Workspace) -> Path:
+    """Where a backbone's weights are kept once they are fetched.
+
+    Raises:
+        UserError: there are none of it.
+    """
+    if backbone.startswith(TIMM):
+        return workspace.weights / f"{backbone.replace('/', '-')}.pt"
     if backbone not in PRETRAINED:
         raise UserError(
             f"there are no pretrained weights of the backbone {backbone}",
-            f"one of {', '.join(PRETRAINED)}",
+            f"one of {', '.join(PRETRAINED)}, or timm/NAME",
             "choose such a backbone, or --set weights.backbone=none to train from scratch",
         )
-    from torch.hub import load_state_dict_from_url
+    return workspace.weights / pretrained_url(backbone).rsplit("/", 1)[1]
 
-    url = pretrained_url(backbone)
-    path = workspace.weights / url.rsplit("/", 1)[1]
-    if path.is_file():
-        return path
+
+def _download(backbone: str, path: Path) -> None:
+    """Fetches the weights of a backbone into a file.
+
+    Raises:
+        UserError: they cannot be fetched.
+    """
     try:
-        load_state_dict_from_url(url, str(workspace.weights), map_location="cpu", check_hash=True, weights_only=True)
+        if backbone.startswith(TIMM):
+            from mcis.models.timm_backbones import downloaded_state
+
+            state = downloaded_state(backbone.removeprefix(TIMM))
+            with written_aside(path) as aside:
+                torch.save(state, aside)
+        else:
+            from torch.hub import load_state_dict_from_url
+
+            load_state_dict_from_url(
+                pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
+            )
     except (urllib.error.URLError, OSError, RuntimeError) as error:
+        hub = "timm's hub" if backbone.startswith(TIMM) else "torchvision's model zoo"
         raise UserError(
             f"the weights of {backbone} cannot be downloaded ({error})",
             f"a connection, or the file {path}",
-            f"fetch {path.name} from torchvision's model zoo on a machine with a connection and put it at {path}, "
+            f"fetch {path.name} from {hub} on a machine with a connection and put it at {path}, "
             "or name a file by --set weights.backbone=PATH (the segmenter's: weights.segmenter=PATH)",
         ) from None
-    return path

@@ -11,7 +11,7 @@ from mcis.datasets.grids import Grid
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import to_unit
 from mcis.models.classifier import pair_kinds, seen_from_n
 from mcis.models.coattention import positions
 from mcis.models.localization import embed, score_maps, single_round
@@ -106,7 +106,7 @@ class _Maker:
         """Features (N, C, H, W) of some images."""
         size, localize = self.config.classifier.input_size, self.config.localize
         pixels = np.stack([read_rgb(self.rows["uri"][row].as_py(), size) for row in rows])
-        images = normalize(to_unit(torch.from_numpy(pixels)))
+        images = self.model.backbone.normalize(to_unit(torch.from_numpy(pixels)))
         return embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
 
     def _final_map(self, row: int, tag: int) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, image_bytes
@@ -21,7 +22,7 @@ from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
-from mcis.platform.networks.build import build_backbone
+from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pair_scores import ScorePairs
 from mcis.platform.networks.pretrained import classifier_weights, load_backbone
@@ -35,16 +36,18 @@ _VAL_PAIRS = 512  # at most
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Loads the weights that the classifier is taken over or starts from.
+    """Loads the weights that the classifier is taken over or starts from, and looks for the stages to be trained.
 
     Raises:
-        UserError: they cannot be had or do not fit.
+        UserError: weights cannot be had or do not fit, or the backbone has no such stride or stages.
     """
     if trained := trained_classifier(config):
         load_trained_classifier(config, trained, listing.classes)
+        return
+    with torch.device("meta"):
+        freeze(build_classifier(config.classifier, len(listing.classes)), config.classifier)
     if path := classifier_weights(config, workspace):
-        backbone = build_backbone(config.classifier.backbone, channels=config.classifier.channels)
-        load_backbone("classifier", backbone, path)
+        load_backbone("classifier", build_backbone(config.classifier), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:

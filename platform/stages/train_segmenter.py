@@ -4,6 +4,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
@@ -12,7 +13,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.training import fit
-from mcis.platform.networks.build import build_backbone, load_classifier
+from mcis.platform.networks.build import build_backbone, build_segmenter, freeze, load_classifier
 from mcis.platform.networks.pretrained import load_backbone, segmenter_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
@@ -21,14 +22,15 @@ from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Loads the pretrained weights that the network starts from.
+    """Loads the pretrained weights that the network starts from, and looks for the stages to be trained.
 
     Raises:
-        UserError: they cannot be had or do not fit.
+        UserError: weights cannot be had or do not fit, or the backbone has no such stride, stages or low level.
     """
+    with torch.device("meta"):
+        freeze(build_segmenter(config.segmenter, len(listing.classes)), config.segmenter)
     if path := segmenter_weights(config, workspace):
-        backbone = build_backbone(config.segmenter.backbone, channels=config.segmenter.channels)
-        load_backbone("segmenter", backbone, path)
+        load_backbone("segmenter", build_backbone(config.segmenter), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:

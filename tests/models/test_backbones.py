@@ -15,17 +15,15 @@ import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import (
     BACKBONES,
-    PRETRAINED,
+    IMAGENET,
     Backbone,
     Vit,
-    load_pretrained,
-    normalize,
-    pretrained_url,
     resnet50,
     small,
     to_unit,
     vgg16,
 )
+from mcis.models.pretrained import PRETRAINED, load_pretrained, pretrained_url
 
 WIDTHS = {
     "small": 96, "vgg16": 512, "vgg16_largefov": 512, "resnet50": 2048, "resnet101": 2048, "vit_b_16": 768,
@@ -65,7 +63,7 @@ def test_pixels_become_channels_first_in_the_unit_range() -> None:
 def test_normalizing_takes_imagenets_mean_and_deviation() -> None:
     color = torch.tensor([0.485 + 0.229, 0.456 - 0.224, 0.406 + 2 * 0.225]).view(1, 3, 1, 1).expand(2, 3, 4, 5)
     expected = torch.tensor([1.0, -1.0, 2.0]).view(1, 3, 1, 1).expand(2, 3, 4, 5)
-    torch.testing.assert_close(normalize(color), expected)
+    torch.testing.assert_close(IMAGENET(color), expected)
 
 
 # --- every backbone
@@ -120,6 +118,7 @@ def test_the_texture_layer_is_watched_without_changing_the_features(built: dict[
             features = backbone(pictures)
         torch.testing.assert_close(backbone(pictures), features, rtol=0, atol=0)
     (textures,) = seen  # nothing is collected behind the block
+    assert backbone.textures is not None
     assert textures.shape[:2] == (1, backbone.textures.channels)
     assert all(at >= to for at, to in zip(textures.shape[2:], features.shape[2:], strict=True)), "no coarser"
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import mcis.models.classifier
-from mcis.models.backbones import Backbone, Layout, Textures, small
+from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import (
     SELF_TRANSFORMS,
     Attention,
@@ -19,6 +19,7 @@ from mcis.models.classifier import (
     transform,
 )
 from mcis.models.coattention import affinity, coattend, unshared
+from mcis.models.layouts import Layout
 from mcis.models.losses import PairScores, pair_losses
 
 Array = NDArray[np.float64]
@@ -290,7 +291,7 @@ def test_the_transformations_of_self_pairs() -> None:
 
 def test_any_backbone_will_do() -> None:
     body = nn.Conv2d(3, 5, 1)
-    backbone = Backbone(body, channels=5, layout=Layout(1), textures=Textures("0", 5, Layout(1)))
+    backbone = Backbone(body, groups=(5,), layout=Layout(1))
     model = CoAttentionClassifier(backbone, classes=2)
     scores, selves = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
     assert [s.shape for s in present(scores).values()] == [(1, 2)] * 6

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from mcis.datasets.grids import Grid, pixels
-from mcis.models.backbones import Layout
+from mcis.models.layouts import Layout
 from mcis.models.resampling import Grids, Kernel, pixel_grids, resample
 
 quick = settings(deadline=None, max_examples=60)

@@ -20,7 +20,7 @@ from mcis.datasets.maps import Shards
 from mcis.datasets.relations import Relations
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.localization import embed, scale_maps
 from mcis.models.resampling import Grids, resample
@@ -132,7 +132,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def features(image: int) -> torch.Tensor:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
         how = config.localize
-        return embed(model.backbone, normalize(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror)
+        return embed(model.backbone, IMAGENET(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror)
 
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
         target, seen = features(image), features(other)
@@ -179,7 +179,7 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
         Their positions are 4 pixels apart and the features' 8: the mean over 8 pixels takes in two neighbors by half.
         """
         pixels = torch.from_numpy(read_rgb(rows["uri"][position].as_py(), config.classifier.input_size))[None]
-        how, images = config.localize, normalize(to_unit(pixels))
+        how, images = config.localize, IMAGENET(to_unit(pixels))
         features = embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
         assert isinstance(model.backbone.body, torch.nn.Sequential)
         textures = model.backbone.body[:4](images)
@@ -251,7 +251,7 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         return layer(common.m)[0], layer(common.n)[0]
 
     with torch.inference_mode():
-        pictures = [normalize(to_unit(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
+        pictures = [IMAGENET(to_unit(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
         features = [model.backbone(picture) for picture in pictures]
         scaled = [
             [torch.nn.functional.interpolate(picture, size=side, mode="bilinear") for side in (48, 128)]
@@ -373,7 +373,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     size, how = config.classifier.input_size, config.localize
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
-        images = normalize(to_unit(pixels))
+        images = IMAGENET(to_unit(pixels))
         np.save(
             tmp_path / "features.npy", embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
         )

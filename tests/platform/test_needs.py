@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import pretrained_url
+from mcis.models.pretrained import pretrained_url
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.needs import Counts, Needs, counts_of, in_words, needs
 from mcis.platform.runs.workspace import Workspace

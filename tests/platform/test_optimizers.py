@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from mcis.models.backbones import Backbone, Layout, Textures
+from mcis.models.backbones import Backbone
+from mcis.models.layouts import Layout
 from mcis.platform.config.training import Optimizer
 from mcis.platform.engine.optimizers import build_optimizer, learning_rate_factor
 
@@ -54,9 +55,7 @@ class _Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
-        self.backbone = Backbone(
-            body, channels=4, layout=Layout(1), new_layers=("body.1",), textures=Textures("0", 4, Layout(1))
-        )
+        self.backbone = Backbone(body, groups=(4,), layout=Layout(1), new_layers=("body.1",))
         self.head = nn.Conv2d(4, 2, 1)
         self.w_p = nn.Parameter(torch.eye(4))
 

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from mcis.datasets.images import read_rgb
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import IMAGENET, to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
@@ -31,7 +31,7 @@ def test_scores_are_the_classifiers(tmp_path: Path, kinds: int) -> None:
     got = ScorePairs(config, tmp_path, 4, False)(rows)
     assert got.schema.equals(PAIR_SCORES_SCHEMA)
     with torch.inference_mode():
-        images = normalize(to_unit(torch.from_numpy(np.stack([read_rgb(uri, 32) for uri in uris]))))
+        images = IMAGENET(to_unit(torch.from_numpy(np.stack([read_rgb(uri, 32) for uri in uris]))))
         features = model.backbone(images)
         expected = model.pair_scores(features, features.roll(-1, 0), torch.from_numpy(kind).long())
     for name in PAIR_SCORES_SCHEMA.names:

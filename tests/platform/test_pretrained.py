@@ -11,6 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.models.backbones import small
 from mcis.platform.commands.options import plain_errors
+from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.pretrained import load_backbone
 
@@ -22,7 +23,7 @@ def test_the_errors_of_weights_name_the_keys_of_their_network(
     path = tmp_path / "weights.pth"
     torch.save({"conv1.weight": torch.zeros(1)}, path)
     with pytest.raises(UserError, match="does not fit the backbone") as other_weights:
-        load_backbone(network, build_backbone("resnet50", channels=96), path)
+        load_backbone(network, build_backbone(ClassifierConfig(backbone="resnet50")), path)
     assert other_weights.value.remedy.endswith(f"of this {network}.backbone by {key}")
     with pytest.raises(UserError, match="all of whose layers are new") as nothing_to_load:
         load_backbone(network, small(), path)

@@ -199,7 +199,7 @@ def test_all_problems_are_said_together() -> None:
         "seed=-1": "seed: .*greater than or equal to 0.*found -1",
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
-        "segmenter.backbone=vgg16": "segmenter.backbone: .*'vgg16_largefov', 'resnet50' or 'resnet101'.*found 'vgg16'",
+        "segmenter.backbone=vgg16": "segmenter.backbone: .*or timm/NAME.*did you mean vgg16_largefov.*'vgg16'",
         "recipe=small": "recipe by --set",
     }
     with pytest.raises(UserError) as caught:
@@ -215,7 +215,11 @@ def test_all_problems_are_said_together() -> None:
     [
         (["classifier.attention=none"], "localize.related is 3 but classifier.attention is none"),
         (["classifier.keep_epoch=15"], "keep_epoch 15 is not before classifier.epochs 15"),
-        (["segmenter.backbone=vgg16_largefov", "segmenter.stride=4"], "stride 4 exists for the backbone small only"),
+        (["classifier.backbone=timm/resnett18"], r"timm has no network resnett18; .* timm/resnet18 or"),
+        (["classifier.backbone=timm/resnet18", "localize.method.name=evidence"], "which timm/resnet18 has none of"),
+        (["classifier.trained=neck", "weights.backbone=none"], "classifier.trained is neck but weights.backbone is"),
+        (["classifier.trained=neck"], r"set classifier\.trained=1"),
+        (["segmenter.trained=2", "weights.segmenter=none"], "segmenter.trained is 2 but weights.segmenter is none"),
         (["segmenter.init=classifier"], "segmenter's backbone resnet101"),
         (["compute.workers=6"], "classifier.batch is 5 for compute.workers 6"),
     ],
@@ -279,7 +283,7 @@ SHARED = {
     "pseudo_masks.smallest": 0.01,
     "segmenter.network": "largefov",
     "segmenter.backbone": "resnet101",
-    "segmenter.stride": 8,
+    "segmenter.stride": None,
     "segmenter.init": "pretrained",
     "segmenter.width": 1024,
     "segmenter.dilation": 12,

@@ -23,7 +23,8 @@ def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int
     with torch.inference_mode():
         backbone = load_classifier(config.classifier, weights, classes).backbone
         c, h, w = backbone(torch.zeros(1, 3, size, size)).shape[1:]
-    return c + (backbone.textures.channels if config.localize.method.evidence else 0), h, w
+    kept = backbone.textures.channels if backbone.textures and config.localize.method.evidence else 0
+    return c + kept, h, w
 
 
 def create_file(path: Path, shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> None:

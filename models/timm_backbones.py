@@ -1,0 +1,310 @@
+"""timm's networks as backbones: convolutional ones at a chosen output stride, and vision transformers.
+
+Channels, strides and the places of positions are asked of the network: of a forward pass without values, on the device
+`meta`. Parameters keep timm's names, so that timm's files of weights fit.
+"""
+
+import functools
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import mcis.models.torchvision_ops  # noqa: F401  (before timm, which imports torchvision)
+
+import timm  # isort: skip
+from timm.layers.pool2d_same import MaxPool2dSame  # isort: skip
+
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import Backbone, Layer, Normalization
+from mcis.models.layouts import Layout
+
+PREFIX = "timm/"
+"""What precedes timm's name of a network in the name of a backbone."""
+_STRIDE = 16  # of convolutional networks, unless another one is asked for
+_SIDE = 256  # of the image without values that a network is measured with, a multiple of all strides
+_LOW = 4  # stride of the layer of low level
+
+
+class TimmBackbone(Backbone):
+    """A network of timm's as it names its parameters; features are the outputs of some of its stages.
+
+    Attributes:
+        indices: of these stages.
+        patch: side of a transformer's patches, pixels, which its images are resized to a multiple of; None of a
+            convolutional network.
+    """
+
+    def __init__(self, body: nn.Module, *, indices: tuple[int, ...], patch: int | None, **facts: Any):
+        super().__init__(body, **facts)
+        self.indices, self.patch = indices, patch
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.patch is not None:
+            whole = tuple(self.patch * max(1, round(side / self.patch)) for side in images.shape[2:])
+            if images.shape[2:] != whole:
+                images = functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
+        return torch.cat(_intermediates(self.body, images, list(self.indices), norm=self.patch is not None), dim=1)
+
+
+def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
+    """A network of timm's, without its classification layers and with random weights.
+
+    A convolutional network's features are all stages at the output stride, concatenated, where stages that would reduce
+    further are dilated instead; a vision transformer's are the patches of its last block, normed. Batch norms are
+    frozen, and nothing is dropped in training, so an image's features depend on the image alone.
+
+    Args:
+        name: timm's, as `convnext_atto` or `vit_small_patch14_dinov2.lvd142m`.
+        stride: input pixels per position; None = 16, or what the network has.
+
+    Raises:
+        UserError: there is no such network, it has no such stride, or its positions cannot be placed.
+    """
+    facts = _facts(name, stride)
+    network, _ = _network(name, stride)
+    network.prune_intermediate_layers(list(facts.indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
+    return TimmBackbone(
+        network,
+        indices=facts.indices,
+        patch=facts.patch,
+        groups=facts.groups,
+        layout=facts.layout,
+        stages=facts.stages,
+        normalization=timm_normalization(name),
+        unused=facts.unused,
+        low_level=facts.low_level,
+    )
+
+
+def timm_normalization(name: str) -> Normalization:
+    """How a network's weights want their pixels, from timm's description of them; the network is not built.
+
+    Raises:
+        UserError: there is no such network.
+    """
+    check_name(name)
+    described = timm.get_pretrained_cfg(name)
+    assert described is not None
+    return Normalization(tuple(described.mean), tuple(described.std))
+
+
+def timm_bytes(name: str) -> int:
+    """Bytes of a network's weights, classification layers included."""
+    return _facts(name, None).file_bytes
+
+
+def downloaded_state(name: str) -> dict[str, Tensor]:
+    """A network's pretrained weights by timm's names, classification layers included, from timm's cache or hub.
+
+    Raises:
+        OSError, RuntimeError: there are none, or they cannot be fetched.
+    """
+    return dict(timm.create_model(name, pretrained=True).state_dict())
+
+
+def check_name(name: str) -> None:
+    """Checks that timm has a network, and weights where its name is followed by a dot and their tag.
+
+    Raises:
+        UserError: there is none; it suggests the nearest name.
+    """
+    try:
+        if not timm.is_model(name):
+            raise RuntimeError
+        timm.get_pretrained_cfg(name)
+    except RuntimeError:  # timm's for an unknown tag
+        names = [*timm.list_models(), *timm.list_pretrained()]
+        near = get_close_matches(name, names, n=3, cutoff=0.5)
+        suggested = " or ".join(f"{PREFIX}{other}" for other in near) or f"{PREFIX}resnet50"
+        raise UserError(
+            f"timm has no network {name}", "a name out of timm.list_models()", f"choose another `backbone`: {suggested}"
+        ) from None
+
+
+class _Facts(NamedTuple):
+    """What a network's forward pass on the device `meta` tells; see `Backbone` and `TimmBackbone`."""
+
+    indices: tuple[int, ...]
+    patch: int | None
+    groups: tuple[int, ...]
+    layout: Layout
+    stages: tuple[str, ...]
+    unused: tuple[str, ...]
+    low_level: Layer | None
+    file_bytes: int
+
+
+@functools.cache
+def _facts(name: str, stride: int | None) -> _Facts:
+    with torch.device("meta"):
+        network, patch = _network(name, stride)
+    state = network.state_dict()
+    side = _SIDE if patch is None else 16 * patch
+    measured, offsets = _measured(network, side)
+    strides = [side // maps.shape[-1] for maps in measured]
+    if patch is not None and len(set(strides)) > 1:
+        raise UserError(
+            f"timm/{name} merges its patches, stage by stage",
+            "a convolutional network, or a transformer whose patches stay",
+            "choose another `backbone`, as timm/convnext_tiny or timm/vit_small_patch16_224",
+        )
+    if stride not in (None, strides[-1]):
+        raise UserError(
+            f"timm/{name} with stride {stride}",
+            f"a stride that timm gives its last stage, as {strides[-1]}",
+            f"set `stride` to {strides[-1]}, or choose another `backbone`",
+        )
+    if patch is None:
+        indices = tuple(n for n, reduction in enumerate(strides) if reduction == strides[-1])
+        layout = _placed(network, name, Layout(strides[-1], offsets.get(strides[-1])))
+    else:
+        indices, layout = (len(measured) - 1,), Layout(patch, None)
+    names = [part["module"] for part in network.feature_info]  # type: ignore[union-attr]
+    low = [n for n, reduction in enumerate(strides) if reduction == _LOW and patch is None]
+    low_level = Layer(names[low[-1]], measured[low[-1]].shape[1], Layout(_LOW, offsets[_LOW])) if low else None
+    network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
+    return _Facts(
+        indices=indices,
+        patch=patch,
+        groups=tuple(measured[n].shape[1] for n in indices),
+        layout=layout,
+        stages=_first_parameters(network, names),
+        unused=tuple(sorted(set(state) - set(network.state_dict()))),
+        low_level=low_level,
+        file_bytes=sum(value.numel() * value.element_size() for value in state.values()),
+    )
+
+
+def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
+    """timm's whole network, and the side of its patches where it is a transformer of patches.
+
+    Which of the two it is, and whether its stages can be dilated, timm tells by the options that it takes.
+    """
+    check_name(name)
+    options: dict[str, Any]
+    for options in ({"output_stride": stride or _STRIDE}, {"dynamic_img_size": True}, {}):
+        try:
+            network = timm.create_model(name, pretrained=False, **options)
+        except (TypeError, AssertionError, NotImplementedError):  # what timm's networks raise for these options
+            continue
+        break
+    else:
+        raise UserError(f"timm/{name} cannot be built", "a network without options", "choose another `backbone`")
+    if not hasattr(network, "forward_intermediates") or not hasattr(network, "prune_intermediate_layers"):
+        raise UserError(
+            f"timm/{name} does not give the features of its stages",
+            "a network of timm's with `forward_intermediates`",
+            "choose another `backbone`, as timm/resnet50",
+        )
+    network = timm.layers.freeze_batch_norm_2d(network)
+    for module in network.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+        elif isinstance(module, timm.layers.DropPath):
+            module.drop_prob = 0.0
+    _pad_symmetrically(network)
+    patch = network.patch_embed.patch_size[0] if "dynamic_img_size" in options else None
+    return network, patch
+
+
+class _CenteredConv2d(nn.Conv2d):
+    """A convolution whose kernel has no central element: outputs between positions, averaged onto them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.avg_pool2d(super().forward(x), 2, stride=1)
+
+
+def _pad_symmetrically(network: nn.Module) -> None:
+    """Pads by the same number of pixels on both sides where TensorFlow's SAME padding depends on the image's size.
+
+    Position i of a network with odd kernels is then centered at pixel stride * i, whatever the size. In the interior
+    its features are those of TensorFlow's padding on an image of whole strides that is shifted by stride - 1 pixels. A
+    kernel of 2x2 without a stride, as dilated ConvNeXt has it, is centered between two positions; its outputs are
+    averaged onto them.
+    """
+    for name, module in list(network.named_modules()):
+        kernel, dilation = (_sides(getattr(module, key, 1)) for key in ("kernel_size", "dilation"))
+        padding = (kernel[0] - 1) * dilation[0] // 2, (kernel[1] - 1) * dilation[1] // 2
+        if isinstance(module, timm.layers.Conv2dSame):
+            between = (kernel[0] - 1) * dilation[0] % 2 == 1 and _sides(module.stride) == (1, 1)
+            kind: type[nn.Conv2d] = _CenteredConv2d if between else nn.Conv2d
+            padding = (padding[0] + between, padding[1] + between)
+            channels, groups = (module.in_channels, module.out_channels), module.groups
+            conv = kind(*channels, kernel, module.stride, padding, dilation, groups, bias=False)
+            conv.weight, conv.bias = module.weight, module.bias
+            network.set_submodule(name, conv)
+        elif isinstance(module, timm.layers.StdConv2dSame | timm.layers.ScaledStdConv2dSame) and module.same_pad:
+            module.same_pad, module.padding = False, padding
+        elif isinstance(module, MaxPool2dSame):
+            network.set_submodule(name, nn.MaxPool2d(kernel, module.stride, padding))
+
+
+def _measured(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, float]]:
+    """The outputs of all stages for an image of side x side pixels, and where position 0 lies at each stride.
+
+    A layer with a stride moves position 0 by its kernel's center less its padding, in units of the stride before it; of
+    layers at the same stride, as in a block and its shortcut, the one with the largest kernel counts.
+    """
+    offsets: dict[float, float] = {1: 0.0}
+    kernels: dict[float, int] = {}
+
+    def place(layer: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+        kernel, stride, dilation, padding = (
+            _sides(getattr(layer, key, 1))[1] for key in ("kernel_size", "stride", "dilation", "padding")
+        )
+        before = side / inputs[0].shape[-1]
+        after = before * stride
+        if stride > 1 and before in offsets and kernel > kernels.get(after, 0):
+            kernels[after] = kernel
+            offsets[after] = offsets[before] + before * (dilation * (kernel - 1) / 2 - padding)
+
+    kinds = nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d
+    handles = [layer.register_forward_hook(place) for layer in network.modules() if isinstance(layer, kinds)]
+    measured = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)
+    for handle in handles:
+        handle.remove()
+    return measured, offsets
+
+
+def _placed(network: nn.Module, name: str, layout: Layout) -> Layout:
+    """The layout, once an image of whole positions is seen to have as many as follow from it.
+
+    Raises:
+        UserError: it has another number, so the positions lie elsewhere.
+    """
+    found = 0
+    if layout.offset is not None:
+        side = layout.padded(_SIDE)
+        *_, last = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)
+        found = last.shape[-1]
+        if layout.offset + (found - 1) * layout.stride == side - 1 - layout.offset:
+            return layout
+    raise UserError(
+        f"the places of the positions of timm/{name} do not follow from its strides and paddings",
+        "a network whose positions lie symmetrically in images of whole positions",
+        "choose another `backbone`, as timm/resnet50",
+    )
+
+
+def _intermediates(network: nn.Module, images: Tensor, indices: list[int] | None, *, norm: bool) -> list[Tensor]:
+    maps: list[Tensor] = network.forward_intermediates(  # type: ignore[operator]
+        images, indices=indices, norm=norm, output_fmt="NCHW", intermediates_only=True
+    )
+    return maps
+
+
+def _first_parameters(network: nn.Module, ends: list[str]) -> tuple[str, ...]:
+    """The names of the first parameters of the stages that end with the modules named; the first has the stem, too."""
+    names = [name for name, _ in network.named_parameters()]
+    lasts = [max((n for n, name in enumerate(names) if name.startswith(f"{end}.")), default=-1) for end in ends[:-1]]
+    return tuple(names[n] for n in sorted({0, *(last + 1 for last in lasts)}))
+
+
+def _sides(value: Any) -> tuple[int, int]:
+    """A layer's option as height and width; padding in words is that of layers without a stride, and counts nothing."""
+    if isinstance(value, str):
+        return 0, 0
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)  # type: ignore[return-value]
