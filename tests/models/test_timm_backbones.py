@@ -1,0 +1,313 @@
+"""timm's networks as backbones: what is asked of them, where their positions lie, and weights that fit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import mcis.models.torchvision_ops  # noqa: F401  (before timm, which imports torchvision)
+
+import timm  # isort: skip
+import timm.layers  # isort: skip
+from torchvision.ops.misc import FrozenBatchNorm2d  # isort: skip
+
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import Backbone, train_last
+from mcis.models.layouts import Layout
+from mcis.models.pretrained import BUNDLED, bundled_file, load_pretrained
+from mcis.models.timm_backbones import timm_backbone, timm_bytes, timm_normalization
+
+LITE0 = "tf_efficientnet_lite0"
+VIT = "vit_tiny_patch16_224"
+NETWORKS = ("resnet18", "convnext_atto", LITE0, VIT)
+GROUPS = {"resnet18": (256, 512), "convnext_atto": (160, 320), LITE0: (112, 320), VIT: (192,)}
+LAYOUTS = {
+    "resnet18": Layout(16, 0.0), "convnext_atto": Layout(16, 7.5), LITE0: Layout(16, 0.0), VIT: Layout(16, None),
+}  # fmt: skip
+LOW_LEVELS = {"resnet18": (64, 0.0), "convnext_atto": (40, 1.5), LITE0: (24, 0.0)}
+STAGES = {"resnet18": 4, "convnext_atto": 4, LITE0: 5, VIT: 12}
+
+
+@pytest.fixture(scope="module")
+def built() -> dict[str, Backbone]:
+    """Each network with random weights, made once; tests leave these as they are."""
+    torch.manual_seed(0)
+    return {name: timm_backbone(name) for name in NETWORKS}
+
+
+def images(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(7))
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    """Equal to rounding, measured by the largest value."""
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5 * expected.abs().max().item())
+
+
+# --- what is asked of a network
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_features_are_the_stages_at_the_output_stride(built: dict[str, Backbone], name: str) -> None:
+    backbone = built[name]
+    assert backbone.groups == GROUPS[name]
+    assert backbone.channels == sum(GROUPS[name])
+    assert backbone.layout == LAYOUTS[name]
+    assert backbone.textures is None
+    with torch.inference_mode():
+        assert backbone(images(1, 3, 64, 96)).shape == (1, backbone.channels, 4, 6)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_low_level_comes_from_the_same_pass(built: dict[str, Backbone], name: str) -> None:
+    backbone, pictures = built[name].eval(), images(1, 3, 64, 96)
+    if name == VIT:
+        assert backbone.low_level is None
+        with pytest.raises(ValueError, match="low level"):
+            backbone.with_low_level(pictures)
+        return
+    channels, offset = LOW_LEVELS[name]
+    assert backbone.low_level is not None
+    assert (backbone.low_level.channels, backbone.low_level.layout) == (channels, Layout(4, offset))
+    with torch.inference_mode():
+        features, low_level = backbone.with_low_level(pictures)
+        assert low_level.shape == (1, channels, 16, 24)
+        close(features, backbone(pictures))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_an_images_features_depend_on_it_alone(built: dict[str, Backbone], name: str) -> None:
+    """In training mode too: norms are frozen, nothing is dropped, and nothing remembers what it saw."""
+    backbone = built[name].train()
+    before = {key: value.clone() for key, value in backbone.state_dict().items()}
+    batch = images(2, 3, 32, 48) * torch.tensor([1.0, 5.0]).view(2, 1, 1, 1)
+    with torch.inference_mode():
+        together = backbone(batch)
+        for b in range(2):
+            close(backbone(batch[b : b + 1])[0], together[b])
+    assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
+
+
+def test_nothing_is_dropped_in_training() -> None:
+    """timm gives this network a rate at which it drops paths."""
+    rates = [m.drop_prob for m in timm.create_model("fasternet_t1").modules() if isinstance(m, timm.layers.DropPath)]
+    assert any(rates)
+    backbone, pictures = timm_backbone("fasternet_t1"), images(2, 3, 64, 64)
+    with torch.inference_mode():
+        close(backbone.train()(pictures), backbone.eval()(pictures))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_parameter_is_trained(built: dict[str, Backbone], name: str) -> None:
+    """A parameter without a gradient would keep the workers of a training waiting."""
+    backbone = built[name].train()
+    backbone(images(1, 3, 32, 32)).square().sum().backward()
+    assert not [key for key, parameter in backbone.named_parameters() if parameter.grad is None]
+    backbone.zero_grad(set_to_none=True)
+
+
+@pytest.mark.parametrize(("stride", "groups"), [(8, (40, 112, 320)), (32, (320,))])
+def test_another_stride_has_other_stages(stride: int, groups: tuple[int, ...]) -> None:
+    backbone = timm_backbone(LITE0, stride=stride)
+    assert (backbone.groups, backbone.layout) == (groups, Layout(stride, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "stride", "found"),
+    [
+        ("resnet18", 12, "timm/resnet18 with stride 12"),
+        (VIT, 8, "with stride 8"),
+        ("densenet121", 16, "with stride 16"),
+        ("inception_v3", None, "do not follow from its strides and paddings"),
+        ("swin_tiny_patch4_window7_224", None, "merges its patches"),
+    ],
+)
+def test_what_a_network_cannot_be_is_said(name: str, stride: int | None, found: str) -> None:
+    with pytest.raises(UserError, match=found) as raised:
+        timm_backbone(name, stride=stride)
+    assert "`backbone`" in raised.value.remedy
+
+
+@pytest.mark.parametrize("name", ["resnett18", "resnet18.no_such_tag"])
+def test_an_unknown_name_is_answered_by_the_nearest(name: str) -> None:
+    with pytest.raises(UserError, match=f"timm has no network {name}") as raised:
+        timm_backbone(name)
+    assert "timm/resnet18" in raised.value.remedy
+
+
+def test_pixels_are_normalized_as_the_weights_want_them(built: dict[str, Backbone]) -> None:
+    color = torch.rand(2, 3, 4, 5)
+    close(built[LITE0].normalize(color), 2 * color - 1)
+    assert timm_normalization("resnet18").mean == (0.485, 0.456, 0.406)
+    assert timm_normalization(LITE0) == built[LITE0].normalize
+
+
+def test_a_network_without_values_draws_no_random_numbers() -> None:
+    torch.manual_seed(3)
+    with torch.device("meta"):
+        timm_backbone("resnet18")
+    after = torch.rand(1)
+    torch.manual_seed(3)
+    assert torch.equal(after, torch.rand(1))
+
+
+# --- positions
+
+
+@pytest.mark.parametrize(("name", "stride"), [*((name, None) for name in NETWORKS), ("convnext_atto", 8)])
+def test_a_dot_moves_with_its_pixel(name: str, stride: int | None) -> None:
+    """What a dot changes is centered at its pixel, on average over a stride, in each stage and the low level.
+
+    Kernels are made even over their pixels: drawn ones lean to a side.
+    """
+    torch.manual_seed(0)
+    backbone = timm_backbone(name, stride=stride).eval()
+    side, step = 225 if name != VIT else 224, backbone.layout.stride
+    errors = []
+    with torch.inference_mode():
+        for layer in backbone.modules():
+            if isinstance(layer, nn.Conv2d) and name != VIT:
+                layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
+            elif isinstance(layer, timm.layers.FrozenBatchNormAct2d | FrozenBatchNorm2d):
+                layer.weight.fill_(1)  # a block's last one starts as zero, which leaves the shortcut alone
+        low = backbone.low_level
+
+        def stages(pictures: Tensor) -> list[Tensor]:
+            if low is None:
+                return [backbone(pictures)]
+            features, low_level = backbone.with_low_level(pictures)
+            return [*features.split(backbone.groups, dim=1), low_level]
+
+        layouts = [backbone.layout] * len(backbone.groups) + ([] if low is None else [low.layout])
+        empty = torch.zeros(1, 3, side, side)
+        unchanged = stages(empty)
+        for shift in range(0, step, 2):
+            pixels = [side // 2 - step // 2 + moved for moved in (shift, 3 * shift % step)]
+            dotted = empty.clone()
+            dotted[:, :, pixels[0], pixels[1]] = 1
+            off = []
+            for layout, got, without in zip(layouts, stages(dotted), unchanged, strict=True):
+                change = (got - without)[0].double().square().sum(dim=0)
+                change = change.where(change >= change.max() / 2, 0)
+                grids = layout.grids((side, side), tuple(change.shape))  # type: ignore[arg-type]
+                for axis, (grid, pixel) in enumerate(zip(grids, pixels, strict=True)):
+                    places = torch.tensor([grid.first + n * grid.step for n in range(grid.positions)])
+                    weights = change.sum(dim=1 - axis)
+                    off.append(float((weights * places).sum() / weights.sum()) * side - 0.5 - pixel)
+            errors.append(off)
+    mean = torch.tensor(errors).mean(dim=0)
+    assert mean.abs().max() < 1.5, f"{mean.tolist()} pixels"
+
+
+def test_padding_of_both_sides_moves_the_positions_and_nothing_else(built: dict[str, Backbone]) -> None:
+    """In the interior, timm's own network computes the same of an image that is shifted by stride - 1 pixels."""
+    side, stride = 1024, 16
+    backbone = timm_backbone(LITE0)
+    original = timm.create_model(LITE0, output_stride=stride).eval()
+    load_pretrained(backbone, bundled_file())
+    state = torch.load(bundled_file(), weights_only=True)
+    original.load_state_dict(dict(zip(original.state_dict(), state.values(), strict=True)))
+    picture = images(1, 3, side, side)
+    shifted = picture.roll((stride - 1, stride - 1), dims=(2, 3))
+    with torch.inference_mode():
+        expected = original.forward_intermediates(shifted, indices=[3, 4], intermediates_only=True)
+        got = backbone(picture)
+    assert got.shape[2:] == (64, 64)
+    interior = slice(31, 33)
+    close(got[:, :, interior, interior], torch.cat(expected, dim=1)[:, :, interior, interior])
+
+
+def test_a_transformer_takes_images_of_any_size(built: dict[str, Backbone]) -> None:
+    with torch.inference_mode():
+        assert built[VIT](images(1, 3, 75, 90)).shape == (1, 192, 5, 6)
+
+
+# --- weights
+
+
+def saved_by_torch(state: dict[str, Tensor], path: Path) -> Path:
+    torch.save(state, path.with_suffix(".pth"))
+    return path.with_suffix(".pth")
+
+
+def saved_by_safetensors(state: dict[str, Tensor], path: Path) -> Path:
+    safetensors.torch.save_file(state, path.with_suffix(".safetensors"))
+    return path.with_suffix(".safetensors")
+
+
+@pytest.mark.parametrize("save", [saved_by_torch, saved_by_safetensors])
+@pytest.mark.parametrize("name", ["resnet18", VIT])
+def test_timms_weights_fit_and_compute_the_same(
+    tmp_path: Path, name: str, save: Callable[[dict[str, Tensor], Path], Path]
+) -> None:
+    """The file of the whole network, classification layers included."""
+    torch.manual_seed(1)
+    original = timm.create_model(name).eval()
+    backbone = timm_backbone(name, stride=32 if name == "resnet18" else None)
+    load_pretrained(backbone, save(original.state_dict(), tmp_path / "weights"))
+    pictures = images(1, 3, 224, 224)
+    with torch.inference_mode():
+        features = original.forward_features(pictures)
+        if name == VIT:
+            features = features[:, 1:].transpose(1, 2).unflatten(2, (14, 14))
+        close(backbone(pictures), features)
+    values = [v for key, v in original.state_dict().items() if not key.endswith("num_batches_tracked")]
+    assert timm_bytes(name) == sum(v.numel() * v.element_size() for v in values)
+
+
+def test_the_bundled_weights_are_efficientnet_lite0s(built: dict[str, Backbone]) -> None:
+    """Composed by timm, they tell a picture's classes apart; here, each tensor stands behind its name."""
+    backbone = timm_backbone(BUNDLED.removeprefix("timm/"))
+    load_pretrained(backbone, bundled_file())
+    state, got = torch.load(bundled_file(), weights_only=True), backbone.body.state_dict()
+    assert len(state) == 296
+    assert torch.equal(got["conv_stem.weight"], state["_conv_stem.weight"])
+    assert torch.equal(got["blocks.0.0.bn1.running_var"], state["_blocks.0._bn1.running_var"])
+    assert torch.equal(got["blocks.6.0.conv_pwl.weight"], state["_blocks.15._project_conv.weight"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: state.pop("layer1.0.conv1.weight"), "1 tensors missing, 0 of another shape, 0 too many"),
+        (lambda state: state.update(extra=torch.zeros(1)), r"0 too many|1 too many \(extra\)"),
+        (lambda state: state.update({"conv1.weight": torch.zeros(64, 4, 7, 7)}), "1 of another shape"),
+    ],
+    ids=["missing", "too many", "misshapen"],
+)
+def test_weights_of_another_network_are_refused(
+    tmp_path: Path, built: dict[str, Backbone], change: Callable[[dict[str, Tensor]], None], message: str
+) -> None:
+    state = timm.create_model("resnet18").state_dict()
+    change(state)
+    with pytest.raises(UserError, match=message):
+        load_pretrained(built["resnet18"], saved_by_torch(dict(state), tmp_path / "weights"))
+
+
+def test_a_damaged_safetensors_file_is_named(tmp_path: Path, built: dict[str, Backbone]) -> None:
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(b"not weights at all")
+    with pytest.raises(UserError, match="cannot be read as weights"):
+        load_pretrained(built["resnet18"], path)
+
+
+# --- stages
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_last_stages_are_trained(name: str) -> None:
+    backbone = timm_backbone(name)
+    assert len(backbone.stages) == STAGES[name]
+    counts = []
+    for count in range(len(backbone.stages) + 1):
+        train_last(backbone, count)
+        counts.append(sum(parameter.requires_grad for parameter in backbone.parameters()))
+    assert counts[0] == 0
+    assert counts == sorted(set(counts)), "each stage has parameters of its own"
+    assert counts[-1] == len(list(backbone.parameters()))
+    with pytest.raises(UserError, match=f"it has {STAGES[name]}") as raised:
+        train_last(backbone, len(backbone.stages) + 1)
+    assert "`trained`" in raised.value.remedy
