@@ -1,14 +1,16 @@
 """Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W); prediction over scales and mirror images."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 from mcis.models.dropout import SampleDropout
-from mcis.models.resampling import pixel_grids, resample
+from mcis.models.layouts import Layout
+from mcis.models.resampling import Grids, pixel_grids, resample
 
 
 class LargeFov(nn.Module):
@@ -36,13 +38,7 @@ class LargeFov(nn.Module):
             SampleDropout(dropout),
             nn.Conv2d(width, labels, 1),
         )
-        for layer in self.head:
-            if isinstance(layer, nn.Conv2d):
-                nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
-                nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
-        last = self.head[-1]
-        assert isinstance(last, nn.Conv2d)
-        nn.init.normal_(last.weight, std=0.01)
+        _initialize(self.head)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the features.
@@ -50,13 +46,97 @@ class LargeFov(nn.Module):
         Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
         41 positions, where this is upsampling with aligned corners; the padding is cut off again.
         """
-        height, width = images.shape[2:]
-        layout = self.backbone.layout
-        padded = functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
+        padded = _padded(images, self.backbone.layout)
         logits = self.head(self.backbone(padded))
-        target = pixel_grids(*padded.shape[2:])
-        upsampled = resample(logits, self.backbone.grids(padded, logits), target)
-        return upsampled[:, :, :height, :width]
+        return _at_pixels(logits, self.backbone.grids(padded, logits), padded, images)
+
+
+class Skip(nn.Module):
+    """A light decoder in the manner of DeepLab-v3+ (Chen et al., ECCV 2018), for small backbones of a coarse stride.
+
+    The features pass a 1x1 and two dilated 3x3 convolutions, are resized to the positions of the backbone's low level,
+    and meet it there, reduced to 48 channels; two depthwise separable 3x3 convolutions and a 1x1 follow.
+
+    Args:
+        backbone: features (B, C, h, w), with a low level.
+        labels: K + 1, background first.
+        width: channels of the decoder.
+        dilation: of the two 3x3 convolutions on the features.
+        dropout: fraction of units dropped before the last layer.
+
+    Raises:
+        UserError: the backbone has no low level.
+    """
+
+    def __init__(self, backbone: Backbone, *, labels: int, width: int = 256, dilation: int = 2, dropout: float = 0.0):
+        super().__init__()
+        if backbone.low_level is None:
+            raise UserError(
+                "the segmentation network skip with a backbone without a layer of stride 4",
+                "a convolutional backbone",
+                "choose another `backbone`, or set `network` to largefov",
+            )
+        self.backbone, self.low_layout = backbone, backbone.low_level.layout
+        self.head = nn.Sequential(
+            nn.Conv2d(backbone.channels, width, 1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation),
+            nn.ReLU(inplace=True),
+        )
+        self.reduce = nn.Sequential(nn.Conv2d(backbone.low_level.channels, _REDUCED, 1), nn.ReLU(inplace=True))
+        self.decoder = nn.Sequential(
+            *_separable(width + _REDUCED, width),
+            *_separable(width, width),
+            SampleDropout(dropout),
+            nn.Conv2d(width, labels, 1),
+        )
+        _initialize(self.head, self.reduce, self.decoder)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the low level."""
+        padded = _padded(images, self.backbone.layout)
+        features, low_level = self.backbone.with_low_level(padded)
+        coarse = self.head(features)
+        height, width = padded.shape[2:]
+        fine = self.low_layout.grids((height, width), (low_level.shape[2], low_level.shape[3]))
+        upsampled = resample(coarse, self.backbone.grids(padded, coarse), fine)
+        logits = self.decoder(torch.cat([upsampled, self.reduce(low_level)], dim=1))
+        return _at_pixels(logits, fine, padded, images)
+
+
+_REDUCED = 48  # channels of the low level in the decoder, as in DeepLab-v3+
+
+
+def _separable(inputs: int, outputs: int) -> list[nn.Module]:
+    """A 3x3 convolution of each channel by itself, then a 1x1 over the channels (DeepLab-v3+)."""
+    return [
+        nn.Conv2d(inputs, inputs, 3, padding=1, groups=inputs),
+        nn.Conv2d(inputs, outputs, 1),
+        nn.ReLU(inplace=True),
+    ]
+
+
+def _initialize(*parts: nn.Sequential) -> None:
+    """Weights for layers with ReLU, and small ones for the last layer of all, whose outputs are logits."""
+    layers = [layer for part in parts for layer in part if isinstance(layer, nn.Conv2d)]
+    for layer in layers:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+        nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
+    nn.init.normal_(layers[-1].weight, std=0.01)
+
+
+def _padded(images: Tensor, layout: Layout) -> Tensor:
+    """Images with zeros on the right and at the bottom, until the outermost positions are as far from both edges."""
+    height, width = images.shape[2:]
+    return functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
+
+
+def _at_pixels(logits: Tensor, source: Grids, padded: Tensor, images: Tensor) -> Tensor:
+    """Logits at positions of the padded images -> at the pixels of the images."""
+    upsampled = resample(logits, source, pixel_grids(*padded.shape[2:]))
+    return upsampled[:, :, : images.shape[2], : images.shape[3]]
 
 
 def _windows(length: int, crop: int) -> list[int]:
@@ -113,4 +193,4 @@ def predict(
     return total / (len(scales) * (2 if mirror else 1))
 
 
-SEGMENTERS = {"largefov": LargeFov}
+SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"largefov": LargeFov, "skip": Skip}

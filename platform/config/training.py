@@ -177,8 +177,9 @@ class ClassifierConfig(Section):
 class SegmenterConfig(Section):
     """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
 
-    network: Literal["largefov"] = "largefov"
-    """Head on the backbone: DeepLab-LargeFOV."""
+    network: Literal["largefov", "skip"] = "largefov"
+    """Head on the backbone: DeepLab-LargeFOV, or `skip`, a light decoder that sees a layer of stride 4, too, for small
+    backbones of a coarse stride."""
     backbone: SegmenterBackbone = "resnet101"
     """Features that the head reads: small, vgg16_largefov (DeepLab-LargeFOV's VGG-16, not the classifier's), resnet50,
     resnet101, vit_b_16, or timm/NAME."""
@@ -193,9 +194,9 @@ class SegmenterConfig(Section):
     width: Positive = 1024
     """Channels of the head."""
     dilation: Positive = 12
-    """Dilation of the head's 3x3 convolution."""
+    """Dilation of the head's 3x3 convolutions; 12 fits positions of stride 8."""
     dropout: Fraction = 0.0
-    """Dropout after the head's hidden layers (0.5 in the VGG-16 version)."""
+    """Dropout after the hidden layers of largefov (0.5 in the VGG-16 version), before the last layer of skip."""
     crop: Positive = 321
     """Side of a training crop, pixels."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)

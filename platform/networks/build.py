@@ -48,7 +48,7 @@ def normalization_of(name: str) -> Normalization:
     return IMAGENET
 
 
-def freeze(network: CoAttentionClassifier | nn.Module, config: ClassifierConfig | SegmenterConfig) -> None:
+def freeze(network: nn.Module, config: ClassifierConfig | SegmenterConfig) -> None:
     """Freezes what the configuration does not train of a network's backbone, before its optimizer is made.
 
     Raises:
@@ -63,7 +63,7 @@ def freeze(network: CoAttentionClassifier | nn.Module, config: ClassifierConfig 
 def _keys(config: ClassifierConfig | SegmenterConfig) -> dict[str, str]:
     """The configuration keys that errors of a network's backbone name."""
     section = "classifier" if isinstance(config, ClassifierConfig) else "segmenter"
-    return {name: f"{section}.{name}" for name in ("backbone", "stride", "trained")}
+    return {name: f"{section}.{name}" for name in ("backbone", "network", "stride", "trained")}
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
@@ -88,14 +88,16 @@ def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoA
 
 
 def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
-    """The segmentation network as configured, with its initial weights."""
-    return SEGMENTERS[config.network](
-        build_backbone(config),
-        labels=classes + 1,
-        width=config.width,
-        dilation=config.dilation,
-        dropout=config.dropout,
-    )
+    """The segmentation network as configured, with its initial weights.
+
+    Raises:
+        UserError: the backbone cannot have the stride, or has no low level where the network needs it.
+    """
+    backbone = build_backbone(config)
+    with errors_name_keys(_keys(config)):
+        return SEGMENTERS[config.network](
+            backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
+        )
 
 
 def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,10 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mcis.models.backbones import BACKBONES, small
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import BACKBONES, Backbone, small
 from mcis.models.dropout import number_samples
-from mcis.models.segmenters import SEGMENTERS, LargeFov, _windows, predict
-from mcis.platform.config.training import SegmenterConfig
+from mcis.models.layouts import Layout
+from mcis.models.segmenters import SEGMENTERS, LargeFov, Skip, _windows, predict
+from mcis.models.timm_backbones import timm_backbone
 
 quick = settings(deadline=None, max_examples=60)
 
@@ -192,7 +193,7 @@ def test_logits_are_upsampled_with_aligned_corners() -> None:
     "backbone",
     [
         pytest.param(name, marks=pytest.mark.slow) if name == "resnet101" else name  # as resnet50, but more blocks
-        for name in get_args(SegmenterConfig.model_fields["backbone"].annotation)
+        for name in ("small", "vgg16_largefov", "resnet50", "resnet101")
     ],
 )
 def test_321_pixels_are_41_positions_with_aligned_corners(backbone: str) -> None:
@@ -275,4 +276,97 @@ def test_an_images_logits_do_not_depend_on_the_batch() -> None:
 
 
 def test_networks_are_found_by_name() -> None:
-    assert SEGMENTERS["largefov"] is LargeFov
+    assert {"largefov": LargeFov, "skip": Skip} == SEGMENTERS
+
+
+# --- the network with a low level
+
+
+def skip(backbone: Backbone | None = None, **options: float) -> Skip:
+    torch.manual_seed(0)
+    model = Skip(backbone or small(channels=6), labels=4, width=8, **options)  # type: ignore[arg-type]
+    last = model.decoder[-1]
+    assert isinstance(last, nn.Conv2d)
+    nn.init.normal_(last.weight)
+    return model
+
+
+@pytest.mark.parametrize("size", [(24, 24), (17, 30), (1, 5)])
+def test_logits_with_a_low_level_have_the_size_of_the_images(size: tuple[int, int]) -> None:
+    assert skip()(picture(*size, batch=2)).shape == (2, 4, *size)
+
+
+def test_logits_with_a_low_level_lie_on_its_positions() -> None:
+    """Composed by hand; every fourth pixel is a logit of a position of the low level itself."""
+    model = skip(dilation=2).eval()
+    image = picture(33, 49, batch=1)
+    layers = [layer for part in (model.head, model.reduce, model.decoder) for layer in part]
+    first, second, third, reduce, *rest = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
+    assert (reduce.in_channels, reduce.out_channels) == (4, 48)
+    assert [layer.kernel_size for layer in rest] == [(3, 3), (1, 1), (3, 3), (1, 1), (1, 1)]
+    with torch.inference_mode():
+        features, low_level = model.backbone.with_low_level(image)
+        for layer, dilation in ((first, 0), (second, 2), (third, 2)):
+            features = torch.relu(
+                functional.conv2d(features, layer.weight, layer.bias, padding=dilation, dilation=max(1, dilation))
+            )
+        assert features.shape[2:] == (5, 7)
+        upsampled = functional.interpolate(features, size=(9, 13), mode="bilinear", align_corners=True)
+        x = torch.cat([upsampled, torch.relu(functional.conv2d(low_level, reduce.weight, reduce.bias))], dim=1)
+        for depthwise, pointwise in (rest[:2], rest[2:4]):
+            x = functional.conv2d(x, depthwise.weight, depthwise.bias, padding=1, groups=len(depthwise.weight))
+            x = torch.relu(functional.conv2d(x, pointwise.weight, pointwise.bias))
+        x = functional.conv2d(x, rest[4].weight, rest[4].bias)
+        torch.testing.assert_close(model(image)[:, :, ::4, ::4], x, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("backbone", ["small", "vgg16_largefov", "timm/tf_efficientnet_lite0", "timm/convnext_atto"])
+def test_a_dot_moves_with_its_pixel_through_the_decoder(backbone: str) -> None:
+    """Both ways: through the low level with the features silenced, and through the features alone."""
+    torch.manual_seed(0)
+    built = timm_backbone(backbone.removeprefix("timm/")) if "timm/" in backbone else BACKBONES[backbone]()
+    model, stride = skip(built, dilation=1).eval(), built.layout.stride
+    side = 8 * stride + (1 if built.layout.offset == 0 else 0)
+    with torch.inference_mode():
+        for layer in model.modules():
+            if isinstance(layer, nn.Conv2d):
+                layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
+        for layer in (*model.head[1:], *model.decoder):
+            if isinstance(layer, nn.Conv2d):
+                layer.weight.abs_()  # so that what a dot raises stays above zero
+        for silent in (model.head[0], model.reduce[0]):
+            kept = silent.weight.clone()  # type: ignore[union-attr]
+            silent.weight.zero_()  # type: ignore[operator, union-attr]
+            unchanged, errors = model(torch.zeros(1, 3, side, side)), []
+            for shift in range(0, stride, 2):
+                pixels = [side // 2 - stride // 2 + moved for moved in (shift, 3 * shift % stride)]
+                image = torch.zeros(1, 3, side, side)
+                image[:, :, pixels[0], pixels[1]] = 1
+                change = (model(image) - unchanged)[0].double().square().sum(dim=0)
+                change = change.where(change >= change.max() / 2, 0)
+                places = torch.arange(float(side), dtype=torch.float64)
+                for axis, pixel in enumerate(pixels):
+                    weights = change.sum(dim=1 - axis)
+                    errors.append(float((weights * places).sum() / weights.sum()) - pixel)
+            assert abs(sum(errors) / len(errors)) < 1.5, silent
+            silent.weight.copy_(kept)  # type: ignore[operator, union-attr]
+
+
+def test_the_gradient_reaches_the_low_level() -> None:
+    """By its own way: with the features silenced, the layers up to the low level still learn."""
+    model = skip()
+    first = model.head[0]
+    assert isinstance(first, nn.Conv2d)
+    nn.init.zeros_(first.weight)
+    model(picture(16, 24, batch=2)).square().sum().backward()
+    reached = {name: p.grad is not None and bool(p.grad.any()) for name, p in model.backbone.named_parameters()}
+    assert reached["body.0.weight"]
+    assert reached["body.2.weight"]
+    assert not reached["body.4.weight"]
+
+
+def test_a_backbone_without_a_low_level_has_no_such_network() -> None:
+    backbone = Backbone(nn.Conv2d(3, 4, 1), groups=(4,), layout=Layout(1))
+    with pytest.raises(UserError, match="without a layer of stride 4") as raised:
+        Skip(backbone, labels=3)
+    assert "`network`" in raised.value.remedy

@@ -89,6 +89,15 @@ def test_what_is_there_is_not_asked_for_again(tmp_path: Path) -> None:
     assert taken.parts["decoded images"].leaves == taken.parts["train_classifier"].beside == 0
 
 
+def test_a_network_of_timms_is_measured_too() -> None:
+    backbone = "classifier.backbone=timm/tf_efficientnet_lite0"
+    plan = computed(backbone, "segmenter.backbone=timm/tf_efficientnet_lite0", "segmenter.network=skip")
+    assert plan.parts["localize"].beside == 10582 * 2 * 432 * 16 * 16
+    assert plan.parts["classifier's pretrained weights"].leaves == pytest.approx(4 * 4_700_000, rel=0.01)
+    assert plan.parts["segmenter's pretrained weights"].leaves > 0
+    assert computed(backbone, "weights.backbone=bundled").parts["classifier's pretrained weights"].leaves == 0
+
+
 def test_label_pictures_grow_with_the_images_files(tmp_path: Path) -> None:
     for number in range(20):
         (tmp_path / f"{number}.jpg").touch()

@@ -94,3 +94,11 @@ def test_a_backbone_without_new_layers_is_pretrained_whole() -> None:
 def test_sgd_has_its_momentum() -> None:
     groups = build_optimizer(_Network(), Optimizer(momentum=0.5, nesterov=True, learning_rate=0.25)).param_groups
     assert [(g["momentum"], g["nesterov"], g["lr"]) for g in groups] == [(0.5, True, 0.25)]
+
+
+def test_what_is_frozen_is_not_updated() -> None:
+    network = _Network()
+    network.backbone.body.requires_grad_(False)
+    optimizer = build_optimizer(network, Optimizer())
+    updated = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    assert updated == {id(parameter) for parameter in (*network.head.parameters(), network.w_p)}

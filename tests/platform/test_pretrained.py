@@ -9,11 +9,14 @@ import typer
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
+from mcis.models import timm_backbones
 from mcis.models.backbones import small
+from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.commands.options import plain_errors
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone
-from mcis.platform.networks.pretrained import load_backbone
+from mcis.platform.networks.pretrained import backbone_weights, download_bytes, load_backbone
+from mcis.platform.runs.workspace import Workspace
 
 
 @pytest.mark.parametrize(("network", "key"), [("classifier", "weights.backbone"), ("segmenter", "weights.segmenter")])
@@ -30,6 +33,46 @@ def test_the_errors_of_weights_name_the_keys_of_their_network(
     assert f"{network}.backbone" in nothing_to_load.value.remedy
     assert key in nothing_to_load.value.remedy
     assert "`" not in nothing_to_load.value.remedy
+
+
+def test_bundled_weights_are_a_file_of_one_backbone(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    path = backbone_weights("bundled", BUNDLED, workspace)
+    assert path == bundled_file()
+    backbone = build_backbone(ClassifierConfig(backbone=BUNDLED))
+    before = backbone.body.get_parameter("conv_stem.weight").clone()
+    load_backbone("classifier", backbone, path)
+    assert not torch.equal(backbone.body.get_parameter("conv_stem.weight"), before)
+    with pytest.raises(UserError, match="no weights of vgg16 are bundled") as raised:
+        backbone_weights("bundled", "vgg16", workspace)
+    assert BUNDLED in raised.value.expected
+
+
+def test_timms_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By timm itself, from its cache or hub; then they lie in the workspace as any other file of weights."""
+    workspace, name = Workspace(tmp_path), "timm/resnet18"
+    fetched = timm_backbones.timm.create_model("resnet18")
+    monkeypatch.setattr(timm_backbones, "downloaded_state", lambda name: fetched.state_dict())
+    assert download_bytes(name, workspace) > 40 * 2**20
+    path = backbone_weights("download", name, workspace)
+    assert path is not None
+    monkeypatch.setattr(timm_backbones, "downloaded_state", None)
+    assert backbone_weights("download", name, workspace) == path
+    assert download_bytes(name, workspace) == 0
+    backbone = build_backbone(ClassifierConfig(backbone=name))
+    load_backbone("classifier", backbone, path)
+    assert torch.equal(backbone.body.get_parameter("conv1.weight"), fetched.conv1.weight)
+
+
+def test_without_a_connection_timms_weights_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(name: str) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr(timm_backbones, "downloaded_state", offline)
+    with pytest.raises(UserError, match=r"timm/resnet18 cannot be downloaded \(no connection\)") as raised:
+        backbone_weights("download", "timm/resnet18", Workspace(tmp_path))
+    assert "weights.backbone=PATH" in raised.value.remedy
+    assert not list(Workspace(tmp_path).weights.iterdir())
 
 
 def test_a_command_says_how_to_repeat_the_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,64 @@
+"""Networks as configured: their backbone's name, stride, and how much of it is trained."""
+
+import pytest
+import torch
+
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import IMAGENET
+from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
+from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, normalization_of
+
+LITE0 = "timm/tf_efficientnet_lite0"
+
+
+@pytest.mark.parametrize(
+    ("backbone", "stride", "built"),
+    [("small", None, 8), ("small", 4, 4), ("vgg16", None, 8), ("vgg16", 8, 8), (LITE0, None, 16), (LITE0, 8, 8)],
+)
+def test_a_backbone_has_the_stride_that_is_configured_or_its_own(backbone: str, stride: int | None, built: int) -> None:
+    with torch.device("meta"):
+        got = build_backbone(ClassifierConfig(backbone=backbone, stride=stride))
+    assert got.layout.stride == built
+
+
+@pytest.mark.parametrize("backbone", ["small", "resnet50", "timm/resnet18"])
+def test_a_stride_that_a_backbone_cannot_have_names_its_key(backbone: str) -> None:
+    with torch.device("meta"), pytest.raises(UserError, match="with stride 5") as raised:
+        build_segmenter(SegmenterConfig(backbone=backbone, stride=5), 3)
+    assert "segmenter.stride" in raised.value.remedy
+
+
+def test_a_transformer_has_no_low_level_to_skip_to() -> None:
+    with torch.device("meta"), pytest.raises(UserError, match="skip") as raised:
+        build_segmenter(SegmenterConfig(backbone="vit_b_16", network="skip"), 3)
+    assert "segmenter.network" in raised.value.remedy
+
+
+@pytest.mark.parametrize("name", ["vgg16", LITE0])
+def test_a_normalization_is_known_without_building(name: str) -> None:
+    with torch.device("meta"):
+        assert normalization_of(name) == build_backbone(ClassifierConfig(backbone=name)).normalize
+    assert (normalization_of(name) == IMAGENET) == (name == "vgg16")
+
+
+@pytest.mark.parametrize(("trained", "stages"), [("all", 5), ("neck", 0), (2, 2)])
+def test_as_much_is_trained_as_configured(trained: str | int, stages: int) -> None:
+    config = ClassifierConfig.model_validate({"backbone": LITE0, "trained": trained})
+    with torch.device("meta"):
+        model = build_classifier(config, 3)
+    freeze(model, config)
+    trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert {"phi.weight", "w_p"} <= set(trained_names)
+    begun = [
+        any(name.startswith(f"backbone.body.{stage}") for name in trained_names) for stage in model.backbone.stages
+    ]
+    assert begun == [False] * (5 - stages) + [True] * stages
+
+
+def test_more_stages_than_there_are_name_their_key() -> None:
+    config = SegmenterConfig(backbone=LITE0, trained=6)
+    with torch.device("meta"):
+        model = build_segmenter(config, 3)
+    with pytest.raises(UserError, match="has 5") as raised:
+        freeze(model, config)
+    assert "segmenter.trained" in raised.value.remedy
