@@ -88,7 +88,7 @@ def timm_normalization(name: str) -> Normalization:
     check_name(name)
     described = timm.get_pretrained_cfg(name)
     assert described is not None
-    return Normalization(tuple(described.mean), tuple(described.std))
+    return Normalization(*(tuple(values) for values in (described.mean, described.std)))  # type: ignore[arg-type]
 
 
 def timm_bytes(name: str) -> int:
@@ -231,9 +231,9 @@ def _pad_symmetrically(network: nn.Module) -> None:
         if isinstance(module, timm.layers.Conv2dSame):
             between = (kernel[0] - 1) * dilation[0] % 2 == 1 and _sides(module.stride) == (1, 1)
             kind: type[nn.Conv2d] = _CenteredConv2d if between else nn.Conv2d
-            padding = (padding[0] + between, padding[1] + between)
+            padding, stride = (padding[0] + between, padding[1] + between), _sides(module.stride)
             channels, groups = (module.in_channels, module.out_channels), module.groups
-            conv = kind(*channels, kernel, module.stride, padding, dilation, groups, bias=False)
+            conv = kind(*channels, kernel, stride, padding, dilation, groups, bias=False)
             conv.weight, conv.bias = module.weight, module.bias
             network.set_submodule(name, conv)
         elif isinstance(module, timm.layers.StdConv2dSame | timm.layers.ScaledStdConv2dSame) and module.same_pad:
@@ -307,4 +307,5 @@ def _sides(value: Any) -> tuple[int, int]:
     """A layer's option as height and width; padding in words is that of layers without a stride, and counts nothing."""
     if isinstance(value, str):
         return 0, 0
-    return tuple(value) if isinstance(value, tuple | list) else (value, value)  # type: ignore[return-value]
+    height, width = value if isinstance(value, tuple | list) else (value, value)
+    return height, width

@@ -172,7 +172,9 @@ def test_a_dot_moves_with_its_pixel(name: str, stride: int | None) -> None:
             if isinstance(layer, nn.Conv2d) and name != VIT:
                 layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
             elif isinstance(layer, timm.layers.FrozenBatchNormAct2d | FrozenBatchNorm2d):
-                layer.weight.fill_(1)  # a block's last one starts as zero, which leaves the shortcut alone
+                layer.get_buffer("weight").fill_(
+                    1
+                )  # a block's last one starts as zero, which leaves the shortcut alone
         low = backbone.low_level
 
         def stages(pictures: Tensor) -> list[Tensor]:
@@ -213,7 +215,9 @@ def test_padding_of_both_sides_moves_the_positions_and_nothing_else(built: dict[
     picture = images(1, 3, side, side)
     shifted = picture.roll((stride - 1, stride - 1), dims=(2, 3))
     with torch.inference_mode():
-        expected = original.forward_intermediates(shifted, indices=[3, 4], intermediates_only=True)
+        expected = original.forward_intermediates(  # type: ignore[operator]
+            shifted, indices=[3, 4], intermediates_only=True
+        )
         got = backbone(picture)
     assert got.shape[2:] == (64, 64)
     interior = slice(31, 33)
@@ -250,7 +254,7 @@ def test_timms_weights_fit_and_compute_the_same(
     load_pretrained(backbone, save(original.state_dict(), tmp_path / "weights"))
     pictures = images(1, 3, 224, 224)
     with torch.inference_mode():
-        features = original.forward_features(pictures)
+        features = original.forward_features(pictures)  # type: ignore[operator]
         if name == VIT:
             features = features[:, 1:].transpose(1, 2).unflatten(2, (14, 14))
         close(backbone(pictures), features)

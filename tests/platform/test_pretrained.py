@@ -61,7 +61,7 @@ def test_timms_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert download_bytes(name, workspace) == 0
     backbone = build_backbone(ClassifierConfig(backbone=name))
     load_backbone("classifier", backbone, path)
-    assert torch.equal(backbone.body.get_parameter("conv1.weight"), fetched.conv1.weight)
+    assert torch.equal(backbone.body.get_parameter("conv1.weight"), fetched.get_parameter("conv1.weight"))
 
 
 def test_without_a_connection_timms_weights_are_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
+from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig, Optimizer, SegmenterConfig, SegmenterOptimizer
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
@@ -181,7 +182,9 @@ def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str,
     terms = []
     for step in range(schedule.steps):
         for group in optimizer.param_groups:
-            group["lr"] = 0.1 * group["factor"] * (0.1 if step * schedule.batch // 24 >= 3 else 1)
+            group["lr"] = (
+                schedule.optimizer.learning_rate * group["factor"] * (0.1 if step * schedule.batch // 24 >= 3 else 1)
+            )
         batch = decode(np.array([step]))
         numbers = step * schedule.batch + np.arange(schedule.batch)
         number_samples(network, generator_seeds(Draw.DROPOUT, schedule.seed, numbers))
@@ -261,6 +264,24 @@ def test_workers_and_micro_batches_train_the_same_weights(
     waiting = tracker.client.get_metric_history(tracker.run_id, "classifier.waiting")
     assert [m.value for m in waiting] == [r["waiting"] for r in records]
     assert all(0 <= m.value <= 1 for m in waiting)
+
+
+@pytest.mark.slow
+def test_workers_train_the_last_stages_of_a_pretrained_network(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    """Two workers end in the weights of a plain loop, and what is frozen stays as the file has it."""
+    slow = here.learner.config.optimizer.model_copy(update={"learning_rate": 1e-4})
+    values = {"backbone": BUNDLED, "trained": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
+    learner = replace(here.learner, config=here.learner.config.model_copy(update=values), pretrained=bundled_file())
+    start, (weights, _) = learner.model().state_dict(), plain_loop(learner)
+    fit(learner, tmp_path, ComputeConfig(workers=2, threads=1), here.tracker("last-stages"), label="classifier")
+    fitted = trained(tmp_path)
+    changed = {key for key in start if key.startswith("backbone.") and not torch.equal(fitted[key], start[key])}
+    assert changed
+    assert all(key.startswith(("backbone.body.blocks.5.", "backbone.body.blocks.6.")) for key in changed)
+    for key, value in weights.items():
+        torch.testing.assert_close(fitted[key], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow
