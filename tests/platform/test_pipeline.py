@@ -454,6 +454,31 @@ def test_images_without_saliency_maps_end_a_preset_before_the_run(
         pipeline.check(resolve("voc", recipe, options, [*without, change]).config, workspace, "any")
 
 
+@pytest.mark.parametrize(
+    ("values", "found"),
+    [
+        (("classifier.stride=16",), "backbone small with stride 16"),
+        (("segmenter.stride=16",), "backbone small with stride 16"),
+        (("segmenter.trained=9",), "the last 9 stages"),
+        (
+            (
+                "segmenter.network=skip",
+                "segmenter.backbone=vit_b_16",
+                "segmenter.stride=16",
+                "segmenter.init=pretrained",
+            ),
+            "without a layer",
+        ),
+        (("weights.backbone=bundled",), "no weights of small are bundled"),
+    ],
+)
+def test_what_a_backbone_cannot_do_ends_a_run_before_it_begins(
+    root: Path, workspace: Workspace, values: tuple[str, ...], found: str
+) -> None:
+    with pytest.raises(UserError, match=found):
+        pipeline.check(settings(root, *values).config, workspace, "any")
+
+
 def test_unknown_names_and_stages_are_named_before_the_run(root: Path, workspace: Workspace) -> None:
     config = settings(root).config
     for wrong, found in (({"until": "masks"}, "--until masks"), ({"start": "mask"}, "--from mask")):
