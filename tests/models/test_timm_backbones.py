@@ -262,8 +262,8 @@ def test_timms_weights_fit_and_compute_the_same(
     assert timm_bytes(name) == sum(v.numel() * v.element_size() for v in values)
 
 
-def test_the_bundled_weights_are_efficientnet_lite0s(built: dict[str, Backbone]) -> None:
-    """Composed by timm, they tell a picture's classes apart; here, each tensor stands behind its name."""
+def test_the_bundled_weights_are_efficientnet_lite0s() -> None:
+    """Each tensor stands behind timm's name of it."""
     backbone = timm_backbone(BUNDLED.removeprefix("timm/"))
     load_pretrained(backbone, bundled_file())
     state, got = torch.load(bundled_file(), weights_only=True), backbone.body.state_dict()
