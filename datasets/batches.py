@@ -2,14 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.crops import CROP_DRAWS, random_crop
 from mcis.datasets.decode import decode_labels
-from mcis.datasets.draws import Draw, uniforms
-from mcis.datasets.images import Squares, image_bytes, read_rgb
+from mcis.datasets.draws import FLIP_DRAW, Draw, uniforms
+from mcis.datasets.features import Features
+from mcis.datasets.images import Squares, read_rgb
 from mcis.datasets.maps import Shards
 from mcis.datasets.pairs import PairRows, PairSampler, epoch_rows
 from mcis.datasets.stream import Batch, WorkerShard
@@ -21,7 +23,7 @@ class PairBatch(Batch):
     """Decoded pairs of images (m, n).
 
     Attributes:
-        images_m, images_n: (N, S, S, 3) uint8.
+        images_m, images_n: (N, S, S, 3) uint8; or what a frozen backbone makes of them, (N, C, H, W) float16.
         m, n: the images' positions in the index, (N,).
         epoch, kind: of each pair (see `PairRows`), (N,).
         row: the pair's number in the endless stream, (N,). What is drawn for a pair is drawn from it, since an image
@@ -30,8 +32,8 @@ class PairBatch(Batch):
             that side that the other side lacks, (N,) bool.
     """
 
-    images_m: NDArray[np.uint8]
-    images_n: NDArray[np.uint8]
+    images_m: NDArray[Any]
+    images_n: NDArray[Any]
     m: NDArray[np.int64]
     n: NDArray[np.int64]
     epoch: NDArray[np.int64]
@@ -62,31 +64,34 @@ class PairDecoder:
     """Decodes the pairs of a worker's steps.
 
     Args:
-        images: of the index.
+        images: of the index, or their features.
         sampler: draws the pairs.
         batch: pairs per step, over all workers.
         crop_scales: where given, images are random crops (see `random_crop`), drawn from (seed, row, image); else they
             are shown whole.
+        mirror: whether features are those of the mirror image with probability 1/2, by the draw that mirrors images on
+            the device.
     """
 
     batch_type = PairBatch
 
     def __init__(
         self,
-        images: Squares,
+        images: Squares | Features,
         sampler: PairSampler,
         *,
         batch: int,
         shard: WorkerShard,
         crop_scales: Sequence[float] | None = None,
+        mirror: bool = False,
     ):
         self.images, self.sampler, self.batch, self.shard = images, sampler, batch, shard
-        self.crop_scales = crop_scales
+        self.crop_scales, self.mirror = crop_scales, mirror
 
     @property
     def row_bytes(self) -> int:
         """Two images."""
-        return 2 * image_bytes(self.images.size)
+        return 2 * self.images.row_bytes
 
     def __call__(self, steps: NDArray[np.int64]) -> PairBatch:
         of_worker = self.shard.positions(self.batch)
@@ -96,8 +101,8 @@ class PairDecoder:
         row = np.concatenate([first + of_worker for first in firsts])
         unshared = np.repeat([_unshared(rows, self.sampler.tags) for rows in batches], len(of_worker), axis=0)
         return PairBatch(
-            images_m=self._pixels(m, row, Draw.PAIR_CROP_M),
-            images_n=self._pixels(n, row, Draw.PAIR_CROP_N),
+            images_m=self._images(m, row, Draw.PAIR_CROP_M, Draw.AUGMENT_M),
+            images_n=self._images(n, row, Draw.PAIR_CROP_N, Draw.AUGMENT_N),
             m=m,
             n=n,
             epoch=epoch,
@@ -107,13 +112,17 @@ class PairDecoder:
             unshared_n=unshared[:, 1],
         )
 
-    def _pixels(self, positions: NDArray[np.int64], row: NDArray[np.int64], purpose: Draw) -> NDArray[np.uint8]:
+    def _images(self, positions: NDArray[np.int64], row: NDArray[np.int64], crop: Draw, augment: Draw) -> NDArray[Any]:
+        if isinstance(self.images, Features):
+            draws = uniforms(augment, self.sampler.seed, row, positions, count=FLIP_DRAW + 1)
+            return self.images(positions, self.mirror & (draws[:, FLIP_DRAW] < 0.5))
         if self.crop_scales is None:
             return self.images(positions)
-        draws = uniforms(purpose, self.sampler.seed, row, positions, count=CROP_DRAWS)
+        draws = uniforms(crop, self.sampler.seed, row, positions, count=CROP_DRAWS)
         return np.stack([self._crop(*pair) for pair in zip(positions.tolist(), draws, strict=True)])
 
     def _crop(self, position: int, draws: NDArray[np.float64]) -> NDArray[np.uint8]:
+        assert isinstance(self.images, Squares)
         rgb = read_rgb(self.images.uris[position])
         no_labels = np.zeros(rgb.shape[:2], np.uint8)
         crop = random_crop(

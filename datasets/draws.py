@@ -71,6 +71,12 @@ class Order(enum.IntEnum):
     """Pairs of an epoch, which a mix assigns to the kinds: (epoch)."""
     BANK = 4
     """Images, the first of which are the bank of shared evidence: (0)."""
+    STATISTICS = 5
+    """Training images, the first of which give the statistics of a backbone's channels: (0)."""
+
+
+FLIP_DRAW = 5
+"""Which of an image's numbers for augmentation mirrors it, below 1/2: a stream of features draws it as well."""
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:

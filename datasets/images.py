@@ -4,16 +4,18 @@ With the cache, images are decoded once rather than in every epoch. It holds the
 its bound allows; a reader decodes the others, and those of a shard that was removed in the meantime.
 """
 
-import bisect
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mcis.datasets.cached import CachedRows, cache_table
 from mcis.datasets.decode import decode_rgb, decode_square
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
+
+_COLUMN = "pixels"
 
 
 def read_rgb(uri: str, size: int | None = None, *, middle: bool = False) -> NDArray[np.uint8]:
@@ -59,7 +61,7 @@ class MakeSquares:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         pixels = np.stack([read_rgb(uri, self.size, middle=self.middle) for uri in rows["uri"].to_pylist()])
-        return pa.table({"pixels": pa.FixedSizeListArray.from_arrays(pixels.ravel(), image_bytes(self.size))})
+        return cache_table(_COLUMN, pixels)
 
 
 class Squares:
@@ -74,9 +76,12 @@ class Squares:
 
     def __init__(self, uris: list[str], size: int, *, middle: bool = False, cache: Path | None = None):
         self.uris, self.size, self.middle = uris, size, middle
-        self.shards = sorted(cache.glob("part-*.arrow")) if cache else []
-        self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
-        self.opened: dict[int, NDArray[np.uint8] | None] = {}
+        self.cache = CachedRows(cache, _COLUMN, (size, size, 3))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of an image."""
+        return image_bytes(self.size)
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The images at N positions, (N, S, S, 3) uint8.
@@ -86,32 +91,6 @@ class Squares:
         """
         images = np.empty((len(positions), self.size, self.size, 3), np.uint8)
         for image, position in zip(images, positions.tolist(), strict=True):
-            cached = self._cached(position)
-            image[:] = self._decoded(position) if cached is None else cached
+            cached = self.cache.row(position)
+            image[:] = read_rgb(self.uris[position], self.size, middle=self.middle) if cached is None else cached
         return images
-
-    def _decoded(self, position: int) -> NDArray[np.uint8]:
-        return read_rgb(self.uris[position], self.size, middle=self.middle)
-
-    def _cached(self, position: int) -> NDArray[np.uint8] | None:
-        shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1
-        if shard < 0 or position >= self.spans[shard][1]:
-            return None
-        if shard not in self.opened:
-            self.opened[shard] = self._open(self.shards[shard])
-        images = self.opened[shard]
-        return None if images is None else images[position - self.spans[shard][0]]
-
-    def _open(self, path: Path) -> NDArray[np.uint8] | None:
-        try:
-            column = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)["pixels"]
-        except FileNotFoundError:
-            return None
-        except (OSError, pa.ArrowInvalid) as error:
-            raise UserError(
-                f"{path} is damaged ({error})", "a shard of decoded images", "remove its folder and repeat the command"
-            ) from None
-        return column.flatten().to_numpy(zero_copy_only=True).reshape(-1, self.size, self.size, 3)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "opened": {}}

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.draws import Draw, Order, permuted, uniforms
+from mcis.datasets.neighbors import RelatedFrom, nearest_images
 from mcis.datasets.tags import Members, Tags
 
-RelatedBy = Literal["class", "itself", "wrong_class"]
-"""What relates images to a map: its class; or, as controls, that they are the map's own image or lack its class."""
-RelatedFrom = Literal["target", "source", "both"]
-"""The domain that related images are drawn from, or both."""
+RelatedBy = Literal["class", "nearest", "itself", "wrong_class"]
+"""What relates images to a map: its class, at random or by likeness; or, as controls, that they are the map's own image
+or lack its class."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,6 +67,7 @@ def draw(
     related_from: RelatedFrom = "both",
     contrastive: bool = False,
     bank: int = 0,
+    vectors: NDArray[np.float32] | None = None,
 ) -> Relations:
     """Draws the images that the maps of all tags are made of.
 
@@ -74,15 +75,20 @@ def draw(
         tags: of N images, each with at least one.
         source: (N,), which images are of the domain source.
         related, related_may_repeat, related_from: as of `related_images`.
-        related_by: `class` as of `related_images`; `itself`: each image alone, once, whatever R; `wrong_class`: as of
-            `wrong_class_images`, and as of `related_images` where every image has the class.
+        related_by: `class` as of `related_images`; `nearest` as of `nearest_images`; `itself`: each image alone, once,
+            whatever R; `wrong_class`: as of `wrong_class_images`, and as of `related_images` where every image has the
+            class.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
         bank: number of images, drawn at random, that represent all images in the computation of evidence.
+        vectors: of all images, (N, C), see `neighbors.rounded`; for `nearest` alone.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
     if related_by == "itself":
         drawn = image[:, None][:, :related]
+    elif related_by == "nearest":
+        assert vectors is not None
+        drawn = nearest_images(Members.of(tags, source), vectors, image, tag, related, related_from=related_from)
     else:
         drawn = related_images(
             Members.of(tags, source),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
+from mcis.datasets.draws import FLIP_DRAW
 
 _ORDERS = tuple(itertools.permutations(range(4)))  # of brightness, contrast, saturation and hue
 
@@ -63,7 +64,7 @@ def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor
     if any(augmentation.color_jitter):
         images = color_jitter(images, augmentation.color_jitter, draws[:, :5])
     if augmentation.flip:
-        images = torch.where((draws[:, 5] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
+        images = torch.where((draws[:, FLIP_DRAW] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
     if augmentation.shift:
         images = _shifted(images, ((draws[:, 6:8] * 2 - 1) * augmentation.shift).round().long())
     return images

@@ -5,6 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
@@ -24,6 +25,25 @@ class ClassLayer(NamedTuple):
     bias: Tensor | None
 
 
+class Affinity(NamedTuple):
+    """How positions of two images are compared (Eq. 2).
+
+    Attributes:
+        of: what is compared: the features F, or the backbone's own output, channel by channel standardized.
+        stages: of the backbone's stages, which ones are compared (positions in `Backbone.groups`); empty = all.
+        form, scale: of P, see `coattention.affinity`.
+        learnt: whether W_P is a parameter; else it is the identity.
+        init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C').
+    """
+
+    of: Literal["features", "backbone"] = "features"
+    stages: tuple[int, ...] = ()
+    form: AffinityForm = "bilinear"
+    scale: float = 1.0
+    learnt: bool = True
+    init: float | None = None
+
+
 class BatchScores(NamedTuple):
     """Class scores of a batch: of its pairs, and of the self pairs (m, tau m) of each transformation tau."""
 
@@ -34,6 +54,40 @@ class BatchScores(NamedTuple):
 def pool(activations: Tensor) -> Tensor:
     """Global average pooling (Eq. 1): activation maps (B, K, H, W) -> scores (B, K)."""
     return activations.flatten(2).mean(dim=2)
+
+
+def _neck(inputs: int, width: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for kernel, channels in ((1, inputs), (3, width), (3, width)):
+        conv = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        layers += [conv, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers[:-1])
+
+
+def _channels(groups: tuple[int, ...], stages: tuple[int, ...]) -> list[int]:
+    """The channels of some of the stages that a backbone's output consists of.
+
+    Raises:
+        UserError: there is no such stage.
+    """
+    if unknown := [stage for stage in stages if not 0 <= stage < len(groups)]:
+        raise UserError(
+            f"`stages` {unknown} of a backbone whose output consists of {len(groups)} stage(s)",
+            f"stages from 0 to {len(groups) - 1}",
+            "choose some of these, or leave `stages` empty for all",
+        )
+    ends = [sum(groups[: stage + 1]) for stage in range(len(groups))]
+    chosen = stages or range(len(groups))
+    return [channel for stage in chosen for channel in range(ends[stage] - groups[stage], ends[stage])]
+
+
+def _initial_w_p(width: int, kinds: Literal[1, 3], init: float | None) -> Tensor:
+    w_p = torch.empty((width, width) if kinds == 1 else (kinds, width, width))
+    if init is None:
+        return nn.init.uniform_(w_p, -(width**-0.5), width**-0.5)
+    return w_p.copy_(torch.eye(width) * init)
 
 
 def transform(images: Tensor, name: str) -> Tensor:
@@ -67,70 +121,120 @@ def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"] = 
 class CoAttentionClassifier(nn.Module):
     """Backbone, class-aware layer phi, co-attention and contrastive co-attention.
 
+    An image's *embedding* (B, D, H, W) is what everything behind the backbone reads of it: the C channels of its
+    features F and, where the affinity compares the backbone's output, that output's C' channels behind them.
+
     Args:
-        backbone: the convolutional embedding, features F (B, C, H, W).
+        backbone: the convolutional embedding.
         classes: K.
+        neck: width C of the layers between a backbone and phi, one 1x1 and two 3x3 convolutions; 0 = no layers, F is
+            the backbone's output.
         attention: which terms are computed; `none` is the basic classifier of the ablation.
         head: `shared` applies phi to co-attentive and contrastive features too (paper); `own` applies a second 1x1
             layer without bias to both (RELEASED_RECIPE, "Classifier").
-        affinity, affinity_scale: form and scale of P, see `coattention.affinity`.
-        affinity_init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C).
+        affinity: how positions are compared.
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
+
+    Attributes:
+        features_width: C.
+        keys_width: C', of what the affinity compares.
+        width: D of an embedding.
     """
+
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(
         self,
         backbone: Backbone,
         *,
         classes: int,
+        neck: int = 0,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
-        affinity: AffinityForm = "bilinear",
-        affinity_scale: float = 1.0,
-        affinity_init: float | None = None,
+        affinity: Affinity | None = None,
         kinds: Literal[1, 3] = 1,
     ):
         super().__init__()
-        self.backbone = backbone
-        self.attention, self.affinity, self.affinity_scale = attention, affinity, affinity_scale
-        c = backbone.channels
+        affinity = affinity or Affinity()
+        self.backbone, self.attention, self.affinity = backbone, attention, affinity
+        self.neck = _neck(backbone.channels, neck) if neck else nn.Identity()
+        self.features_width = c = neck or backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5)
         nn.init.zeros_(self.phi.bias)  # type: ignore[arg-type]
+        self.compared = _channels(backbone.groups, affinity.stages) if affinity.of == "backbone" else None
+        self.keys_width = c if self.compared is None else len(self.compared)
+        self.width = c if self.compared is None else c + self.keys_width
+        if self.compared is not None:
+            self.register_buffer("mean", torch.zeros(self.keys_width))
+            self.register_buffer("deviation", torch.ones(self.keys_width))
         if attention != "none":
-            self.w_p = nn.Parameter(torch.empty((c, c) if kinds == 1 else (kinds, c, c)))
-            if affinity_init is None:
-                nn.init.uniform_(self.w_p, -(c**-0.5), c**-0.5)
-            else:
-                self.w_p.data.copy_(torch.eye(c) * affinity_init)
+            if affinity.learnt:
+                self.w_p = nn.Parameter(_initial_w_p(self.keys_width, kinds, affinity.init))
             if head == "own":
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)
         if attention == "co+contrastive":
             self.w_b = nn.Conv2d(c, 1, 1, bias=False)
         self.own_head = head == "own" and attention != "none"
 
+    def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
+        """Sets what the backbone's channels are standardized by, (C,) both, of all its channels."""
+        if self.compared is not None:
+            self.mean.copy_(mean[self.compared])
+            self.deviation.copy_(deviation[self.compared].clamp(min=1e-6))
+
+    def embedding(self, outputs: Tensor, *, with_keys: bool = True) -> Tensor:
+        """The embeddings of images from the backbone's outputs (B, C_b, H, W), (B, D, H, W).
+
+        Args:
+            with_keys: False leaves out what only the affinity reads.
+        """
+        features: Tensor = self.neck(outputs)
+        if self.compared is None or not with_keys:
+            return features
+        keys = outputs if len(self.compared) == outputs.shape[1] else outputs[:, self.compared]
+        return torch.cat([features, (keys - self.mean[:, None, None]) / self.deviation[:, None, None]], dim=1)
+
+    def embed(self, images: Tensor) -> Tensor:
+        """The embeddings of normalized images (B, 3, H, W)."""
+        return self.embedding(self.backbone(images))
+
+    def features(self, embedding: Tensor) -> Tensor:
+        """F of embeddings (..., D, H, W)."""
+        return embedding[..., : self.features_width, :, :]
+
+    def keys(self, embedding: Tensor) -> Tensor:
+        """What the affinity compares of embeddings (..., D, H, W): (..., C', H, W)."""
+        return embedding if self.compared is None else embedding[..., self.features_width :, :, :]
+
+    def activations(self, embedding: Tensor) -> Tensor:
+        """Class-aware activations S = phi(F) of embeddings (B, D, H, W), (B, K, H, W)."""
+        activations: Tensor = self.phi(self.features(embedding))
+        return activations
+
     def common_layer(self) -> ClassLayer:
         """The layer for co-attentive and contrastive features: the second one where it was trained, else phi."""
         layer = self.common_head if self.own_head else self.phi
         return ClassLayer(layer.weight, layer.bias)
 
-    def affinity_weights(self, kind: Tensor | None) -> Tensor:
-        """W_P: the only one, (C, C), or the one for each pair's kind, (B,) -> (B, C, C).
+    def affinity_weights(self, kind: Tensor | None) -> Tensor | None:
+        """W_P: the only one, (C', C'), or the one for each pair's kind, (B,) -> (B, C', C'); None = the identity.
 
         Raises:
             ValueError: there are three, and no kinds.
         """
+        if not self.affinity.learnt:
+            return None
         if self.w_p.ndim == 2:
             return self.w_p
         if kind is None:
             raise ValueError("a classifier with three W_P needs the kind of each pair")
         return self.w_p[kind]
 
-    def pair_scores(
-        self, f_m: Tensor, f_n: Tensor, kind: Tensor | None = None, *, contrastive: bool = True
-    ) -> PairScores:
-        """Scores of B pairs from features (B, C, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
+    def pair_scores(self, m: Tensor, n: Tensor, kind: Tensor | None = None, *, contrastive: bool = True) -> PairScores:
+        """Scores of B pairs from embeddings (B, D, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
 
         All layers on the features are linear, so they are applied before attention: the values that attention averages
         are the K class activations and the output of W_B.
@@ -139,14 +243,14 @@ class CoAttentionClassifier(nn.Module):
             kind: of the pairs, (B,), where there are three W_P.
             contrastive: whether unshared semantics are scored, if the classifier has such a term.
         """
-        basic = PairScores(pool(self.phi(f_m)), pool(self.phi(f_n)))
+        basic = PairScores(pool(self.activations(m)), pool(self.activations(n)))
         if self.attention == "none":
             return basic
         weight, bias = self.common_layer()
         contrastive = contrastive and self.attention == "co+contrastive"
         layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
-        values_m, values_n = (nn.functional.conv2d(f, layers) for f in (f_m, f_n))
-        common = self._coattend(f_m, f_n, self.affinity_weights(kind), values_m, values_n)
+        values_m, values_n = (nn.functional.conv2d(self.features(image), layers) for image in (m, n))
+        common = self._coattend(self.keys(m), self.keys(n), self.affinity_weights(kind), values_m, values_n)
         k = len(weight)
 
         def scores(activations: Tensor) -> Tensor:
@@ -160,22 +264,26 @@ class CoAttentionClassifier(nn.Module):
             )
         return out
 
-    def _coattend(self, f_m: Tensor, f_n: Tensor, w_p: Tensor, values_m: Tensor, values_n: Tensor) -> CoAttentive:
+    def _coattend(
+        self, keys_m: Tensor, keys_n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor
+    ) -> CoAttentive:
         """Attention in both directions: with P laid out where that is faster, on a CPU while P is small, else fused."""
-        entries = len(f_m) * f_m.shape[2:].numel() * f_n.shape[2:].numel()
-        form, scale = self.affinity, self.affinity_scale
-        if f_m.is_cuda or entries > MOST_ENTRIES:
-            return coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=scale)
-        return coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=scale))
+        entries = len(keys_m) * keys_m.shape[2:].numel() * keys_n.shape[2:].numel()
+        form, scale = self.affinity.form, self.affinity.scale
+        if keys_m.is_cuda or entries > MOST_ENTRIES:
+            return coattend_fused(keys_m, keys_n, w_p, values_m, values_n, form=form, scale=scale)
+        return coattend(values_m, values_n, affinity(keys_m, keys_n, w_p, form=form, scale=scale))
 
-    def facing_weights(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor:
-        """W_P as a target meets it, (C, C) or (R, C, C): transposed where the target is image n of the pair.
+    def facing_weights(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor | None:
+        """W_P as a target meets it, (C', C') or (R, C', C'): transposed where the target is image n of the pair.
 
         Args:
             kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
             target_is_n: for all pairs, or (R,).
         """
         w_p = self.affinity_weights(kind)
+        if w_p is None:
+            return None
         if isinstance(target_is_n, Tensor):
             return torch.where(target_is_n[:, None, None], w_p.mT, w_p)
         return w_p.mT if target_is_n else w_p
@@ -190,17 +298,18 @@ class CoAttentionClassifier(nn.Module):
     ) -> Tensor:
         """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
 
-        It may be computed once and handed to `co_map` and `contrastive_map` for all maps of the target (C, H, W).
+        It may be computed once and handed to `co_map` and `contrastive_map` for all maps of the target, whose embedding
+        (D, H, W) is given.
 
         Args:
             kind, target_is_n: as of `facing_weights`.
-            identity: takes the identity for W_P, for all pairs; a classifier without co-attention has no other.
+            identity: takes the identity for W_P, for all pairs; a classifier without a learnt one has no other.
 
         Returns:
-            (HW, C), or (R, HW, C) where R pairs have a W_P each.
+            (HW, C'), or (R, HW, C') where R pairs have a W_P each.
         """
-        w_p = torch.eye(len(target)).to(target) if identity else self.facing_weights(kind, target_is_n)
-        return affinity_query(target, w_p, form=self.affinity, scale=self.affinity_scale)
+        w_p = None if identity else self.facing_weights(kind, target_is_n)
+        return affinity_query(self.keys(target), w_p, form=self.affinity.form, scale=self.affinity.scale)
 
     def co_map(
         self,
@@ -215,8 +324,8 @@ class CoAttentionClassifier(nn.Module):
         """Mean co-attentive activation of a class in a target over its related images (section 3.2), (H, W).
 
         Args:
-            target: features of the image whose map it is, (C, H, W).
-            related: features of its related images, (R, C, H', W').
+            target: embedding of the image whose map it is, (D, H, W).
+            related: embeddings of its related images, (R, D, H', W').
             tag: the class.
             kind: of the R pairs, (R,), where there are three W_P.
             target_is_n: whether the target is image n of a pair, for all pairs or (R,). Its affinity is then the
@@ -226,7 +335,8 @@ class CoAttentionClassifier(nn.Module):
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
-        return multi_round(query, related, *of_tag, form=self.affinity).view(target.shape[1:])
+        keys = self.keys(related)
+        return multi_round(query, keys, self.features(related), *of_tag, form=self.affinity.form).view(target.shape[1:])
 
     def contrastive_map(
         self,
@@ -241,16 +351,17 @@ class CoAttentionClassifier(nn.Module):
         """Mean contrastive activation of a class in a target against images that lack the class (section 4.5), (H, W).
 
         Args:
-            target: features of the image whose map it is, (C, H, W).
-            others: features of the images that lack the class, (Q, C, H', W').
+            target: embedding of the image whose map it is, (D, H, W).
+            others: embeddings of the images that lack the class, (Q, D, H', W').
             tag: the class.
             kind, target_is_n, query: as of `co_map`, for Q pairs.
         """
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
-        of_tag = weight[tag, :, 0, 0] @ target.flatten(1), None if bias is None else bias[tag]
-        return contrastive_round(query, others, w_b, *of_tag, form=self.affinity).view(target.shape[1:])
+        of_tag = weight[tag, :, 0, 0] @ self.features(target).flatten(1), None if bias is None else bias[tag]
+        keys, form = self.keys(others), self.affinity.form
+        return contrastive_round(query, keys, self.features(others), w_b, *of_tag, form=form).view(target.shape[1:])
 
     def forward(
         self,
@@ -259,6 +370,8 @@ class CoAttentionClassifier(nn.Module):
         self_transforms: tuple[str, ...] = (),
         kind: Tensor | None = None,
         plain_m: Tensor | None = None,
+        *,
+        embedded: bool = False,
     ) -> BatchScores:
         """Scores of the pairs and of each self pair (m, tau m); one backbone pass embeds both images of a pair.
 
@@ -269,14 +382,21 @@ class CoAttentionClassifier(nn.Module):
             kind: of the pairs, (B,), where there are three W_P.
             plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if there is
                 no jitter.
+            embedded: whether instead of images the backbone's outputs of them are given, (B, C_b, H, W).
         """
-        f_m, f_n = self.backbone(torch.cat([images_m, images_n])).chunk(2)
-        pairs = self.pair_scores(f_m, f_n, kind)
+        both = torch.cat([images_m, images_n])
+        m, n = self._embedding_to_train(both if embedded else self.backbone(both)).chunk(2)
+        pairs = self.pair_scores(m, n, kind)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
         plain = images_m if plain_m is None else plain_m
         selves = [
-            self.pair_scores(f_m, self.backbone(transform(plain, name)), self_kind, contrastive=False)
+            self.pair_scores(
+                m, self._embedding_to_train(self.backbone(transform(plain, name))), self_kind, contrastive=False
+            )
             for name in self_transforms
         ]
         return BatchScores(pairs, selves)
+
+    def _embedding_to_train(self, outputs: Tensor) -> Tensor:
+        return self.embedding(outputs, with_keys=self.attention != "none")

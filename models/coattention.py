@@ -28,14 +28,21 @@ def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
     return functional.normalize(flat, dim=2, eps=1e-6) if form == "cosine" else flat
 
 
-def affinity(f_m: Tensor, f_n: Tensor, w_p: Tensor, *, form: AffinityForm = "bilinear", scale: float = 1.0) -> Tensor:
+def projected(flat: Tensor, w_p: Tensor | None) -> Tensor:
+    """flat W_P, (B, HW, C), of positions (B, HW, C); W_P = None is the identity."""
+    return flat if w_p is None else flat @ w_p
+
+
+def affinity(
+    f_m: Tensor, f_n: Tensor, w_p: Tensor | None, *, form: AffinityForm = "bilinear", scale: float = 1.0
+) -> Tensor:
     """P = scale * F_m^T W_P F_n (Eq. 2), (B, HW_m, HW_n): similarity of position i of m and position j of n.
 
     `form="cosine"` takes features of unit length, so that with W_P = I the entries are cosines and `scale` is the
     inverse temperature of the softmax; the paper's form is `bilinear` with scale 1. W_P may differ between the pairs,
-    (B, C, C).
+    (B, C, C); None is the identity.
     """
-    return (positions(f_m, form) @ w_p) @ positions(f_n, form).transpose(1, 2) * scale
+    return projected(positions(f_m, form), w_p) @ positions(f_n, form).transpose(1, 2) * scale
 
 
 def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
@@ -52,7 +59,7 @@ def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
 def coattend_fused(
     f_m: Tensor,
     f_n: Tensor,
-    w_p: Tensor,
+    w_p: Tensor | None,
     values_m: Tensor,
     values_n: Tensor,
     *,
@@ -63,7 +70,7 @@ def coattend_fused(
 
     For m the queries are F_m^T W_P and the keys F_n; for n they change roles, as its affinity is the transpose.
     """
-    query, key = positions(f_m, form) @ w_p * scale, positions(f_n, form)
+    query, key = projected(positions(f_m, form), w_p) * scale, positions(f_n, form)
     common_m = _fused(query, key, positions(values_n))
     common_n = _fused(key, query, positions(values_m))
     return CoAttentive(_spatial(common_m, values_m), _spatial(common_n, values_n))

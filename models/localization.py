@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from mcis.datasets.grids import Grid
 from mcis.models.backbones import Backbone
-from mcis.models.coattention import AffinityForm, positions, unshared
+from mcis.models.coattention import AffinityForm, positions, projected, unshared
 from mcis.models.resampling import Grids, pixel_grids, resample
 
 
@@ -22,16 +22,24 @@ def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return functional.conv2d(features, weight, bias)
 
 
-def embed(backbone: Backbone, images: Tensor, *, extra_scales: Sequence[float] = (), mirror: bool = False) -> Tensor:
-    """Features of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, C, h, w).
+def embed(
+    backbone: Backbone,
+    head: Callable[[Tensor], Tensor],
+    images: Tensor,
+    *,
+    extra_scales: Sequence[float] = (),
+    mirror: bool = False,
+) -> Tensor:
+    """Embeddings of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, D, h, w).
 
     The class layer is linear, so the map of the averaged features is the average of the maps.
 
     Args:
+        head: the backbone's output -> embeddings, position by position (`CoAttentionClassifier.embedding`).
         extra_scales: factors of the images' size beside 1.
         mirror: whether mirror images are averaged in, mirrored back.
     """
-    total = backbone(images)
+    total = head(backbone(images))
     target = backbone.grids(images, total)
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
@@ -39,7 +47,7 @@ def embed(backbone: Backbone, images: Tensor, *, extra_scales: Sequence[float] =
         for flipped in (False, True) if mirror else (False,):
             if scale == 1 and not flipped:
                 continue
-            features = backbone(scaled.flip(3) if flipped else scaled)
+            features = head(backbone(scaled.flip(3) if flipped else scaled))
             grids = backbone.grids(scaled, features)
             if flipped:
                 features, grids = features.flip(3), grids.mirrored()
@@ -47,44 +55,54 @@ def embed(backbone: Backbone, images: Tensor, *, extra_scales: Sequence[float] =
     return total / ((1 + len(extra_scales)) * (2 if mirror else 1))
 
 
-def affinity_query(target: Tensor, w_p: Tensor, *, form: AffinityForm = "bilinear", scale: float = 1.0) -> Tensor:
+def affinity_query(
+    target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "bilinear", scale: float = 1.0
+) -> Tensor:
     """The target's side of Eq. 2, scale * F_n^T W_P: (C, H, W) -> (HW, C), or (R, HW, C) for W_P (R, C, C).
 
     It is the same for all related images with the same W_P, for any class.
     """
-    return positions(target[None], form)[0] @ w_p * scale
+    return projected(positions(target[None], form)[0], w_p) * scale
 
 
-def _attended(query: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
-    """weight^T F^{n∩r}, (HW,), for each related image r (R, C, H', W') in turn.
+def _attended(query: Tensor, keys: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
+    """weight^T F^{n∩r}, (HW,), for each related image r in turn.
 
     Image by image, so that no more than one affinity (HW, H'W') is laid out.
     """
-    keys = positions(related, form)
+    keys = positions(keys, form)
     values = torch.einsum("rchw,c->rhw", related, weight).flatten(1)
     for image_query, key, value in zip(query.expand(len(related), *query.shape[-2:]), keys, values, strict=True):
         yield torch.softmax(image_query @ key.T, dim=1) @ value
 
 
 def multi_round(
-    query: Tensor, related: Tensor, weight: Tensor, bias: Tensor | None, *, form: AffinityForm = "bilinear"
+    query: Tensor,
+    keys: Tensor,
+    related: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    form: AffinityForm = "bilinear",
 ) -> Tensor:
     """Mean over related images of the target's co-attentive activation of one class (section 3.2, second strategy).
 
     Args:
-        query: `affinity_query` of the image whose map it is, (HW, C), or one for each related image, (R, HW, C).
-        related: F_r of R images that share the class, (R, C, H', W').
+        query: `affinity_query` of the image whose map it is, (HW, C'), or one for each related image, (R, HW, C').
+        keys: what the affinity compares of R images that share the class, (R, C', H', W'); in the paper F_r.
+        related: their F_r, (R, C, H', W').
         weight, bias: of the class in the layer for co-attentive features, (C,) and ().
 
     Returns:
         L_{n,k} position by position, (HW,), before clipping and normalizing.
     """
-    mean = torch.stack(list(_attended(query, related, weight, form))).mean(dim=0)
+    mean = torch.stack(list(_attended(query, keys, related, weight, form))).mean(dim=0)
     return mean if bias is None else mean + bias
 
 
 def contrastive_round(
     query: Tensor,
+    keys: Tensor,
     others: Tensor,
     w_b: Tensor,
     values: Tensor,
@@ -98,8 +116,8 @@ def contrastive_round(
     layer on F_n times (1 - B), so neither feature is laid out.
 
     Args:
-        query: as of `multi_round`, for Q images.
-        others: F_q of Q images that lack the class, (Q, C, H', W').
+        query, keys: as of `multi_round`, for Q images that lack the class.
+        others: their F_q, (Q, C, H', W').
         w_b: W_B, (C,).
         values: the class's activation in F_n by the layer for contrastive features, without its bias, (HW,).
         bias: that bias, ().
@@ -107,7 +125,7 @@ def contrastive_round(
     Returns:
         (HW,), before clipping and normalizing.
     """
-    gate = torch.stack(list(_attended(query, others, w_b, form)))[:, None]
+    gate = torch.stack(list(_attended(query, keys, others, w_b, form)))[:, None]
     mean = unshared(values, gate).mean(dim=0)[0]
     return mean if bias is None else mean + bias
 

@@ -22,8 +22,10 @@ class CoAttention(Section):
     images without the class, times the activations' deviation, added to the map. 0 = none (the paper)."""
     bank: BankSize = 32
     """Images, drawn at random, among which those without a class stand for all images without it (evidence)."""
-    affinity: Literal["learnt", "identity"] = "learnt"
-    """W_P: as it was trained, or the identity, a control that needs no training of co-attention."""
+    averaged: bool = False
+    """Average the co-attentive map with the single-round one."""
+    affinity: Literal["trained", "identity"] = "trained"
+    """W_P: as the classifier has it, or the identity, a control that needs no training of co-attention."""
     target: Literal["m", "n"] = "m"
     """Which image of its pairs a map is of; W_P of an image n is transposed (Eq. 2). The paper's text takes n, the
     released code m (RELEASED_RECIPE, "Localization maps"). Of pairs of two domains m is always the one of the domain
@@ -33,6 +35,7 @@ class CoAttention(Section):
         """How a map is made of related images, as scores name it."""
         form = " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
         added = f" + evidence {self.evidence:g}" if self.evidence else ""
+        added += ", mean with single round" if self.averaged else ""
         return f"co-attention{form}{added}" + (" + contrastive" if self.contrastive else "")
 
 
@@ -41,7 +44,8 @@ class Released(Section):
 
     evidence: ClassVar[float] = 0.0  # these maps are no activations that evidence could be added to
     bank: ClassVar[int] = 0
-    affinity: ClassVar[Literal["learnt"]] = "learnt"
+    affinity: ClassVar[Literal["trained"]] = "trained"
+    averaged: ClassVar[bool] = False
     target: ClassVar[Literal["m"]] = "m"
 
     name: Literal["released"] = "released"
@@ -58,7 +62,8 @@ class SharedEvidence(Section):
     """The single-round activation plus shared evidence, without co-attention."""
 
     contrastive: ClassVar[bool] = False
-    affinity: ClassVar[Literal["learnt"]] = "learnt"
+    affinity: ClassVar[Literal["trained"]] = "trained"
+    averaged: ClassVar[bool] = False
     target: ClassVar[Literal["m"]] = "m"
 
     name: Literal["evidence"] = "evidence"
@@ -80,13 +85,15 @@ Method = Annotated[CoAttention | Released | SharedEvidence, Field(discriminator=
 class LocalizeConfig(Section):
     """Localization maps (section 3.2)."""
 
-    related: int = Field(default=3, ge=0, le=8)
+    related: int = Field(default=3, ge=0, le=64)
     """Related images R per class; 0 = single round, which uses no method (section 3.2: 3)."""
     method: Method = CoAttention()
     """How a map is made of its related images."""
-    related_by: Literal["class", "itself", "wrong_class"] = "class"
-    """Which images a map is related to: images with its class; or, as controls of what these bring, its own image alone
-    or images without its class. Where every image has the class, the latter takes images with it."""
+    related_by: Literal["class", "nearest", "itself", "wrong_class"] = "class"
+    """Which images a map is related to. `class`: images with its class, drawn at random (section 3.2); `nearest`: those
+    of them that are nearest by the mean of what the affinity compares over an image (`datasets/neighbors.py`); or, as
+    controls of what these bring, its own image alone (`itself`) or images without its class (`wrong_class`). Where
+    every image has the class, the latter takes images with it."""
     paper_maps: bool = False
     """Make and score the paper's own maps too, where `method` is another and the classifier has co-attention: a row to
     compare with, of which no mask is made. They are seen from m, as the released code has it."""
@@ -107,8 +114,13 @@ class LocalizeConfig(Section):
 
     def in_words(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""
-        controls = {"class": "", "itself": " with itself", "wrong_class": " with wrong-class images"}
-        return self.method.in_words() + controls[self.related_by]
+        related_by = {
+            "class": "",
+            "nearest": ", nearest images",
+            "itself": " with itself",
+            "wrong_class": " with wrong-class images",
+        }
+        return self.method.in_words() + related_by[self.related_by]
 
     def problems(self) -> Iterator[str]:
         """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""
@@ -117,7 +129,12 @@ class LocalizeConfig(Section):
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "
                 "set localize.method.contrastive=false or localize.related=3"
             )
-        if self.related_by == "class":
+        if self.related_by == "nearest" and self.related_may_repeat:
+            yield (
+                "localize.related_may_repeat is set but localize.related_by is nearest, which draws nothing; set "
+                "localize.related_may_repeat=false or localize.related_by=class"
+            )
+        if self.related_by in ("class", "nearest"):
             return
         if self.method.contrastive:
             yield (

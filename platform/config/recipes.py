@@ -18,7 +18,13 @@ from mcis.platform.config.maps import (
     SharedEvidence,
 )
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import ClassifierConfig, Optimizer, SegmenterConfig, SegmenterOptimizer
+from mcis.platform.config.training import (
+    AffinityConfig,
+    ClassifierConfig,
+    Optimizer,
+    SegmenterConfig,
+    SegmenterOptimizer,
+)
 
 
 def paper() -> Config:
@@ -112,9 +118,7 @@ def small() -> Config:
         classifier=ClassifierConfig(
             backbone="small",
             input_size=96,
-            affinity="cosine",
-            affinity_scale=15.0,
-            affinity_init=1.0,
+            affinity=AffinityConfig(form="cosine", scale=15.0, init=1.0),
             batch=16,
             epochs=10,
             flip=True,

@@ -57,6 +57,7 @@ class Config(Section):
         yield from _sources_that_the_setting_lacks(self)
         yield from _related_images_without_co_attention(self)
         yield from _contrastive_maps_without_their_training(self)
+        yield from _pretrained_features_without_weights(self)
         yield from _a_scale_of_activations_for_released_maps(self)
         yield from _a_segmenter_unlike_its_classifier(self)
         yield from _evidence_without_textures(self)
@@ -93,10 +94,11 @@ def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
 
 def _related_images_without_co_attention(config: Config) -> Iterator[str]:
     related, method = config.localize.related, config.localize.method
-    if config.classifier.attention == "none" and related and method.name != "evidence" and method.affinity == "learnt":
+    learnt = config.classifier.affinity.w_p == "learnt" and method.affinity == "trained"
+    if config.classifier.attention == "none" and related and method.name != "evidence" and learnt:
         yield (
-            f"localize.related is {related} but classifier.attention is none, which has no co-attention to relate "
-            "images by; set localize.related=0, classifier.attention=co, or what needs none: "
+            f"localize.related is {related} but classifier.attention is none, which trains no W_P to relate images by; "
+            "set localize.related=0, classifier.attention=co, or what needs none: classifier.affinity.w_p=identity, "
             "localize.method.name=evidence, or localize.method.affinity=identity of localize.method.name=co_attention"
         )
 
@@ -108,6 +110,20 @@ def _contrastive_maps_without_their_training(config: Config) -> Iterator[str]:
             f"localize.method.contrastive is set but classifier.attention is {attention}, which trains no contrastive "
             "co-attention; set localize.method.contrastive=false or classifier.attention=co+contrastive"
         )
+
+
+def _pretrained_features_without_weights(config: Config) -> Iterator[str]:
+    if config.weights.backbone != "none" or config.weights.classifier is not None:
+        return
+    for key, value, set_key in (
+        ("classifier.trained", config.classifier.trained == "neck" and "neck", "all"),
+        ("classifier.affinity.of", config.classifier.affinity.of == "backbone" and "backbone", "features"),
+    ):
+        if value:
+            yield (
+                f"{key} is {value} but weights.backbone is none, which leaves the backbone's features as they are "
+                f"drawn; set weights.backbone=bundled, download or a file, or {key}={set_key}"
+            )
 
 
 def _a_scale_of_activations_for_released_maps(config: Config) -> Iterator[str]:

@@ -89,6 +89,32 @@ class SegmenterOptimizer(Optimizer):
     """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero."""
 
 
+class AffinityConfig(Section):
+    """How positions of two images are compared: P of Eq. 2."""
+
+    of: Literal["features", "backbone"] = "features"
+    """What is compared: `features`, which phi reads (Eq. 2); `backbone`: the backbone's own channels, standardized by
+    statistics of training images that are kept with the weights. Both are the same thing without a neck, but for
+    standardization."""
+    stages: tuple[int, ...] = ()
+    """Of the stages that the backbone's output consists of, from 0, those that of=backbone compares; empty = all."""
+    form: Literal["bilinear", "cosine"] = "bilinear"
+    """Form of P; `cosine` compares vectors of unit length."""
+    scale: Rate = 1.0
+    """Factor of P before the softmax."""
+    w_p: Literal["learnt", "identity"] = "learnt"
+    """W_P: trained with the classifier, or the identity, which maps can be made with whatever the training."""
+    init: float | None = None
+    """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""
+
+    def problems(self) -> Iterator[str]:
+        """Values of what is not there."""
+        if self.stages and self.of == "features":
+            yield "classifier.affinity.stages is set but classifier.affinity.of is features; set of=backbone"
+        if self.init is not None and self.w_p == "identity":
+            yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
+
+
 class ClassifierConfig(Section):
     """The co-attention classifier and its training (section 3.1)."""
 
@@ -102,6 +128,9 @@ class ClassifierConfig(Section):
     transformer its patches' side. `small` can have 4, timm's convolutional networks mostly 8, 16 and 32."""
     trained: Literal["all", "neck"] | Positive = "all"
     """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
+    neck: int = Field(default=0, ge=0)
+    """Width of the layers between backbone and phi, one 1x1 and two 3x3 convolutions; 0 = none, phi reads the
+    backbone's output (the paper's extra convolutions are part of its backbone vgg16)."""
     input_size: Positive = 256
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
@@ -109,12 +138,8 @@ class ClassifierConfig(Section):
     head: Literal["shared", "own"] = "shared"
     """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (RELEASED_RECIPE,
     "Classifier")."""
-    affinity: Literal["bilinear", "cosine"] = "bilinear"
-    """Form of P (Eq. 2); `cosine` uses features of unit length."""
-    affinity_scale: Rate = 1.0
-    """Factor of P before the softmax."""
-    affinity_init: float | None = None
-    """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""
+    affinity: AffinityConfig = AffinityConfig()
+    """How positions of two images are compared (Eq. 2), in training and in maps with related images."""
     contrastive_from_epoch: int = Field(default=0, ge=0)
     """First epoch, from 0, in which the contrastive term counts; the released code has 2 (RELEASED_RECIPE,
     "Classifier")."""
@@ -168,8 +193,15 @@ class ClassifierConfig(Section):
     optimizer: Optimizer = Optimizer()
     """Update rule, rates and schedule."""
 
+    @property
+    def from_features(self) -> bool:
+        """Whether training reads what the backbone makes of images, computed once, rather than the images."""
+        changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing == "random_crop"
+        return self.trained == "neck" and not changed
+
     def problems(self) -> Iterator[str]:
-        """A kept epoch that training never reaches."""
+        """A kept epoch that training never reaches, and contradictions of the affinity."""
+        yield from self.affinity.problems()
         if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
             yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
 

@@ -1,18 +1,26 @@
-"""The workspace's cache of decoded images: built in parallel when first asked for, bounded, shared by all runs."""
+"""The workspace's cache of decoded images and of features: made in parallel when first asked for, bounded, shared by
+all runs.
+"""
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from filelock import Timeout
 
 from mcis.datasets.decode import RULES
+from mcis.datasets.features import Features, features_bytes
 from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.mapping import map_table
+from mcis.platform.config.training import ClassifierConfig
+from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, fingerprint
+from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, file_stamps, fingerprint
 
 _GIB = 2**30
 
@@ -38,19 +46,56 @@ def decoded_cache(
     if not count:
         return None
     rows = rows.slice(0, count)
-    workspace = context.workspace
-    content = fingerprint(RULES, rows["content_hash"].to_pylist())
-    folder = workspace.cache / f"{'middle' if middle else 'squash'}{size}-{content}"
+    name = f"{'middle' if middle else 'squash'}{size}"
+    return _made(name, rows, MakeSquares, (size, middle), context, compute, count * image_bytes(size), label="decode")
+
+
+def features_cache(
+    rows: pa.Table, config: ClassifierConfig, pretrained: Path, context: RunContext, compute: ComputeConfig
+) -> Features | None:
+    """What the classifier's backbone, as it starts, makes of these images and of their mirror images.
+
+    Args:
+        pretrained: file of the backbone's pretrained weights.
+
+    Returns:
+        None where they do not fit compute.cache_gb.
+    """
+    shape = features_shape(config)
+    size = len(rows) * features_bytes(shape)
+    if size > compute.cache_gb * _GIB:
+        return None
+    made_of = (config.backbone, config.channels, config.input_size, config.sizing, file_stamps([str(pretrained)]))
+    name = f"features-{fingerprint(made_of)}"
+    arguments = (config, pretrained, uses_gpu(compute))
+    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=uses_gpu(compute))
+    return Features(rows["uri"].to_pylist(), folder, shape)
+
+
+def _made(
+    name: str,
+    rows: pa.Table,
+    make: Callable[..., Worker],
+    arguments: tuple[Any, ...],
+    context: RunContext,
+    compute: ComputeConfig,
+    size: int,
+    *,
+    label: str,
+    gpu: bool = False,
+) -> Path:
+    """The folder `<name>-<content of the rows>` of the cache, made now if there is none, of about `size` bytes."""
+    workspace, bound = context.workspace, int(compute.cache_gb * _GIB)
+    folder = workspace.cache / f"{name}-{fingerprint(RULES, rows['content_hash'].to_pylist())}"
     with workspace.lock("cache", folder.name), disk_errors(folder):
         if folder.exists():
             os.utime(folder)
             return folder
         part = folder.with_suffix(".part")
         with workspace.lock("cache", "size"):
-            _evict(workspace, bound - count * image_bytes(size), part)
+            _evict(workspace, bound - size, part)
             part.mkdir(exist_ok=True)
-        arguments = (size, middle)
-        map_table(rows, MakeSquares, arguments, part, label="decode", shard_rows=compute.shard_rows, suffix="arrow")
+        map_table(rows, make, arguments, part, label=label, shard_rows=compute.shard_rows, suffix="arrow", gpu=gpu)
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
             part.rename(folder)
     return folder

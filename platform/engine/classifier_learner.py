@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.batches import PairBatch, PairDecoder
 from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.features import Features, Statistics
 from mcis.datasets.images import Squares
 from mcis.datasets.pairs import PairSampler
 from mcis.datasets.stream import WorkerShard
@@ -33,16 +34,18 @@ class ClassifierLearner:
     Attributes:
         tags: of the N training images.
         source: (N,), whether an image is of the domain source; None where no image is.
-        images: the N images at the classifier's size.
+        images: the N images at the classifier's size, or what its frozen backbone makes of them.
         pretrained: file of the backbone's pretrained weights, or None.
+        statistics: of the backbone's channels, where the affinity compares them.
     """
 
     config: ClassifierConfig
     seed: int
     tags: Tags
     source: NDArray[np.bool_] | None
-    images: Squares
+    images: Squares | Features
     pretrained: Path | None
+    statistics: Statistics | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -63,12 +66,21 @@ class ClassifierLearner:
         model = build_classifier(self.config, self.tags.classes)
         if self.pretrained:
             load_backbone("classifier", model.backbone, self.pretrained)
+        if self.statistics:
+            model.set_statistics(*(torch.from_numpy(values) for values in self.statistics))
         freeze(model, self.config)
         return model
 
     def decoder(self, shard: WorkerShard) -> PairDecoder:
         scales = self.config.crop_scales if self.config.sizing == "random_crop" else None
-        return PairDecoder(self.images, self.sampler(), batch=self.config.batch, shard=shard, crop_scales=scales)
+        return PairDecoder(
+            self.images,
+            self.sampler(),
+            batch=self.config.batch,
+            shard=shard,
+            crop_scales=scales,
+            mirror=self.config.flip,
+        )
 
     def sampler(self) -> PairSampler:
         """Draws the pairs.
@@ -97,9 +109,13 @@ class ClassifierLearner:
     def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs."""
         c = self.config
-        images_m, images_n, plain_m = self._images(batch, device)
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
-        scores, self_scores = model(images_m, images_n, c.self_pairs, kind, plain_m)
+        if isinstance(self.images, Features):
+            outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
+            scores, self_scores = model(*outputs, kind=kind, embedded=True)
+        else:
+            images_m, images_n, plain_m = self._images(batch, device)
+            scores, self_scores = model(images_m, images_n, c.self_pairs, kind, plain_m)
 
         tags_m, tags_n = (
             torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)
@@ -152,8 +168,13 @@ def in_float32(scores: PairScores) -> PairScores:
     return PairScores(**{name: values.float() for name, values in scores._asdict().items() if values is not None})
 
 
+def val_scores_of_features(model: nn.Module, outputs: Tensor) -> Tensor:
+    """As `val_scores`, of what a frozen backbone makes of images, (B, C, H, W)."""
+    assert isinstance(model, CoAttentionClassifier)
+    return pool(model.activations(model.embedding(outputs.float(), with_keys=False)).float())
+
+
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:
     """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
-    scores: Tensor = pool(model.phi(model.backbone(model.backbone.normalize(to_unit(images)))).float())
-    return scores
+    return val_scores_of_features(model, model.backbone(model.backbone.normalize(to_unit(images))))

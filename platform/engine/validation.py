@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mcis.datasets.features import Features
 from mcis.datasets.images import Squares
 from mcis.datasets.stream import WorkerShard, by_threads
 from mcis.datasets.tags import Tags
@@ -23,11 +24,11 @@ class Validation:
 
     Attributes:
         images, tags: of the N images, which have a tag each.
-        scores: the network and uint8 images (B, S, S, 3) on its device -> class scores (B, K).
+        scores: the network and what `images` reads, on its device -> class scores (B, K).
         every: epochs from one validation to the next; the last step always has one.
     """
 
-    images: Squares
+    images: Squares | Features
     tags: Tags
     scores: Callable[[nn.Module, Tensor], Tensor]
     every: int = 1
@@ -55,9 +56,9 @@ class Scorer:
         chunks = -(-len(self.images_of_worker) // _CHUNK)
         model.eval()
         with torch.inference_mode():
-            for number, pixels in enumerate(by_threads(self._pixels, steps=chunks, threads=self.threads)):
+            for number, values in enumerate(by_threads(self._images, steps=chunks, threads=self.threads)):
                 positions = torch.from_numpy(self._chunk(number)).to(device)
-                images = torch.from_numpy(pixels).to(device, non_blocking=True)
+                images = torch.from_numpy(values).to(device, non_blocking=True)
                 with autocast():
                     scores[positions] = self.validation.scores(model, images).float()
         model.train()
@@ -69,5 +70,5 @@ class Scorer:
         """Positions of the images of a chunk."""
         return self.images_of_worker[number * _CHUNK : (number + 1) * _CHUNK]
 
-    def _pixels(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8]:
+    def _images(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8 | np.float16]:
         return self.validation.images(self._chunk(int(numbers[0])))

@@ -6,7 +6,7 @@ from torch import nn
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import BACKBONES, IMAGENET, Backbone, Normalization, train_last
-from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.classifier import Affinity, CoAttentionClassifier
 from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
 from mcis.platform.config.maps import CrfConfig
@@ -71,11 +71,17 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
     return CoAttentionClassifier(
         build_backbone(config),
         classes=classes,
+        neck=config.neck,
         attention=config.attention,
         head=config.head,
-        affinity=config.affinity,
-        affinity_scale=config.affinity_scale,
-        affinity_init=config.affinity_init,
+        affinity=Affinity(
+            of=config.affinity.of,
+            stages=config.affinity.stages,
+            form=config.affinity.form,
+            scale=config.affinity.scale,
+            learnt=config.affinity.w_p == "learnt",
+            init=config.affinity.init,
+        ),
         kinds=config.kinds,
     )
 

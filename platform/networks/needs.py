@@ -8,7 +8,7 @@ micro batch; a mapping task has weights and the two largest outputs. On a GPU th
 
 import math
 import os
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.features import features_bytes
 from mcis.datasets.files import stamps
 from mcis.datasets.images import image_bytes
 from mcis.datasets.index import Listing
@@ -26,6 +27,7 @@ from mcis.datasets.maps import SHARD_BYTES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
 from mcis.platform.networks.build import build_classifier, build_segmenter
+from mcis.platform.networks.features import features_shape
 from mcis.platform.networks.pretrained import download_bytes
 from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.workspace import Workspace, bytes_in, free_bytes
@@ -176,7 +178,7 @@ class _Network(NamedTuple):
     shape: tuple[int, int, int]
 
 
-def _measure(network: nn.Module, weights: int, side: int) -> _Network:
+def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], weights: int, side: int) -> _Network:
     """Passes an image of side x side pixels without values through a network on the device `meta`."""
     outputs: list[int] = []
 
@@ -187,7 +189,7 @@ def _measure(network: nn.Module, weights: int, side: int) -> _Network:
         if not list(layer.children()):
             layer.register_forward_hook(watch)
     with torch.inference_mode():
-        _, c, h, w = network(torch.zeros(1, 3, side, side, device="meta")).shape
+        _, c, h, w = forward(torch.zeros(1, 3, side, side, device="meta")).shape
     return _Network(weights, sum(outputs), max(outputs), (c, h, w))
 
 
@@ -206,8 +208,8 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
             build_classifier(config.classifier, counts.classes),
             build_segmenter(config.segmenter, counts.classes),
         )
-    embedding = _measure(classifier.backbone, _weights_of(classifier), config.classifier.input_size)
-    labeling = _measure(segmenter, _weights_of(segmenter), config.segmenter.crop)
+    embedding = _measure(classifier, classifier.embed, _weights_of(classifier), config.classifier.input_size)
+    labeling = _measure(segmenter, segmenter, _weights_of(segmenter), config.segmenter.crop)
     textures = classifier.backbone.textures
     kept = textures.channels if textures and config.localize.method.evidence else 0
     trained = config.weights.classifier is None
@@ -259,6 +261,8 @@ def _pretrained(config: Config, network: str, workspace: Workspace | None) -> in
 def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int:
     """Bytes by which the cache of decoded images grows up to its bound, which counts pixels alone."""
     c = config.classifier
+    if c.from_features and (features := (counts.tagged + counts.val) * features_bytes(features_shape(c))):
+        return features + _table(config, counts.tagged + counts.val, 0)
     wanted = 0 if c.sizing == "random_crop" else counts.tagged
     wanted += counts.val if c.val_every else 0
     taken = sum(bytes_in(folder) for folder in workspace.cache.iterdir() if folder.is_dir()) if workspace else 0

@@ -36,9 +36,9 @@ class ScorePairs:
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        f_m, f_n = (self.model.backbone(self._images(rows[name].to_pylist())) for name in ("uri_m", "uri_n"))
+        m, n = (self.model.embed(self._images(rows[name].to_pylist())) for name in ("uri_m", "uri_n"))
         kind = torch.from_numpy(rows["kind"].to_numpy().astype(np.int64)).to(self.device)
-        scores = self.model.pair_scores(f_m, f_n, kind if self.config.kinds > 1 else None)
+        scores = self.model.pair_scores(m, n, kind if self.config.kinds > 1 else None)
         columns = {name: getattr(scores, name).float().cpu().tolist() for name in PAIR_SCORES_SCHEMA.names}
         return pa.table(columns, schema=PAIR_SCORES_SCHEMA)
 

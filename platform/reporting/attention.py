@@ -14,13 +14,13 @@ from mcis.datasets.tags import Tags
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import pair_kinds, seen_from_n
 from mcis.models.coattention import positions
-from mcis.models.localization import embed, score_maps, single_round
+from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.reporting.panels import UNUSED, Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 
 _SHOWN = 3
 """Related images that are shown of a map's."""
@@ -39,9 +39,10 @@ def attention_steps(config: Config, context: RunContext, image_ids: list[str]) -
     if not config.localize.related:
         return []
     rows = split_rows(context, "train", tagged=True)
-    relations = draw_relations(
-        config.localize, config.seed, Tags.of_index(rows["tags"], len(context.classes)), _is_source(rows)
-    )
+    nearest = config.localize.related_by == "nearest"
+    vectors = read_vectors(context.inputs["localize"] / VECTORS) if nearest else None
+    tags = Tags.of_index(rows["tags"], len(context.classes))
+    relations = draw_relations(config.localize, config.seed, tags, _is_source(rows), vectors)
     row_of = {image_id: row for row, image_id in enumerate(rows["image_id"].to_pylist())}
     maker = _Maker(config, context, rows)
     steps = []
@@ -65,49 +66,51 @@ class _Maker:
         self.config, self.classes, self.rows = config, context.classes, rows
         self.model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
         self.maps = Shards(context.inputs["localize"] / "maps")
-        self.source = torch.from_numpy(_is_source(rows))
+        self.source, self.form = torch.from_numpy(_is_source(rows)), self.model.affinity.form
 
     @torch.inference_mode()
     def tiles(self, row: int, tag: int, related: list[int]) -> tuple[Tile, ...]:
         """The steps of the map of an image's tag with some related images."""
-        features = self._features([row])[0]
-        single = single_round(features[None], self.model.phi.weight, self.model.phi.bias)[0, tag]
+        embedding = self._embeddings([row])[0]
+        single = self.model.activations(embedding[None])[0, tag]
         final = self._final_map(row, tag)
         tiles = [self._tile("single round", row, tag, single)]
         method = self.config.localize.method
-        if self.model.attention != "none" or method.affinity == "identity":
-            tiles += self._co_attention(row, tag, related, features, final)
+        learnt = self.model.affinity.learnt and method.affinity == "trained"
+        if self.model.attention != "none" or not learnt:
+            tiles += self._co_attention(row, tag, related, embedding, final)
         if method.name == "evidence":
             tiles.append(self._tile("found again", row, tag, final.float() - single))
         return (*tiles, self._tile("the map", row, tag, final))
 
-    def _co_attention(self, row: int, tag: int, related: list[int], features: Tensor, final: Tensor) -> list[Tile]:
+    def _co_attention(self, row: int, tag: int, related: list[int], embedding: Tensor, final: Tensor) -> list[Tile]:
         """The attention that each related image receives from where the map is strong, and the co-attentive map."""
-        related_features = self._features(related)
-        query = self._query(row, related, features)
-        attention = torch.softmax(query @ positions(related_features, self.model.affinity).transpose(1, 2), dim=2)
+        of_related = self._embeddings(related)
+        query, keys = self._query(row, related, embedding), positions(self.model.keys(of_related), self.form)
+        attention = torch.softmax(query @ keys.transpose(1, 2), dim=2)
         strong = final.flatten() >= final.flatten().quantile(0.8)
-        received = attention[:, strong].mean(dim=1).view(len(related), *related_features.shape[2:])
+        received = attention[:, strong].mean(dim=1).view(len(related), *of_related.shape[2:])
         tiles = [self._tile("attended to", image, tag, heat) for image, heat in zip(related, received, strict=True)]
-        co_attentive = self.model.co_map(features, related_features, tag, query=query)
+        co_attentive = self.model.co_map(embedding, of_related, tag, query=query)
         title = UNUSED if self.config.localize.method.name == "evidence" else "co-attentive"
         return [*tiles, self._tile(title, row, tag, co_attentive)]
 
-    def _query(self, row: int, related: list[int], features: Tensor) -> Tensor:
-        """The image's side of the affinity to each related image, (R, HW, C), or to all, (HW, C)."""
+    def _query(self, row: int, related: list[int], embedding: Tensor) -> Tensor:
+        """The image's side of the affinity to each related image, (R, HW, C'), or to all, (HW, C')."""
         method = self.config.localize.method
         if method.affinity == "identity":
-            return self.model.query(features, identity=True)
+            return self.model.query(embedding, identity=True)
         source, of_related = self.source[row], self.source[torch.tensor(related)]
         target_is_n = seen_from_n(source, of_related, method.target)
-        return self.model.query(features, kind=pair_kinds(source, of_related), target_is_n=target_is_n)
+        return self.model.query(embedding, kind=pair_kinds(source, of_related), target_is_n=target_is_n)
 
-    def _features(self, rows: list[int]) -> Tensor:
-        """Features (N, C, H, W) of some images."""
+    def _embeddings(self, rows: list[int]) -> Tensor:
+        """Embeddings (N, D, H, W) of some images."""
         size, localize = self.config.classifier.input_size, self.config.localize
         pixels = np.stack([read_rgb(self.rows["uri"][row].as_py(), size) for row in rows])
         images = self.model.backbone.normalize(to_unit(torch.from_numpy(pixels)))
-        return embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
+        scales, mirror = localize.extra_scales, localize.mirror
+        return embed(self.model.backbone, self.model.embedding, images, extra_scales=scales, mirror=mirror)
 
     def _final_map(self, row: int, tag: int) -> Tensor:
         """The map (H, W) that the stage wrote."""

@@ -7,15 +7,17 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from mcis.datasets.draws import Order, permuted
 from mcis.datasets.errors import UserError
+from mcis.datasets.features import Features, Statistics
 from mcis.datasets.images import Squares, image_bytes
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.cache import decoded_cache
-from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
+from mcis.platform.engine.cache import decoded_cache, features_cache
+from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores, val_scores_of_features
 from mcis.platform.engine.loop import FitResult
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.precision import precision_key
@@ -33,6 +35,7 @@ from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
 _VAL_PAIRS = 512  # at most
+_STATISTICS_IMAGES = 256  # at most
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -110,19 +113,45 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     """What is trained, and how many training images may take space in the cache of decoded images."""
     rows = split_rows(context, "train", tagged=True)
     c = config.classifier
+    pretrained = classifier_weights(config, context.workspace)
+    features = _features(config, context, rows) if c.from_features else None
     middle = c.sizing == "short_side"
     cache = None
-    if c.sizing != "random_crop":
+    if features is None and c.sizing != "random_crop":
         cache = decoded_cache(rows, c.input_size, context, config.compute, middle=middle)
     learner = ClassifierLearner(
         config=c,
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=np.array(rows["domain"].to_pylist()) == "source",
-        images=Squares(rows["uri"].to_pylist(), c.input_size, middle=middle, cache=cache),
-        pretrained=classifier_weights(config, context.workspace),
+        images=features or Squares(rows["uri"].to_pylist(), c.input_size, middle=middle, cache=cache),
+        pretrained=pretrained,
+        statistics=_statistics(config, context, rows) if c.affinity.of == "backbone" else None,
     )
     return learner, 0 if cache is None else len(rows)
+
+
+def _features(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
+    """What the backbone makes of images before its training; None where that exceeds the cache."""
+    pretrained = classifier_weights(config, context.workspace)
+    assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
+    return features_cache(rows, config.classifier, pretrained, context, config.compute)
+
+
+def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:
+    """Of the backbone's channels before its training, over a sample of the training images."""
+    count = min(_STATISTICS_IMAGES, len(rows))
+    sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
+    if config.classifier.from_features and (features := _features(config, context, rows)):
+        return features.statistics(sample)
+    features = _features(config, context, rows.take(sample))
+    if features is None:
+        raise UserError(
+            f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
+            "space for what the affinity's statistics are taken of",
+            "raise compute.cache_gb",
+        )
+    return features.statistics(np.arange(count))
 
 
 def _sampler(learner: ClassifierLearner) -> PairSampler:
@@ -147,6 +176,13 @@ def _validation(config: Config, context: RunContext, *, cached: int) -> Validati
     rows = split_rows(context, "val", tagged=True)
     if not c.val_every or not len(rows):
         return None
+    if c.from_features and (features := _features(config, context, rows)):
+        return Validation(
+            images=features,
+            tags=Tags.of_index(rows["tags"], len(context.classes)),
+            scores=val_scores_of_features,
+            every=c.val_every,
+        )
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     cache = decoded_cache(rows, c.input_size, context, compute) if fits else None
     return Validation(

@@ -12,6 +12,7 @@ import mcis.models.classifier
 from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import (
     SELF_TRANSFORMS,
+    Affinity,
     Attention,
     CoAttentionClassifier,
     pair_kinds,
@@ -27,7 +28,7 @@ K, C = 4, 6
 FORMS: list[dict[str, Any]] = [
     {},
     {"head": "own"},
-    {"head": "own", "affinity": "cosine", "affinity_scale": 5.0, "affinity_init": 1.0},
+    {"head": "own", "affinity": Affinity(form="cosine", scale=5.0, init=1.0)},
     {"attention": "co"},
     {"attention": "co", "head": "own"},
     {"attention": "none"},
@@ -67,12 +68,12 @@ def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[st
         return np.exp(p) / np.exp(p).sum(axis=0)
 
     def unit(f: Array) -> Array:
-        return f / np.linalg.norm(f, axis=0) if model.affinity == "cosine" else f
+        return f / np.linalg.norm(f, axis=0) if model.affinity.form == "cosine" else f
 
     scores = {"basic_m": phi(f_m).mean(axis=1), "basic_n": phi(f_n).mean(axis=1)}
     if model.attention == "none":
         return scores
-    p = unit(f_m).T @ weights["w_p"] @ unit(f_n) * model.affinity_scale  # Eq. 2
+    p = unit(f_m).T @ weights["w_p"] @ unit(f_n) * model.affinity.scale  # Eq. 2
     a_m, a_n = softmax(p), softmax(p.T)  # Eq. 3
     common_m, common_n = f_n @ a_n, f_m @ a_m  # Eq. 4
     scores["common_m"] = head(common_m).mean(axis=1)
@@ -210,7 +211,9 @@ def test_new_layers_start_as_the_recipe_says() -> None:
 
 
 def test_w_p_may_start_as_a_multiple_of_the_identity() -> None:
-    torch.testing.assert_close(classifier(affinity_init=2.5).w_p.detach(), 2.5 * torch.eye(C, dtype=torch.float64))
+    torch.testing.assert_close(
+        classifier(affinity=Affinity(init=2.5)).w_p.detach(), 2.5 * torch.eye(C, dtype=torch.float64)
+    )
 
 
 # --- gradients
@@ -267,7 +270,7 @@ def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: 
         head = model.common_head if model.own_head else model.phi
         maps = []
         for one in related:
-            p = affinity(target, one[None], model.w_p, form=model.affinity, scale=model.affinity_scale)
+            p = affinity(target, one[None], model.w_p, form=model.affinity.form, scale=model.affinity.scale)
             common = coattend(target, one[None], p).m
             maps.append(head(common)[0, tag])
         got = model.co_map(target[0], related, tag)
@@ -301,7 +304,7 @@ def test_any_backbone_will_do() -> None:
 def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
     """Seen from n, the map is phi of F_n^{m∩n}; W_P is not symmetric here, so that the two sides differ."""
     torch.manual_seed(0)
-    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity="bilinear").double()
+    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity=Affinity(form="bilinear")).double()
     f_m, f_n = torch.randn(1, 6, 2, 3, dtype=torch.float64), torch.randn(1, 6, 3, 2, dtype=torch.float64)
     common = coattend(f_m, f_n, affinity(f_m, f_n, model.w_p))
     weight, _ = model.common_layer()
@@ -325,7 +328,7 @@ def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: 
         maps = []
         for one, k, second in zip(others, kind, target_is_n, strict=True):
             w_p = model.w_p[k].T if second else model.w_p[k]
-            p = affinity(target, one[None], w_p, form=model.affinity, scale=model.affinity_scale)
+            p = affinity(target, one[None], w_p, form=model.affinity.form, scale=model.affinity.scale)
             maps.append(head(unshared(target, model.w_b(coattend(target, one[None], p).m)))[0, tag])
         got = model.contrastive_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
         torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
@@ -336,7 +339,7 @@ def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: 
         assert not torch.allclose(co_map, got)
 
 
-@pytest.mark.parametrize("form", [{}, {"affinity": "cosine", "affinity_scale": 5.0}], ids=str)
+@pytest.mark.parametrize("form", [{}, {"affinity": Affinity(form="cosine", scale=5.0)}], ids=str)
 @pytest.mark.parametrize("head", ["shared", "own"])
 @pytest.mark.parametrize("attention", ["none", "co"])
 def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, head: str, form: dict[str, Any]) -> None:
@@ -352,7 +355,7 @@ def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, he
     f_n, maps = target.flatten(1).numpy(), []
     for f_r in related.flatten(2).numpy():
         a, b = ((f / np.linalg.norm(f, axis=0) if form else f) for f in (f_n, f_r))
-        p = np.exp(a.T @ b * model.affinity_scale)
+        p = np.exp(a.T @ b * model.affinity.scale)
         maps.append(weight[1] @ f_r @ (p / p.sum(axis=1, keepdims=True)).T + bias)
     query = model.query(target, identity=True)
     assert query.shape == (6, C)

@@ -100,7 +100,7 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
     target, related, w_p = normal(rng, c, *of_target), normal(rng, r, c, *of_related), normal(rng, c, c)
     weight, bias = normal(rng, c), normal(rng, 1)[0] if with_bias else None
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = multi_round(query, related, weight, bias, form=form).view(target.shape[1:])
+    got = multi_round(query, related, related, weight, bias, form=form).view(target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
     maps = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
     np.testing.assert_allclose(got, np.mean(maps, axis=0), atol=1e-9)
@@ -114,7 +114,7 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
     repeated = target.expand(2, -1, -1, -1)
     common = coattend(repeated, related, affinity(repeated, related, w_p, scale=2.0)).m
     long_way = (torch.einsum("rchw,c->rhw", common, weight) + bias).mean(dim=0)
-    short = multi_round(affinity_query(target, w_p, scale=2.0), related, weight, bias).view(target.shape[1:])
+    short = multi_round(affinity_query(target, w_p, scale=2.0), related, related, weight, bias).view(target.shape[1:])
     torch.testing.assert_close(short, long_way)
     ahead = normal(rng, 2, 3)
     for a, b in zip(
@@ -150,7 +150,7 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
     w_b, weight = normal(rng, c), normal(rng, c)
     bias = normal(rng, 1)[0] if with_bias else None
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
+    got = contrastive_round(query, others, others, w_b, weight @ target.flatten(1), bias, form=form)
     maps = []
     for image in others:
         common = coattend(target[None], image[None], affinity(target[None], image[None], w_p, form=form, scale=scale)).m
@@ -165,16 +165,18 @@ def test_each_related_image_may_meet_a_query_of_its_own() -> None:
     target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
     query = affinity_query(target, w_p, scale=2.0)
     assert query.shape == (2, 6, 3)
-    maps = [multi_round(affinity_query(target, w_p[r], scale=2.0), related[r : r + 1], weight, None) for r in range(2)]
-    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(maps).mean(dim=0))
+    maps = []
+    for one, of_one in zip(w_p, related.split(1), strict=True):
+        maps.append(multi_round(affinity_query(target, one, scale=2.0), of_one, of_one, weight, None))
+    torch.testing.assert_close(multi_round(query, related, related, weight, None), torch.stack(maps).mean(dim=0))
 
 
 def test_the_same_related_image_twice_adds_nothing() -> None:
     rng = np.random.default_rng(6)
     target, related, w_p, weight = normal(rng, 3, 2, 2), normal(rng, 1, 3, 2, 2), normal(rng, 3, 3), normal(rng, 3)
     query = affinity_query(target, w_p)
-    once = multi_round(query, related, weight, None)
-    torch.testing.assert_close(multi_round(query, related.repeat(3, 1, 1, 1), weight, None), once)
+    once = multi_round(query, related, related, weight, None)
+    torch.testing.assert_close(multi_round(query, *[related.repeat(3, 1, 1, 1)] * 2, weight, None), once)
 
 
 # --- normalized, combined and resized
@@ -246,8 +248,10 @@ def test_embedding_averages_over_scales_and_mirror_images_at_the_same_places() -
         for features, grids in parts:
             for y, x in np.ndindex(4, 6):
                 expected[:, :, y, x] += at_position(features, ((8 * y + 0.5) / 32, (8 * x + 0.5) / 48), grids)
-        torch.testing.assert_close(embed(backbone, images), whole)
-        torch.testing.assert_close(embed(backbone, images, extra_scales=(0.5,), mirror=True), expected / 4)
+        torch.testing.assert_close(embed(backbone, torch.nn.Identity(), images), whole)
+        torch.testing.assert_close(
+            embed(backbone, torch.nn.Identity(), images, extra_scales=(0.5,), mirror=True), expected / 4
+        )
 
 
 def corners(place: tuple[float, float], grids: Grids) -> Iterator[tuple[float, int, int]]:

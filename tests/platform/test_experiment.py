@@ -26,7 +26,7 @@ def written(resolved: Resolved, folder: Path) -> Path:
 CHANGES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a path that is no plain text": {"data.train_list": 'a "list"\\ \x7f\t[é] ü 🙂\n#'},
-    "None in place of a recipe's value": {"classifier.keep_epoch": None, "classifier.affinity_init": None},
+    "None in place of a recipe's value": {"classifier.keep_epoch": None, "classifier.affinity.init": None},
     "None in place of a default": {"predict.crop": None},
     "numbers": {"segmenter.optimizer.learning_rate": 1e-300, "seed": 2**31 - 1, "segmenter.scales": [1]},
     "another method": {"localize.method.name": "co_attention", "localize.method.evidence": 0.1},
@@ -92,7 +92,7 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
         setting = "voc+single"
         recipe = "small"
         seed = 3
-        unset = ["classifier.affinity_init"]
+        unset = ["classifier.affinity.init"]
         classifier.kinds = 1
         [classifier.optimizer]
         momentum = 0.5
@@ -102,11 +102,11 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
     found = resolve(None, None, {"seed": 4}, ["classifier.optimizer.momentum=0.25"], file=path)
     flat = dict(leaves(found.config))
     assert (flat["setting"], flat["recipe"], flat["seed"], flat["classifier.kinds"]) == ("voc+single", "small", 4, 1)
-    assert flat["classifier.affinity_init"] is None
+    assert flat["classifier.affinity.init"] is None
     expected = {
         "setting": str(path), "recipe": str(path), "seed": "command line", "classifier.kinds": str(path),
         "classifier.optimizer.momentum": "--set", "classifier.optimizer.weight_decay": str(path),
-        "classifier.optimizer.name": "recipe small", "classifier.affinity_init": str(path),
+        "classifier.optimizer.name": "recipe small", "classifier.affinity.init": str(path),
     }  # fmt: skip
     assert {key: found.origins[key] for key in expected} == expected
     assert resolve("single+voc", "small", file=path).config == resolve(file=path).config

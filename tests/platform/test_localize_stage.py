@@ -132,7 +132,13 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def features(image: int) -> torch.Tensor:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
         how = config.localize
-        return embed(model.backbone, IMAGENET(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror)
+        return embed(
+            model.backbone,
+            model.embedding,
+            IMAGENET(to_unit(pixels)),
+            extra_scales=how.extra_scales,
+            mirror=how.mirror,
+        )
 
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
         target, seen = features(image), features(other)
@@ -141,7 +147,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
             w_p = torch.eye(24)
         else:
             w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
-        form, scale = model.affinity, model.affinity_scale
+        form, scale = model.affinity.form, model.affinity.scale
         # Of two domains, m is the target's.
         if (source[image] and not source[other]) or (source[image] == source[other] and method.target == "n"):
             common = coattend(seen, target, affinity(seen, target, w_p, form=form, scale=scale)).n
@@ -180,7 +186,7 @@ def literal_evidence(config: Config, context: RunContext, image: int, tag: int, 
         """
         pixels = torch.from_numpy(read_rgb(rows["uri"][position].as_py(), config.classifier.input_size))[None]
         how, images = config.localize, IMAGENET(to_unit(pixels))
-        features = embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
+        features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
         assert isinstance(model.backbone.body, torch.nn.Sequential)
         textures = model.backbone.body[:4](images)
         for side in (2, 3):
@@ -246,7 +252,7 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         return resample(seen.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
 
     def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        p = affinity(m, n, model.w_p, form=model.affinity, scale=model.affinity_scale)
+        p = affinity(m, n, model.w_p, form=model.affinity.form, scale=model.affinity.scale)
         common = coattend(m, n, p)
         return layer(common.m)[0], layer(common.n)[0]
 
@@ -375,7 +381,8 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     with torch.inference_mode():
         images = IMAGENET(to_unit(pixels))
         np.save(
-            tmp_path / "features.npy", embed(model.backbone, images, extra_scales=how.extra_scales, mirror=how.mirror)
+            tmp_path / "features.npy",
+            embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror),
         )
     relate = Relate(config, weights, classes, False, tmp_path / "features.npy", None, source, None)
     expected = literal_maps(config, context)

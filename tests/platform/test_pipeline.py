@@ -397,7 +397,7 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         ("absent.pt", (), "absent.pt is no file"),
         ("mine.pt", ("classifier.channels=48", "segmenter.channels=48"), "mine.pt does not fit this configuration"),
         ("mine.pt", ("classifier.head=own",), "mine.pt does not fit this configuration"),
-        ("mine.pt", ("classifier.affinity=bilinear",), "configuration: affinity is cosine, here bilinear"),
+        ("mine.pt", ("classifier.affinity.form=bilinear",), "'form': 'bilinear'"),
         ("mine.pt", ("data.classes=reversed.txt",), r"configuration: classes is \['[a-z]+', .* here \["),
         ("garbage.pt", (), "garbage.pt does not fit this configuration"),
     ],

@@ -60,7 +60,7 @@ def test_the_network(networks: dict[str, CoAttentionClassifier], recipe: str) ->
     bounded_by(model.w_p, 512**-0.5)
     assert model.w_b.weight.shape == (1, 512, 1, 1)
     assert model.w_b.bias is None
-    assert (model.affinity, model.affinity_scale) == ("bilinear", 1.0)
+    assert (model.affinity.form, model.affinity.scale) == ("bilinear", 1.0)
     if recipe == "paper":
         assert model.common_layer()[0] is model.phi.weight
     else:

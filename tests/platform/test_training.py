@@ -33,7 +33,13 @@ from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.config.training import ClassifierConfig, Optimizer, SegmenterConfig, SegmenterOptimizer
+from mcis.platform.config.training import (
+    AffinityConfig,
+    ClassifierConfig,
+    Optimizer,
+    SegmenterConfig,
+    SegmenterOptimizer,
+)
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
@@ -141,9 +147,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         channels=12,
         input_size=32,
         head="own",
-        affinity="cosine",
-        affinity_scale=10,
-        affinity_init=1.0,
+        affinity=AffinityConfig(form="cosine", scale=10, init=1.0),
         self_pairs=("flip",),
         contrastive_from_epoch=1,
         contrastive_needs_unshared=True,
@@ -609,6 +613,7 @@ def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
     images = here.learner.images
+    assert isinstance(images, Squares)
     uris = [*images.uris[:-1], str(tmp_path / "gone.jpg")]
     learner = replace(here.learner, images=Squares(uris, images.size))
     with pytest.raises(Exception, match=r"gone\.jpg cannot be read any more") as caught:

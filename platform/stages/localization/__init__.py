@@ -27,17 +27,19 @@ from mcis.datasets.relations import Relations
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
 from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import of_split, split_rows
-from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 from mcis.platform.stages.localization.account import account_of
 from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
-from mcis.platform.stages.localization.workers import Embed, Merge, Relate
+from mcis.platform.stages.localization.workers import Embed, Merge, Pool, Relate
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -135,7 +137,9 @@ class _Job:
         """
         plan, selves = self.folder / "plan.json", self.selves
         if not plan.exists() or read_json(plan) != self.plan.classes or (selves and not selves.exists()):
-            shutil.rmtree(self.folder)
+            for path in self.folder.iterdir():
+                if path.name != VECTORS:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             write_json(plan, self.plan.classes)
             if selves:
                 create_file(selves, (len(self.relations.tag), *self.plan.shape[1:]), np.float32)
@@ -153,7 +157,8 @@ def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
     names, weights = context.classes, context.inputs["train_classifier"]
     tags = Tags.of_index(rows["tags"], len(names))
     source = _is_source(rows)
-    relations = draw_relations(config.localize, config.seed, tags, source)
+    vectors = _vectors(config, context, rows) if config.localize.related_by == "nearest" else None
+    relations = draw_relations(config.localize, config.seed, tags, source, vectors)
     shape = feature_shape(config, weights, len(names))
     return _Job(
         config=config,
@@ -166,6 +171,18 @@ def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
         relations=relations,
         plan=plan_rounds(config.localize, relations.needs(len(names)), shape, names),
     )
+
+
+def _vectors(config: Config, context: RunContext, rows: pa.Table) -> NDArray[np.float32]:
+    """Of all images, by which the nearest ones are found, (N, C'); the table is kept, as the report asks for it."""
+    features, pretrained = None, classifier_weights(config, context.workspace)
+    if config.classifier.from_features and pretrained:
+        features = features_cache(rows, config.classifier, pretrained, context, config.compute)
+    gpu, folder = uses_gpu(config.compute), context.part / VECTORS
+    arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, features
+    numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
+    map_table(numbered, Pool, arguments, folder, label="vectors", shard_rows=config.compute.shard_rows, gpu=gpu)
+    return read_vectors(folder)
 
 
 def _embed_and_relate(job: _Job, turn: Round) -> float:

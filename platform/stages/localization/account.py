@@ -38,7 +38,7 @@ def account_of(
 
 def _controls(config: LocalizeConfig, relations: Relations, tags: Tags) -> Account:
     """What controls of related images have instead of images of the class."""
-    if config.related_by == "class":
+    if config.related_by in ("class", "nearest"):
         return {}, []
     if config.related_by == "itself":
         return {"maps related to their own image alone": len(relations.tag)}, []
@@ -58,6 +58,8 @@ def _repeats(config: LocalizeConfig, relations: Relations) -> Account:
         lacking = {
             "class": "of classes with too few images repeat related images; that of a class's only image is related to "
             "itself",
+            "nearest": "of classes with too few images repeat related images; that of a class's only image is related "
+            "to itself",
             "wrong_class": "of classes that too few images lack repeat related images",
         }
         notes.append(f"{repeats.sum()} map(s) {lacking[config.related_by]}")

@@ -14,17 +14,17 @@ from mcis.platform.runs.workspace import disk_errors
 
 
 def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int, int]:
-    """(C, H, W) of what is kept of an image: its features, and behind them its textures where evidence needs these.
+    """(D, H, W) of what is kept of an image: its embedding, and behind it its textures where evidence needs these.
 
     Args:
         weights: folder of the trained classifier of `classes` classes.
     """
     size = config.classifier.input_size
     with torch.inference_mode():
-        backbone = load_classifier(config.classifier, weights, classes).backbone
-        c, h, w = backbone(torch.zeros(1, 3, size, size)).shape[1:]
-    kept = backbone.textures.channels if backbone.textures and config.localize.method.evidence else 0
-    return c + kept, h, w
+        model = load_classifier(config.classifier, weights, classes)
+        d, h, w = model.embed(torch.zeros(1, 3, size, size)).shape[1:]
+    textures = model.backbone.textures
+    return d + (textures.channels if textures and config.localize.method.evidence else 0), h, w
 
 
 def create_file(path: Path, shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> None:

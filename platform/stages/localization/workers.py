@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.features import Features
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
 from mcis.models.evidence import Bank
-from mcis.models.localization import embed, released_map, single_round
+from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
@@ -49,13 +50,19 @@ class Embed:
         images = self._images(rows["uri"].to_pylist())
         localize = self.config.localize
         with self.model.backbone.watching_textures() as textures:
-            features = embed(self.model.backbone, images, extra_scales=localize.extra_scales, mirror=localize.mirror)
+            embedding = embed(
+                self.model.backbone,
+                self.model.embedding,
+                images,
+                extra_scales=localize.extra_scales,
+                mirror=localize.mirror,
+            )
         if self.features is not None:
-            kept = [features]
+            kept = [embedding]
             if localize.method.evidence:
-                kept.append(self._textures_at(images, features, textures[0]))
+                kept.append(self._textures_at(images, embedding, textures[0]))
             self._keep(self.features, rows, torch.cat(kept, dim=1)[: len(rows)].half())
-        activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
+        activations = self.model.activations(embedding)
         ids, tags, maps = [], [], [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
             if not row["fresh"]:
@@ -65,9 +72,9 @@ class Embed:
             maps.append(activations[n, row["tags"]])
             if self.selves is not None:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                total = self._self_maps(images[n], features[n], row["tags"], kind)
+                total = self._self_maps(images[n], embedding[n], row["tags"], kind)
                 write_rows(self.selves, row["first_map"], total.cpu().numpy())
-        return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, features).rows)
+        return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, embedding).rows)
 
     def _images(self, uris: list[str]) -> Tensor:
         """Normalized images of a full batch, (batch, 3, S, S); the last image fills it up.
@@ -97,23 +104,23 @@ class Embed:
             )
         write_rows(path, rows["slot"][0].as_py(), kept.cpu().numpy())
 
-    def _self_maps(self, image: Tensor, feature: Tensor, tags: list[int], kind: Tensor) -> Tensor:
+    def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
-        backbone, target = self.model.backbone, self.model.backbone.grids(image, feature)
-        total = torch.zeros(len(tags), *feature.shape[1:], device=self.device)
+        backbone, target = self.model.backbone, self.model.backbone.grids(image, embedding)
+        total = torch.zeros(len(tags), *embedding.shape[1:], device=self.device)
         for name in SELF_TRANSFORMS:
             seen = transform(image[None], name)
-            transformed = backbone(seen)[0]
+            transformed = self.model.embed(seen)[0]
             grids = backbone.grids(seen, transformed)
             maps = torch.stack(
                 [
-                    released_map(self.model.co_map(transformed, feature[None], tag, kind=kind, target_is_n=True))
+                    released_map(self.model.co_map(transformed, embedding[None], tag, kind=kind, target_is_n=True))
                     for tag in tags
                 ]
             )
             if name == "flip":
                 of_image = [
-                    released_map(self.model.co_map(feature, transformed[None], tag, kind=kind), always=True)
+                    released_map(self.model.co_map(embedding, transformed[None], tag, kind=kind), always=True)
                     for tag in tags
                 ]
                 total += torch.stack(of_image)
@@ -126,16 +133,16 @@ class _Target(NamedTuple):
     """An image whose maps are made, with what all its maps share.
 
     Attributes:
-        slot: of its features.
-        features: (C, H, W).
+        slot: of its embedding.
+        embedding: (D, H, W).
         single_round: its single-round maps, (K, H, W).
-        queries: for a related image of the target domain and one of the source, (D, HW, C), or one for both; None
+        queries: for a related image of the target domain and one of the source, (2, HW, C'), or one for both; None
             without co-attention.
         textures: (HW, C') texture vectors, and how well each is found again in the bank, (B, HW); None without a bank.
     """
 
     slot: int
-    features: Tensor
+    embedding: Tensor
     single_round: Tensor
     queries: Tensor | None
     textures: tuple[Tensor, Tensor] | None
@@ -167,7 +174,6 @@ class Relate:
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         self.model = load_classifier(config.classifier, weights, classes).to(self.device)
-        self.channels = self.model.backbone.channels
         self.features, self.selves = features, selves
         self.bank = None if bank is None else self._bank(*bank)
 
@@ -187,17 +193,19 @@ class Relate:
 
     def _map(self, target: _Target, tag: int, number: int, related: list[int], others: list[int]) -> Tensor:
         """One map of class `tag`, (H, W), of slots of related images and of others for the contrastive part."""
-        features, textures = self._kept(related)
+        embeddings, textures = self._kept(related)
         if target.queries is None:
             activation = target.single_round[tag]
         else:
             query = self._facing(target.queries, related)
-            activation = self.model.co_map(target.features, features, tag, query=query)
+            activation = self.model.co_map(target.embedding, embeddings, tag, query=query)
             if others:
                 query = self._facing(target.queries, others)
-                contrastive = self.model.contrastive_map(target.features, self._kept(others)[0], tag, query=query)
+                contrastive = self.model.contrastive_map(target.embedding, self._kept(others)[0], tag, query=query)
                 count = len(related) + len(others)
                 activation = (len(related) * activation + len(others) * contrastive) / count
+            if self.config.localize.method.averaged:
+                activation = (activation + target.single_round[tag]) / 2
         different = [n for n, slot in enumerate(related) if slot != target.slot]
         if self.bank and target.textures and different:  # an image finds itself again everywhere, which tells nothing
             evidence = self.bank.evidence(*target.textures, textures[different], tag)
@@ -208,37 +216,68 @@ class Relate:
         return activation
 
     def _target(self, slot: int) -> _Target:
-        (features,), (textures,) = self._kept([slot])
+        (embedding,), (textures,) = self._kept([slot])
         queries = None
         method = self.config.localize.method
         if method.affinity == "identity":
-            queries = self.model.query(features, identity=True)[None]
+            queries = self.model.query(embedding, identity=True)[None]
         elif method.name != "evidence":
             # F_n^T W_P depends on the other image's domain alone, so that all maps of an image share it.
             source = self.source[slot]
             kinds, target_is_n = pair_kinds(source, self.domains), seen_from_n(source, self.domains, method.target)
-            queries = self.model.query(features, kind=kinds, target_is_n=target_is_n)
+            queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
+            queries = queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
         of_bank = None
         if self.bank:
             vectors = self.bank.texture_vectors(textures)
             of_bank = vectors, self.bank.match(vectors)
-        single = single_round(features[None], self.model.phi.weight, self.model.phi.bias)[0]
-        return _Target(slot, features, single, queries, of_bank)
+        single = self.model.activations(embedding[None])[0]
+        return _Target(slot, embedding, single, queries, of_bank)
 
     def _facing(self, queries: Tensor, images: list[int]) -> Tensor:
-        """The query for each of some other images, (R, HW, C), or the only one there is, (HW, C)."""
+        """The query for each of some other images, (R, HW, C'), or the only one there is, (HW, C')."""
         return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
 
     def _kept(self, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """Features (N, C, H, W) and textures (N, C', H, W) of images; C' is 0 where no evidence is asked for."""
+        """Embeddings (N, D, H, W) and textures (N, C', H, W) of images; C' is 0 where no evidence is asked for."""
         kept = torch.from_numpy(read_rows(self.features, slots)).to(self.device)
-        return kept[:, : self.channels], kept[:, self.channels :]
+        return kept[:, : self.model.width], kept[:, self.model.width :]
 
     @torch.inference_mode()
     def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> Bank:
-        features, textures = self._kept(slots.tolist())
-        activations = single_round(features, self.model.phi.weight, self.model.phi.bias)
+        embeddings, textures = self._kept(slots.tolist())
+        activations = self.model.activations(embeddings)
         return Bank(textures, torch.from_numpy(~tags).to(self.device), activations)
+
+
+class Pool:
+    """Image rows -> of each its `vector`, (C',): the mean over its positions of what the affinity compares.
+
+    Args:
+        weights: folder of the trained classifier of `classes` classes.
+        features: what its frozen backbone makes of the images, by the rows' `position`; None = the images are read.
+    """
+
+    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, features: Features | None):
+        self.config, self.device, self.outputs = config, torch.device("cuda" if gpu else "cpu"), features
+        self.model = load_classifier(config.classifier, weights, classes).to(self.device)
+        self.batch = min(config.localize.batch, config.compute.shard_rows)
+
+    @torch.inference_mode()
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        parts = [self._vectors(rows.slice(start, self.batch)) for start in range(0, len(rows), self.batch)]
+        vectors = torch.cat(parts).cpu().numpy()
+        return pa.table({"image_id": rows["image_id"], "vector": list(vectors)})
+
+    def _vectors(self, rows: pa.Table) -> Tensor:
+        if self.outputs:
+            outputs = torch.from_numpy(self.outputs(rows["position"].to_numpy())).to(self.device).float()
+        else:
+            size = self.config.classifier.input_size
+            pixels = np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()])
+            images = to_unit(torch.from_numpy(pixels).to(self.device))
+            outputs = self.model.backbone(self.model.backbone.normalize(images))
+        return self.model.keys(self.model.embedding(outputs)).mean(dim=(2, 3))
 
 
 class Merge:

@@ -1,0 +1,63 @@
+"""A backbone before its training -> its outputs of images, kept for a training that leaves it as it is."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import torch
+from torch import Tensor
+
+from mcis.datasets.cached import cache_table
+from mcis.datasets.errors import UserError
+from mcis.datasets.features import COLUMN
+from mcis.datasets.images import read_rgb
+from mcis.datasets.index import shown
+from mcis.models.backbones import to_unit
+from mcis.platform.config.training import ClassifierConfig
+from mcis.platform.networks.build import build_backbone
+from mcis.platform.networks.pretrained import load_backbone
+
+_BATCH = 16
+
+
+def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
+    """(C, H, W) of the backbone's output of an image at the classifier's size."""
+    with torch.device("meta"):
+        backbone = build_backbone(config)
+    with torch.inference_mode():
+        _, c, h, w = backbone(torch.zeros(1, 3, config.input_size, config.input_size, device="meta")).shape
+    return c, h, w
+
+
+class MakeFeatures:
+    """Rows of an index -> a shard of features: of each image and its mirror image, (2, C, H, W) float16.
+
+    Args:
+        pretrained: file of the backbone's weights.
+        gpu: whether there is one.
+    """
+
+    def __init__(self, config: ClassifierConfig, pretrained: Path, gpu: bool):
+        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+        backbone = build_backbone(config)
+        load_backbone("classifier", backbone, pretrained)
+        self.backbone = backbone.to(self.device).eval()
+
+    @torch.inference_mode()
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        parts = [self._batch(rows.slice(first, _BATCH)) for first in range(0, len(rows), _BATCH)]
+        features = torch.cat(parts)
+        if not features.isfinite().all():
+            raise UserError(
+                f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
+                "outputs of a sound backbone",
+                "choose another backbone or other weights, or train all of it (classifier.trained=all)",
+            )
+        return cache_table(COLUMN, features.numpy())
+
+    def _batch(self, rows: pa.Table) -> Tensor:
+        size, middle = self.config.input_size, self.config.sizing == "short_side"
+        pixels = np.stack([read_rgb(uri, size, middle=middle) for uri in rows["uri"].to_pylist()])
+        images = self.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+        images = images.contiguous(memory_format=torch.channels_last)
+        return torch.stack([self.backbone(images), self.backbone(images.flip(3))], dim=1).half().cpu()
