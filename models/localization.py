@@ -29,6 +29,7 @@ def embed(
     *,
     extra_scales: Sequence[float] = (),
     mirror: bool = False,
+    known: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Embeddings of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, D, h, w).
 
@@ -38,8 +39,10 @@ def embed(
         head: the backbone's output -> embeddings, position by position (`CoAttentionClassifier.embedding`).
         extra_scales: factors of the images' size beside 1.
         mirror: whether mirror images are averaged in, mirrored back.
+        known: the backbone's outputs of the images and of their mirror images, where they were computed before; of the
+            images' pixels only what further scales need is then read.
     """
-    total = head(backbone(images))
+    total = head(backbone(images) if known is None else known[0])
     target = backbone.grids(images, total)
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
@@ -47,7 +50,10 @@ def embed(
         for flipped in (False, True) if mirror else (False,):
             if scale == 1 and not flipped:
                 continue
-            features = head(backbone(scaled.flip(3) if flipped else scaled))
+            if known is not None and scale == 1:
+                features = head(known[1])
+            else:
+                features = head(backbone(scaled.flip(3) if flipped else scaled))
             grids = backbone.grids(scaled, features)
             if flipped:
                 features, grids = features.flip(3), grids.mirrored()

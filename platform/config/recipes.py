@@ -161,10 +161,61 @@ def small() -> Config:
     )
 
 
+def photos() -> Config:
+    """Photographs of any size and their tags, no saliency maps, no GPU needed.
+
+    ImageNet features that come with the installation, of which the classifier trains a neck alone. Maps are related to
+    the nearest images of the class, by the backbone's own features; the dense CRF finds the background.
+
+    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags.
+    """
+    adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
+    return Config(
+        recipe="photos",
+        weights=WeightsConfig(backbone="bundled"),
+        classifier=ClassifierConfig(
+            backbone="timm/tf_efficientnet_lite0",
+            trained="neck",
+            neck=128,
+            input_size=384,
+            attention="none",
+            affinity=AffinityConfig(of="backbone", form="cosine", scale=80.0, w_p="identity"),
+            batch=16,
+            epochs=4,
+            flip=True,
+            optimizer=Optimizer.model_validate(adamw | {"learning_rate": 0.001}),
+        ),
+        localize=LocalizeConfig(related=8, related_by="nearest", mirror=True),
+        pseudo_masks=PseudoMasksConfig(
+            background="crf",
+            threshold=0.3,
+            background_threshold=0.2,
+            crf=PseudoMasksCrf(iterations=3, bilateral_std=60.0, color_std=8.0),
+        ),
+        segmenter=SegmenterConfig(
+            network="skip",
+            backbone="timm/tf_efficientnet_lite0",
+            stride=16,
+            trained="head",
+            width=128,
+            dilation=3,
+            crop=256,
+            color_jitter=(0.3, 0.3, 0.3, 0.0),
+            batch=16,
+            steps=400,
+            optimizer=SegmenterOptimizer.model_validate(
+                adamw | {"learning_rate": 0.001, "new_layer_rate": 1.0, "bias_rate": 1.0}
+            ),
+        ),
+        predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfConfig(iterations=3, bilateral_std=60.0, color_std=8.0)),
+    )
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     "paper": paper,
     "paper_vgg16": paper_vgg16,
     "released": released,
     "released_vgg16": released_vgg16,
     "small": small,
+    "photos": photos,
 }

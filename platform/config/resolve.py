@@ -18,7 +18,7 @@ from mcis.platform.config.keys import Values, explicit, key_of_error, keys_of, l
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.section import Contradictions
 from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import SETTINGS, setting_values, sources_of
+from mcis.platform.config.settings import SETTINGS, default_recipe, setting_values, sources_of
 
 
 class Resolved(NamedTuple):
@@ -63,7 +63,7 @@ def resolve(
     """Puts the layers together and validates the result once.
 
     Args:
-        setting, recipe: None = as `file` says; without one, recipe `paper`.
+        setting, recipe: None = as `file` says; without one, the setting's `default_recipe`.
         options: values by dotted key that command line options such as `--voc` set.
         assignments: `key=value` texts of `--set`.
         file: an experiment, see `experiment`.
@@ -124,7 +124,7 @@ def _names(setting: str | None, recipe: str | None, experiment: Experiment, file
             f"one of {', '.join(SETTINGS)}, or other sources joined by +",
             "name it as the first argument, or name a file that has one by --config",
         )
-    return Names(chosen, recipe or experiment.recipe or "paper")
+    return Names(chosen, recipe or experiment.recipe or default_recipe(chosen))
 
 
 def _check_recipe(recipe: str) -> None:

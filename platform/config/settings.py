@@ -40,3 +40,8 @@ def setting_values(setting: str) -> Config:
     sources = sources_of(setting)
     several_domains = len(sources) > 1 and any(SOURCES[source].domain == "source" for source in sources)
     return Config(classifier=ClassifierConfig(kinds=3)) if several_domains else Config()
+
+
+def default_recipe(setting: str) -> str:
+    """The recipe of a setting that is given none: `photos` for a table of one's own images, else `paper`."""
+    return "photos" if "tags" in sources_of(setting) else "paper"

@@ -196,7 +196,7 @@ class ClassifierConfig(Section):
     @property
     def from_features(self) -> bool:
         """Whether training reads what the backbone makes of images, computed once, rather than the images."""
-        changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing == "random_crop"
+        changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing != "squash"
         return self.trained == "neck" and not changed
 
     def problems(self) -> Iterator[str]:

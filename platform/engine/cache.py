@@ -65,7 +65,7 @@ def features_cache(
     size = len(rows) * features_bytes(shape)
     if size > compute.cache_gb * _GIB:
         return None
-    made_of = (config.backbone, config.channels, config.input_size, config.sizing, file_stamps([str(pretrained)]))
+    made_of = (config.backbone, config.channels, config.stride, config.input_size, file_stamps([str(pretrained)]))
     name = f"features-{fingerprint(made_of)}"
     arguments = (config, pretrained, uses_gpu(compute))
     folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=uses_gpu(compute))

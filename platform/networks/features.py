@@ -56,8 +56,7 @@ class MakeFeatures:
         return cache_table(COLUMN, features.numpy())
 
     def _batch(self, rows: pa.Table) -> Tensor:
-        size, middle = self.config.input_size, self.config.sizing == "short_side"
-        pixels = np.stack([read_rgb(uri, size, middle=middle) for uri in rows["uri"].to_pylist()])
+        pixels = np.stack([read_rgb(uri, self.config.input_size) for uri in rows["uri"].to_pylist()])
         images = self.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
         images = images.contiguous(memory_format=torch.channels_last)
         return torch.stack([self.backbone(images), self.backbone(images.flip(3))], dim=1).half().cpu()

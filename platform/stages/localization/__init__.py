@@ -21,6 +21,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.features import Features
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
 from mcis.datasets.relations import Relations
@@ -89,6 +90,7 @@ class _Job:
         tags, source: their tags, and whether each is of the source domain, (N,).
         relations: the images that each map is made of.
         plan: the rounds.
+        outputs: what the frozen backbone makes of the images; None = it is computed again.
     """
 
     config: Config
@@ -100,6 +102,7 @@ class _Job:
     source: NDArray[np.bool_]
     relations: Relations
     plan: Plan
+    outputs: Features | None
 
     @property
     def gpu(self) -> bool:
@@ -157,7 +160,8 @@ def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
     names, weights = context.classes, context.inputs["train_classifier"]
     tags = Tags.of_index(rows["tags"], len(names))
     source = _is_source(rows)
-    vectors = _vectors(config, context, rows) if config.localize.related_by == "nearest" else None
+    outputs = _outputs(config, context, rows)
+    vectors = _vectors(config, context, rows, outputs) if config.localize.related_by == "nearest" else None
     relations = draw_relations(config.localize, config.seed, tags, source, vectors)
     shape = feature_shape(config, weights, len(names))
     return _Job(
@@ -170,16 +174,22 @@ def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
         source=source,
         relations=relations,
         plan=plan_rounds(config.localize, relations.needs(len(names)), shape, names),
+        outputs=outputs,
     )
 
 
-def _vectors(config: Config, context: RunContext, rows: pa.Table) -> NDArray[np.float32]:
+def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
+    """What the classifier's backbone makes of the images, where training left it as it was and the cache holds it."""
+    pretrained = classifier_weights(config, context.workspace)
+    if not (config.classifier.from_features and pretrained):
+        return None
+    return features_cache(rows, config.classifier, pretrained, context, config.compute)
+
+
+def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Features | None) -> NDArray[np.float32]:
     """Of all images, by which the nearest ones are found, (N, C'); the table is kept, as the report asks for it."""
-    features, pretrained = None, classifier_weights(config, context.workspace)
-    if config.classifier.from_features and pretrained:
-        features = features_cache(rows, config.classifier, pretrained, context, config.compute)
     gpu, folder = uses_gpu(config.compute), context.part / VECTORS
-    arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, features
+    arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, outputs
     numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
     map_table(numbered, Pool, arguments, folder, label="vectors", shard_rows=config.compute.shard_rows, gpu=gpu)
     return read_vectors(folder)
@@ -193,7 +203,8 @@ def _embed_and_relate(job: _Job, turn: Round) -> float:
             shutil.rmtree(single, ignore_errors=True)
             create_file(turn.features, (len(turn.images), *job.plan.shape), np.float16)
         arguments = job.weights, job.classes, job.gpu, turn.features, job.selves
-        busy += job.map(turn.to_embed, Embed, (job.config, *arguments), single, f"embed{turn.label}")
+        to_embed = job.config, *arguments, job.outputs
+        busy += job.map(turn.to_embed, Embed, to_embed, single, f"embed{turn.label}")
         for name, config in job.methods.items():
             bank = None
             if config.localize.method.evidence:
@@ -218,7 +229,8 @@ def _merge(job: _Job) -> float:
 def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> float:
     """Without related images, the single-round maps are the maps; returns the busy seconds."""
     gpu = uses_gpu(config.compute)
-    arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None
+    outputs = _outputs(config, context, rows)
+    arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None, outputs
     to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))
     single, shard_rows = context.part / "single", config.compute.shard_rows
     mapped = map_table(to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=gpu)

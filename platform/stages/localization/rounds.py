@@ -112,7 +112,7 @@ def embed_rows(
         images: positions in `rows`, (n,), ascending.
         fresh: whether an image is embedded for the first time, (n,).
     """
-    columns = {"slot": np.arange(len(images)), "first_map": start[images], "fresh": fresh}
+    columns = {"slot": np.arange(len(images)), "position": images, "first_map": start[images], "fresh": fresh}
     part = rows.select(["image_id", "uri", "domain", "tags"]).take(pa.array(images))
     return pa.table({**{name: part[name] for name in part.column_names}, **columns})
 

@@ -31,14 +31,22 @@ class Embed:
         weights: folder of the trained classifier of `classes` classes.
         features: file of the round's features, which the worker writes; None = they are not kept.
         selves: file of the self pairs' maps, which the worker writes for the released maps; None = there are none.
+        outputs: what the frozen backbone makes of the images, by the rows' `position`; None = it is not known.
     """
 
     def __init__(
-        self, config: Config, weights: Path, classes: int, gpu: bool, features: Path | None, selves: Path | None
+        self,
+        config: Config,
+        weights: Path,
+        classes: int,
+        gpu: bool,
+        features: Path | None,
+        selves: Path | None,
+        outputs: Features | None = None,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.model = load_classifier(config.classifier, weights, classes).to(self.device)
-        self.features, self.selves = features, selves
+        self.features, self.selves, self.outputs = features, selves, outputs
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
@@ -47,8 +55,12 @@ class Embed:
         return pa.concat_tables(parts)
 
     def _batch(self, rows: pa.Table) -> pa.Table:
-        images = self._images(rows["uri"].to_pylist())
-        localize = self.config.localize
+        localize, known = self.config.localize, self._known(rows)
+        if known is not None and not localize.extra_scales and self.selves is None:
+            side = self.config.classifier.input_size
+            images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
+        else:
+            images = self._images(rows["uri"].to_pylist())
         with self.model.backbone.watching_textures() as textures:
             embedding = embed(
                 self.model.backbone,
@@ -56,6 +68,7 @@ class Embed:
                 images,
                 extra_scales=localize.extra_scales,
                 mirror=localize.mirror,
+                known=known,
             )
         if self.features is not None:
             kept = [embedding]
@@ -85,6 +98,15 @@ class Embed:
         pixels = np.stack([read_rgb(uri, self.config.classifier.input_size) for uri in uris])
         pixels = pixels[np.minimum(np.arange(self.batch), len(uris) - 1)]
         return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+
+    def _known(self, rows: pa.Table) -> tuple[Tensor, Tensor] | None:
+        """The backbone's outputs of a full batch and of its mirror images, where they were computed before."""
+        if self.outputs is None:
+            return None
+        positions = rows["position"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
+        both = [self.outputs(positions, np.full(len(positions), mirrored)) for mirrored in (False, True)]
+        plain, mirrored = (torch.from_numpy(outputs).to(self.device).float() for outputs in both)
+        return plain, mirrored
 
     def _textures_at(self, images: Tensor, features: Tensor, textures: Tensor) -> Tensor:
         """The mean textures of the unscaled images around the positions of their features, (B, C', h, w)."""
