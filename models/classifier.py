@@ -194,7 +194,7 @@ class CoAttentionClassifier(nn.Module):
         features: Tensor = self.neck(outputs)
         if self.compared is None or not with_keys:
             return features
-        keys = outputs if len(self.compared) == outputs.shape[1] else outputs[:, self.compared]
+        keys = outputs if self.compared == list(range(outputs.shape[1])) else outputs[:, self.compared]
         return torch.cat([features, (keys - self.mean[:, None, None]) / self.deviation[:, None, None]], dim=1)
 
     def embed(self, images: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import mcis.models.classifier
+from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import (
     SELF_TRANSFORMS,
@@ -275,6 +276,70 @@ def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: 
             maps.append(head(common)[0, tag])
         got = model.co_map(target[0], related, tag)
     torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
+
+
+# --- what the affinity compares
+
+
+def of_two_stages(**options: Any) -> CoAttentionClassifier:
+    """A classifier whose backbone's output consists of two stages, of 2 and 4 channels."""
+    torch.manual_seed(0)
+    backbone = Backbone(nn.Conv2d(3, 6, 1), groups=(2, 4), layout=Layout(1))
+    model = CoAttentionClassifier(backbone, classes=K, **options).double()
+    generator = torch.Generator().manual_seed(1)
+    model.set_statistics(torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5)
+    return model
+
+
+@pytest.mark.parametrize("stages", [(), (0,), (1,), (1, 0)], ids=str)
+@pytest.mark.parametrize("neck", [0, 5])
+@pytest.mark.parametrize("learnt", [True, False])
+def test_positions_are_compared_by_standardized_channels_of_the_backbone(
+    stages: tuple[int, ...], neck: int, learnt: bool
+) -> None:
+    how = Affinity(of="backbone", stages=stages, form="cosine", scale=7.0, learnt=learnt)
+    model = of_two_stages(neck=neck, affinity=how)
+    outputs = features(8, 2, 2, 3)
+    channels = [c for stage in stages or (0, 1) for c in ((0, 1), (2, 3, 4, 5))[stage]]
+    generator = torch.Generator().manual_seed(1)
+    mean, deviation = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
+    standard = ((outputs - mean[:, None, None]) / deviation[:, None, None])[:, channels]
+    embeddings = model.embedding(outputs)
+    assert embeddings.shape[1] == model.width
+    f_m, f_n = model.neck(outputs)
+    w_p = model.w_p if learnt else torch.eye(len(channels), dtype=torch.float64)
+    p = affinity(standard[:1], standard[1:], w_p, form="cosine", scale=7.0)
+    common = coattend(f_m[None], f_n[None], p)
+    scores = model.pair_scores(*(embedding[None] for embedding in embeddings))
+    torch.testing.assert_close(scores.basic_m, model.phi(f_m[None]).mean(dim=(2, 3)))
+    for got, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
+        torch.testing.assert_close(got, model.phi(of_image).mean(dim=(2, 3)))
+    got = model.co_map(embeddings[0], embeddings[1:], 1)
+    torch.testing.assert_close(got, model.phi(common.m)[0, 1])
+    assert ("w_p" in model.state_dict()) is learnt
+    assert {"mean", "deviation"} <= set(model.state_dict())  # so that a file of weights holds them
+
+
+def test_without_training_of_pairs_maps_are_related_by_the_identity() -> None:
+    model = of_two_stages(attention="none", affinity=Affinity(of="backbone", form="cosine", scale=9.0, learnt=False))
+    target, related = model.embedding(features(1, 1, 2, 2)), model.embedding(features(2, 3, 2, 2))
+    wanted = [model.co_map(target[0], one[None], 2) for one in related]
+    torch.testing.assert_close(model.co_map(target[0], related, 2), torch.stack(wanted).mean(dim=0))
+    torch.testing.assert_close(model.query(target[0]), model.query(target[0], identity=True))
+
+
+def test_embedded_images_score_as_the_images_do() -> None:
+    model = of_two_stages(neck=5, affinity=Affinity(of="backbone"))
+    m, n = images(1, 2, 4, 4), images(2, 2, 4, 4)
+    scores = model(m, n).pairs
+    again = model(model.backbone(m), model.backbone(n), embedded=True).pairs
+    for name, value in present(scores).items():
+        torch.testing.assert_close(getattr(again, name), value)
+
+
+def test_a_stage_that_a_backbone_lacks_is_named() -> None:
+    with pytest.raises(UserError, match=r"`stages` \[2\] .* 2 stage"):
+        of_two_stages(affinity=Affinity(of="backbone", stages=(0, 2)))
 
 
 # --- the transformations of self pairs

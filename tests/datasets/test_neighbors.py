@@ -1,0 +1,96 @@
+"""Related images by likeness, against a search one image at a time in whole numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from mcis.datasets import neighbors
+from mcis.datasets.neighbors import RelatedFrom, nearest_images, rounded
+from mcis.datasets.tags import Members, Tags
+
+N, K, C = 40, 3, 6
+
+
+def world(seed: int, alike: bool = False) -> tuple[Tags, NDArray[np.bool_], NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    matrix = rng.random((N, K)) < 0.4
+    matrix[:, 0] |= ~matrix.any(axis=1)
+    vectors = rng.integers(-1, 2, (N, C)) if alike else rng.normal(size=(N, C))  # whole numbers make many ties
+    return Tags.of_matrix(matrix), rng.random(N) < 0.3, rounded(vectors.astype(np.float32))
+
+
+def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    return np.repeat(np.arange(len(tags)), np.diff(tags.start)), tags.values.astype(np.int64)
+
+
+def one_by_one(
+    tags: Tags,
+    source: NDArray[np.bool_],
+    vectors: NDArray[np.float32],
+    image: int,
+    k: int,
+    related: int,
+    related_from: RelatedFrom,
+) -> list[int]:
+    has = tags.matrix(np.arange(N))[:, k]
+    inside = has & (source == (related_from == "source")) if related_from != "both" else has
+    candidates = np.flatnonzero(inside if inside.sum() >= 2 else has)
+    whole = (vectors * 2**11).astype(np.int64)
+    others = sorted((c for c in candidates if c != image), key=lambda c: (-int(whole[image] @ whole[c]), c))
+    return [others[r % min(len(others), related)] if others else image for r in range(related)]
+
+
+@given(
+    seed=st.integers(0, 30),
+    alike=st.booleans(),
+    related=st.sampled_from([1, 4, 64]),
+    domain=st.sampled_from(["both", "source", "target"]),
+)
+def test_the_nearest_are_those_of_a_search_one_by_one(
+    seed: int, alike: bool, related: int, domain: RelatedFrom
+) -> None:
+    tags, source, vectors = world(seed, alike)
+    images, classes = every_tag(tags)
+    got = nearest_images(Members.of(tags, source), vectors, images, classes, related, related_from=domain)
+    for row, image, k in zip(got, images.tolist(), classes.tolist(), strict=True):
+        assert row.tolist() == one_by_one(tags, source, vectors, image, k, related, domain)
+
+
+def test_fewer_related_images_are_the_first_of_more() -> None:
+    tags, source, vectors = world(1)
+    images, classes = every_tag(tags)
+    three, seven = (nearest_images(Members.of(tags, source), vectors, images, classes, r) for r in (3, 7))
+    np.testing.assert_array_equal(three, seven[:, :3])
+
+
+def test_the_only_image_of_a_class_is_related_to_itself() -> None:
+    tags = Tags.of_matrix(np.eye(3, dtype=bool))
+    got = nearest_images(Members.of(tags), rounded(np.eye(3, dtype=np.float32)), np.arange(3), np.arange(3), 2)
+    assert got.tolist() == [[0, 0], [1, 1], [2, 2]]
+
+
+def test_products_of_rounded_vectors_are_exact_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    vectors = rounded(rng.normal(size=(200, 432)).astype(np.float32))
+    assert (np.linalg.norm(vectors, axis=1) <= 1).all()
+    order = rng.permutation(432)
+    exact = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
+    np.testing.assert_array_equal(vectors @ vectors.T, exact)
+    np.testing.assert_array_equal(vectors[:, order] @ vectors[:, order].T, exact)
+
+
+def test_a_large_class_is_searched_in_cells_and_mostly_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(3)
+    vectors = rounded(rng.normal(size=(900, 8)).astype(np.float32))
+    tags = Tags.of_matrix(np.ones((900, 1), bool))
+    images, classes = np.arange(900), np.zeros(900, np.int64)
+    exact = nearest_images(Members.of(tags), vectors, images, classes, 5)
+    monkeypatch.setattr(neighbors, "EXACT", 100)
+    monkeypatch.setattr(neighbors, "_CELLS_SEARCHED", 12)
+    by_cells, again = (nearest_images(Members.of(tags), vectors, images, classes, 5) for _ in range(2))
+    np.testing.assert_array_equal(by_cells, again)
+    assert not (by_cells == images[:, None]).any()
+    shared = np.mean([len({*a} & {*b}) / 5 for a, b in zip(exact.tolist(), by_cells.tolist(), strict=True)])
+    assert 0.8 < shared < 1
