@@ -20,7 +20,8 @@ PAPER_EFFECT: Mapping[str, float] = {
     "co-contrastive-r3": 66.2,
 }
 """The same, by case (tables 5 and 6)."""
-_CO_ATTENTION: Values = {"localize.method.name": "co_attention"}
+_CO_ATTENTION: Values = {"localize.method.name": "co_attention", "localize.related_by": "class"}
+_NEAREST: Values = {"localize.related_by": "nearest"}
 _WRONG_CLASS: Values = {"localize.related_by": "wrong_class"}
 
 
@@ -105,11 +106,10 @@ def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence
     Raises:
         UserError: the configuration contradicts a case.
     """
-    evidence = resolved.config.localize.method.name == "evidence"
-    whole = {*PAPER_EFFECT, f"none-identity-r{max(related)}"}
+    whole = {*PAPER_EFFECT, f"none-identity-r{max(related)}", f"none-nearest-r{max(related)}"}
     cases = []
     for training in trainings:
-        for variant in _variants(training, sorted(set(related)), evidence):
+        for variant in _variants(training, sorted(set(related)), resolved.config):
             name = f"{training.replace('+', '-')}-{variant.name}"
             values = {"classifier.attention": training, **variant.values}
             last = until if name in whole else _earlier(until, "pseudo_masks")
@@ -121,10 +121,14 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
     """What cases with the most related images are compared with, as far as both are among the cases."""
     r = max(related)
     differences = [Difference(case=f"none-identity-r{r}", control="none-single", shows="related images, W_P = I")]
-    for training in ("co", "co-contrastive"):
+    for training in ("none", "co", "co-contrastive"):
         differences += [
             Difference(case=f"{training}-{case}", control=control, shows=shows)
             for case, control, shows in (
+                (f"nearest-r{r}", f"{training}-single", "nearest images, against a single round"),
+                (f"nearest-r{r}", f"{training}-r{r}", "nearest rather than random images"),
+                (f"nearest-r{r}", f"none-nearest-r{r}", "training, with nearest images"),
+                (f"r{r}", f"none-r{r}", "training, with related images"),
                 ("single", "none-single", "training, without related images"),
                 (f"r{r}", f"none-identity-r{r}", "training, with related images"),
                 (f"r{r}", f"{training}-single", "related images, against a single round"),
@@ -144,23 +148,27 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
         ),
     ]
     names = {case.name for case in cases}
-    return [difference for difference in differences if {difference.case, difference.control} <= names]
+    return [of for of in differences if of.case != of.control and {of.case, of.control} <= names]
 
 
-def _variants(training: str, related: Sequence[int], evidence: bool) -> Iterator[_Variant]:
+def _variants(training: str, related: Sequence[int], config: Config) -> Iterator[_Variant]:
     """The ways to infer maps with a training, controls of the largest R behind what they control.
 
     Args:
-        evidence: whether the recipe's own method is shared evidence.
+        config: of the study, whose recipe may have a method, an affinity or related images of its own.
     """
     most = related[-1]
+    untrained = config.classifier.affinity.w_p == "identity"
     yield _Variant("single", 0, _CO_ATTENTION)
-    if training != "none":
+    if training != "none" or untrained:
         yield from (_Variant(f"r{r}", r, _CO_ATTENTION) for r in related)
+        if config.localize.related_by == "nearest":
+            yield from (_Variant(f"nearest-r{r}", r, {**_CO_ATTENTION, **_NEAREST}) for r in related)
         yield _Variant("itself", 1, {**_CO_ATTENTION, "localize.related_by": "itself"})
         yield _Variant(f"wrong-class-r{most}", most, {**_CO_ATTENTION, **_WRONG_CLASS})
-    yield _Variant(f"identity-r{most}", most, {**_CO_ATTENTION, "localize.method.affinity": "identity"})
-    if evidence:
+    if not untrained:
+        yield _Variant(f"identity-r{most}", most, {**_CO_ATTENTION, "localize.method.affinity": "identity"})
+    if config.localize.method.name == "evidence":
         yield from (_Variant(f"evidence-r{r}", r, {}) for r in related)
         if training == "none":
             yield _Variant(f"evidence-wrong-class-r{most}", most, _WRONG_CLASS)

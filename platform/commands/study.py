@@ -55,7 +55,10 @@ def effect(
     related: Annotated[
         list[int] | None,
         typer.Option(
-            "--related", min=1, max=8, help="R beside single rounds; give it again for more; controls: the largest. [3]"
+            "--related",
+            min=1,
+            max=64,
+            help="R beside single rounds; give it again for more; controls: the largest. [3]",
         ),
     ] = None,
     seeds: Annotated[
