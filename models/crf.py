@@ -3,7 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 
 class CrfParameters(NamedTuple):
@@ -17,6 +19,7 @@ class CrfParameters(NamedTuple):
         color_std: standard deviation of the appearance kernel in RGB levels, 0..255.
         bilateral_weight: compatibility of the appearance kernel.
         floor: smallest probability before the logarithm.
+        max_side: longest side at which the CRF runs, pixels, of which the deviations then are; None = the image's.
     """
 
     iterations: int = 1
@@ -26,6 +29,7 @@ class CrfParameters(NamedTuple):
     color_std: float = 4.0
     bilateral_weight: float = 3.0
     floor: float = 1e-4
+    max_side: int | None = None
 
 
 def dense_crf(
@@ -33,14 +37,36 @@ def dense_crf(
 ) -> NDArray[np.float32]:
     """Refines probabilities (L, H, W) of L labels along the edges of the image (H, W, 3).
 
+    An image with a longer side than `max_side` is made smaller first, and the result is brought back to its size: time
+    and memory then do not grow with the image.
+
     Returns:
         (L, H, W), with sum 1 at every pixel.
     """
-    import pydensecrf.densecrf as pydensecrf
-
     labels, height, width = probabilities.shape
     if labels == 1:
         return np.ones_like(probabilities)
+    longest, most = max(height, width), parameters.max_side
+    if most is None or longest <= most:
+        return _refined(rgb, probabilities, parameters)
+    size = [max(1, round(side * most / longest)) for side in (height, width)]
+    smaller = _resized(np.ascontiguousarray(rgb.transpose(2, 0, 1), np.float32), size)
+    pixels = smaller.round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
+    return _resized(_refined(pixels, _resized(probabilities, size), parameters), [height, width])
+
+
+def _resized(planes: NDArray[np.float32], size: list[int]) -> NDArray[np.float32]:
+    """Planes (L, H, W) bilinearly at another size, smoothed where it shrinks; sums over the planes stay."""
+    resized = functional.interpolate(torch.from_numpy(planes)[None], size=size, mode="bilinear", antialias=True)
+    return np.asarray(resized[0].numpy())
+
+
+def _refined(
+    rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters
+) -> NDArray[np.float32]:
+    import pydensecrf.densecrf as pydensecrf
+
+    labels, height, width = probabilities.shape
     crf = pydensecrf.DenseCRF2D(width, height, labels)
     unary = -np.log(np.maximum(probabilities, parameters.floor)).reshape(labels, -1)
     crf.setUnaryEnergy(np.ascontiguousarray(unary, np.float32))

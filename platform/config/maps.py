@@ -166,6 +166,9 @@ class CrfConfig(Section):
     """Weight of the appearance kernel."""
     floor: Rate = 1e-4
     """Smallest probability before the logarithm."""
+    max_side: int | None = Field(default=None, gt=0)
+    """Longest side at which the CRF runs, pixels: larger images are made smaller for it, the result is brought back,
+    and the deviations are pixels of that size. None = each image at its own size."""
 
 
 class PseudoMasksCrf(CrfConfig):

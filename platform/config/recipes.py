@@ -190,7 +190,7 @@ def photos() -> Config:
             background="crf",
             threshold=0.3,
             background_threshold=0.2,
-            crf=PseudoMasksCrf(iterations=3, bilateral_std=60.0, color_std=8.0),
+            crf=PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200),
         ),
         segmenter=SegmenterConfig(
             network="skip",
@@ -207,7 +207,7 @@ def photos() -> Config:
                 adamw | {"learning_rate": 0.001, "new_layer_rate": 1.0, "bias_rate": 1.0}
             ),
         ),
-        predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfConfig(iterations=3, bilateral_std=60.0, color_std=8.0)),
+        predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfConfig(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)),
     )
 
 

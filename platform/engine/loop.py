@@ -253,10 +253,10 @@ class Trainer(Generic[AnyBatch]):
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
-    def _forward(self, *arguments: Any) -> Any:
+    def _forward(self, *arguments: Any, **options: Any) -> Any:
         """The network over all workers, in the precision of the training."""
         with self._autocast():
-            return self.model(*arguments)
+            return self.model(*arguments, **options)
 
     def _count_over_workers(self, batch: AnyBatch) -> Tensor:
         """How many terms the whole batch's losses are sums of, at least 1."""

@@ -17,7 +17,7 @@ from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.pretrained import load_backbone
 
-_BATCH = 16
+_BATCH = 8
 
 
 def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:

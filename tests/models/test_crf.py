@@ -91,6 +91,7 @@ def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colors(turned: bool) -> N
 def test_the_defaults_are_the_recipes() -> None:
     """Dense CRF, 1 iteration: Gaussian sxy 3 compat 1; bilateral sxy 80, srgb 4, compat 3; unary floor 1e-4."""
     assert CrfParameters()._asdict() == {
+        "max_side": None,
         "iterations": 1,
         "position_std": 3,
         "position_weight": 1,
@@ -122,3 +123,25 @@ def test_any_layout_in_memory_gives_the_same_and_nothing_is_changed() -> None:
         np.testing.assert_array_equal(dense_crf(pictured, guessed, CrfParameters()), expected)
     np.testing.assert_array_equal(rgb, before[0])
     np.testing.assert_array_equal(probabilities, before[1])
+
+
+def test_a_bounded_crf_is_that_of_the_smaller_image_brought_back() -> None:
+    """On areas of one color and one probability, larger than the kernel that shrinks them, almost nothing is lost."""
+    rng = np.random.default_rng(0)
+    rgb = np.kron(rng.integers(0, 256, (4, 6, 3)), np.ones((16, 16, 1))).astype(np.uint8)
+    planes = np.kron(rng.dirichlet(np.ones(3), (4, 6)).transpose(2, 0, 1), np.ones((1, 16, 16))).astype(np.float32)
+    got = dense_crf(rgb, planes, CrfParameters(max_side=48))
+    assert got.shape == planes.shape
+    np.testing.assert_allclose(got.sum(axis=0), 1, atol=1e-5)
+    small = dense_crf(rgb[::2, ::2], np.ascontiguousarray(planes[:, ::2, ::2]), CrfParameters())
+    assert (got.argmax(axis=0)[::2, ::2] == small.argmax(axis=0)).mean() > 0.97
+    whole = dense_crf(rgb, planes, CrfParameters())
+    assert not np.array_equal(got, whole)
+
+
+def test_an_image_within_the_bound_takes_no_other_way() -> None:
+    rng = np.random.default_rng(1)
+    rgb = rng.integers(0, 256, (7, 9, 3), np.uint8)
+    planes = np.ascontiguousarray(rng.dirichlet(np.ones(2), (7, 9)).astype(np.float32).transpose(2, 0, 1))
+    whole = dense_crf(rgb, planes, CrfParameters())
+    np.testing.assert_array_equal(dense_crf(rgb, planes, CrfParameters(max_side=9)), whole)

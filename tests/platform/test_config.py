@@ -72,7 +72,7 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "self_pairs", ["x3"]),
     ("classifier", "optimizer", {"learning_rate": 0}),
     ("classifier", "optimizer", {"name": "adam"}),
-    ("localize", "related", 9),
+    ("localize", "related", 65),
     ("localize", "related", -1),
     ("localize", "related_from", "web"),
     ("localize", "related_by", "random"),

@@ -316,6 +316,7 @@ SHARED = {
     "predict.crf.color_std": 4.0,
     "predict.crf.bilateral_weight": 3.0,
     "predict.crf.floor": 1e-4,
+    "predict.crf.max_side": None,
 }
 PAPER = {
     "classifier.head": "shared",
@@ -376,7 +377,7 @@ def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
     stated = explicit(RECIPES[recipe]())
     assert stated.pop("recipe") == recipe
     assert set(stated) == {key for key, origin in found.origins.items() if origin == f"recipe {recipe}"}
-    assert "mcis run voc" in (RECIPES[recipe].__doc__ or "")
+    assert "`mcis run " in (RECIPES[recipe].__doc__ or "")
 
 
 def test_the_thresholds_of_small_are_those_of_its_scale() -> None:
