@@ -32,7 +32,7 @@ class ScorePairs:
 
     def __init__(self, config: ClassifierConfig, weights: Path, classes: int, gpu: bool):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
-        self.model = load_classifier(config, weights, classes).to(self.device)
+        self.model = load_classifier(config, weights, classes).to(self.device, memory_format=torch.channels_last)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:

@@ -27,7 +27,8 @@ class Predictor:
 
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
         self.config, self.device = config.predict, torch.device("cuda" if gpu else "cpu")
-        self.model = load_segmenter(config.segmenter, weights, classes).to(self.device)
+        model = load_segmenter(config.segmenter, weights, classes)
+        self.model = model.to(self.device, memory_format=torch.channels_last)
         self.normalize = normalization_of(config.segmenter.backbone)
 
     def __call__(self, rows: pa.Table) -> pa.Table:

@@ -45,7 +45,8 @@ class Embed:
         outputs: Features | None = None,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
-        self.model = load_classifier(config.classifier, weights, classes).to(self.device)
+        model = load_classifier(config.classifier, weights, classes)
+        self.model = model.to(self.device, memory_format=torch.channels_last)
         self.features, self.selves, self.outputs = features, selves, outputs
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
@@ -195,7 +196,8 @@ class Relate:
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
-        self.model = load_classifier(config.classifier, weights, classes).to(self.device)
+        model = load_classifier(config.classifier, weights, classes)
+        self.model = model.to(self.device, memory_format=torch.channels_last)
         self.features, self.selves = features, selves
         self.bank = None if bank is None else self._bank(*bank)
 
