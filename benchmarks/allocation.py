@@ -22,7 +22,7 @@ from mcis.models.losses import pair_losses
 from mcis.models.torchvision_ops import define_missing_schemas
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.allocator import keep_freed_memory
-from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.build import build_classifier, move_channels_last
 
 TARGETS = {"small": 1.1, "EfficientNet-Lite0": 1.3}
 CLASSES = 20
@@ -66,7 +66,7 @@ def measure(network: str, steps: int) -> float:
     """Seconds of the fastest of so many steps, behind two that count for nothing: others may use the machine too."""
     torch.manual_seed(0)
     model, loss = NETWORKS[network]()
-    model.to(memory_format=torch.channels_last).train()
+    move_channels_last(model, torch.device("cpu")).train()
     optimizer = torch.optim.AdamW(model.parameters())
     seconds = []
     for _ in range(steps + 2):

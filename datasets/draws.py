@@ -55,6 +55,8 @@ class Draw(enum.IntEnum):
     """Random crop of image m of a pair: (row of the stream of pairs, m)."""
     WRONG_CLASS = 14
     """Images that a map is related to although they lack its class, a control: (class, image)."""
+    CHANCE = 15
+    """Class scores of an image that know nothing of it: (repetition, image)."""
 
 
 @enum.unique

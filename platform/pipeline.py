@@ -1,6 +1,6 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
@@ -11,10 +11,19 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.needs import counts_of, needs
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage, unfinished
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, fingerprint, free_bytes, read_json, read_table, write_text
+from mcis.platform.runs.workspace import (
+    RunFolder,
+    Workspace,
+    fingerprint,
+    free_bytes,
+    read_json,
+    read_table,
+    write_text,
+)
 from mcis.platform.stages import (
     evaluation,
     index,
@@ -41,7 +50,7 @@ STAGES = (
         module=pseudo_masks,
         needs=("index", "localize"),
         sections=("maps", "pseudo_masks"),
-        version=2,
+        version=3,
     ),
     Stage(
         name="train_segmenter",
@@ -117,8 +126,12 @@ def run(
         start: this stage and all after it are computed again.
         parent: MLflow run of a study that this run belongs to.
         tags: further tags of the MLflow run.
+
+    Raises:
+        UserError: a stage found that its output teaches nothing; what was reached by then is scored and reported.
     """
-    config, folder = resolved.config, workspace.run(name)
+    config, folder, last = resolved.config, workspace.run(name), _number(until)
+    problem = None
     values = dict(leaves(config))
     write_text(folder.config, experiment_text(config, resolved.origins))
     if start:
@@ -131,10 +144,15 @@ def run(
             workspace=workspace, name=name, part=folder.path, tracker=tracker, origins=resolved.origins
         )
         for number, stage in enumerate(STAGES):
-            if number <= _number(until) or stage.closes in context.inputs:
+            if number <= last or stage.closes in context.inputs:
                 if number == 1:
                     _check_disk(config, context, until, start)
                 context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
+                if stage.kept and config.compute.stop_if_nothing_is_learnt and problem is None:
+                    problem = context.result(stage.name, StageResult).problem
+                    last = last if problem is None else number
+        if problem:
+            _raise_problem(*problem, folder)
     scores = read_json(folder.scores)["scores"]
     return RunResult(context, [Score.from_json(score, folder.scores) for score in scores])
 
@@ -152,6 +170,14 @@ def _check_disk(config: Config, context: RunContext, until: str | None, start: s
     if plan.disk([stage.name for stage in ahead]) > free_bytes(context.workspace.root):
         left = unfinished(ahead, config, context, STAGE_NAMES[_number(start) :])
         plan.check_disk(context.workspace, left.stages, begun=left.begun)
+
+
+def _raise_problem(found: str, expected: str, remedy: str, folder: RunFolder) -> NoReturn:
+    raise UserError(
+        f"{found}; the run ends here, and {folder.report} shows what it came to",
+        expected,
+        f"{remedy}; or go on all the same with --set compute.stop_if_nothing_is_learnt=false",
+    )
 
 
 def _number(stage: str | None) -> int:

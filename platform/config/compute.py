@@ -1,4 +1,4 @@
-"""Section of how the work is spread over machines; nothing in it changes a result, but for rounding."""
+"""Section of how the work is spread over machines, and of when it ends; but for rounding it changes no result."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -42,6 +42,10 @@ class ComputeConfig(Section):
     """Updates between training checkpoints."""
     max_failures: int = Field(default=2, ge=0)
     """How often a training restarts from its last checkpoint after a worker was lost."""
+    stop_if_nothing_is_learnt: bool = True
+    """End a run, with its report, behind a training that learnt nothing or pseudo masks that teach nothing; else a note
+    says so and the run goes on. Tags that are no better ranked than by chance are judged from 20 tags of val images on,
+    a loss that does not fall from 20 records of its log on."""
 
     @property
     def least_workers(self) -> int:

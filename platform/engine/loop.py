@@ -32,6 +32,7 @@ from mcis.platform.engine.precision import resolve_precision
 from mcis.platform.engine.resuming import resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
+from mcis.platform.networks.build import move_channels_last
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.runs.workspace import disk_errors, write_json
 
@@ -116,7 +117,7 @@ class Trainer(Generic[AnyBatch]):
 
         torch.manual_seed(self.schedule.seed)
         self.network = self.learner.model()
-        _move_channels_last(self.network, self.device)
+        move_channels_last(self.network, self.device)
         self.optimizer = build_optimizer(self.network, self.schedule.optimizer)
         start = resume(job.folder, self.network, self.optimizer, self.device)
         self.model: Any = ray.train.torch.prepare_model(self.network)
@@ -220,7 +221,7 @@ class Trainer(Generic[AnyBatch]):
         }
         if self.scorer is not None and validate:
             self.val_ap = self.scorer(self.network, self._autocast, self.device)
-            record["val_map"] = float(np.nanmean(self.val_ap))
+            record[self.scorer.validation.name] = float(np.nanmean(self.val_ap))
         if self.log:
             self.log.write(record)
         self.throughput.restart(done)
@@ -284,8 +285,3 @@ class Trainer(Generic[AnyBatch]):
 
 def _sum(terms: Mapping[str, Tensor]) -> Tensor:
     return torch.stack(list(terms.values())).sum()
-
-
-def _move_channels_last(network: Any, device: torch.device) -> None:
-    """Moves a network to its device, channels last, the order in which convolutions are fastest."""
-    network.to(device, memory_format=torch.channels_last)

@@ -1,4 +1,4 @@
-"""Mean average precision on val tags while a classifier trains, over all its workers."""
+"""Mean average precision on the tags of some images while a classifier trains, over all its workers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +26,14 @@ class Validation:
         images, tags: of the N images, which have a tag each.
         scores: the network and what `images` reads, on its device -> class scores (B, K).
         every: epochs from one validation to the next; the last step always has one.
+        name: of the mean average precision in the log.
     """
 
     images: Squares | Features
     tags: Tags
     scores: Callable[[nn.Module, Tensor], Tensor]
     every: int = 1
+    name: str = "val_map"
 
 
 class Scorer:

@@ -10,7 +10,7 @@ from torch import Tensor
 from mcis.datasets.images import read_rgb
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.networks.build import load_classifier
+from mcis.platform.networks.build import load_classifier, move_channels_last
 
 PAIR_SCORES_SCHEMA = pa.schema(
     [
@@ -32,7 +32,7 @@ class ScorePairs:
 
     def __init__(self, config: ClassifierConfig, weights: Path, classes: int, gpu: bool):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
-        self.model = load_classifier(config, weights, classes).to(self.device, memory_format=torch.channels_last)
+        self.model = move_channels_last(load_classifier(config, weights, classes), self.device)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:

@@ -13,7 +13,7 @@ from mcis.models.backbones import to_unit
 from mcis.models.crf import dense_crf
 from mcis.models.segmenters import predict
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import crf_parameters, load_segmenter, normalization_of
+from mcis.platform.networks.build import crf_parameters, load_segmenter, move_channels_last, normalization_of
 
 
 class Predictor:
@@ -28,7 +28,7 @@ class Predictor:
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
         self.config, self.device = config.predict, torch.device("cuda" if gpu else "cpu")
         model = load_segmenter(config.segmenter, weights, classes)
-        self.model = model.to(self.device, memory_format=torch.channels_last)
+        self.model = move_channels_last(model, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
 
     def __call__(self, rows: pa.Table) -> pa.Table:

@@ -13,7 +13,7 @@ from mcis.platform.runs.scores import Curve, Score
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
 """Numbers by name, nested as deep as needed: {"images": {"train": 480, "val": 120}, ...}."""
 
-_NO_TERMS = {"step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting", "time"}
+_NO_TERMS = {"step", "epoch", "loss", "val_map", "train_map", "learning_rate", "images_per_second", "waiting", "time"}
 
 
 class Reject(NamedTuple):
@@ -59,7 +59,7 @@ class TrainingLog:
 
     @classmethod
     def of_records(cls, records: Sequence[Mapping[str, Any]]) -> Self:
-        """Reads records of a step log; a key that is no attribute, and not `time`, is a term of the loss."""
+        """Reads records of a step log; a key that is neither an attribute nor in `_NO_TERMS` is a term of the loss."""
         terms = dict.fromkeys(key for record in records for key in record if key not in _NO_TERMS)
         names = ("step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting")
         return cls(

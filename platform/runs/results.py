@@ -25,12 +25,22 @@ class StageResult:
         notes: sentences that the user should read.
         identity: what the keys of later stages depend on. None, which the pipeline replaces by the stage's own key,
             unless outputs of different keys can have the same meaning.
+        problem: why the output teaches nothing to later stages, as the three parts of a `UserError`; None where there
+            is no such reason.
     """
 
     busy: float = 0.0
     counts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     identity: str | None = None
+    problem: tuple[str, str, str] | None = None
+
+    def remarks(self) -> tuple[str, ...]:
+        """The notes, and the problem as one of them."""
+        if self.problem is None:
+            return self.notes
+        found, expected, remedy = self.problem
+        return (*self.notes, f"{found}; expected {expected}; {remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,11 @@ from mcis.platform.networks.build import crf_parameters
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import of_split, split_rows
 from mcis.platform.runs.results import MasksResult
+from mcis.platform.runs.scores import percent
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
+_LEAST = 0.002
+"""Share of foreground, and of background, over all masks, below which these teach nothing."""
 _SALIENT = 128
 """Saliency, of 255, from which a pixel is salient where it is asked what the maps decide."""
 
@@ -85,6 +88,7 @@ class MakeMasks:
                     "labels": encode_labels(result.labels),
                     "mask": encode_labels(result.mask),
                     "ignored": float((result.mask == 255).mean()),
+                    "foreground": float(((result.mask > 0) & (result.mask < 255)).mean()),
                     "by_maps": by_maps,
                     "cue": cue,
                 }
@@ -148,7 +152,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
     )
-    masks = read_table(context.part / "masks", ["ignored", "by_maps", "cue"])
+    masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])
     whole = int(pc.sum(pc.greater_equal(ignored, 1.0)).as_py() or 0)
     notes = []
@@ -170,6 +174,26 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "share of pixels that maps decide": round(float(pc.mean(masks["by_maps"]).as_py()), 4),
         },
         notes=tuple(notes),
+        problem=_problem(len(rows), float(pc.mean(masks["foreground"]).as_py()), float(pc.mean(ignored).as_py())),
+    )
+
+
+def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
+    """Why the masks teach nothing: over all of them, one of foreground and background has next to no pixels.
+
+    Args:
+        masks: how many there are.
+        foreground, ignored: shares of their pixels.
+    """
+    background = 1 - foreground - ignored
+    if min(foreground, background) >= _LEAST:
+        return None
+    return (
+        f"the {masks} pseudo masks teach nothing: of their pixels {percent(foreground)} are foreground, "
+        f"{percent(background)} background and {percent(ignored)} ignored",
+        f"at least {percent(_LEAST)} of both foreground and background",
+        "look at the localization maps in the report and at the saliency maps; then try other thresholds "
+        "(pseudo_masks.threshold, background_threshold, smallest), another maps.scale, or pseudo_masks.background",
     )
 
 

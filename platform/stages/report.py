@@ -60,7 +60,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     """What the page shows, read from the stages that were reached."""
     results = {stage: context.result(stage, StageResult) for stage in context.inputs}
     rejects = _rejects(context)
-    notes = [note for result in results.values() for note in result.notes]
+    notes = [note for result in results.values() for note in result.remarks()]
     if rejects:
         reasons = collections.Counter(reject.reason for reject in rejects)
         notes.append(f"{len(rejects)} image(s) rejected: {shown([f'{n} x {r}' for r, n in reasons.items()])}")

@@ -18,6 +18,7 @@ from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores, val_scores_of_features
+from mcis.platform.engine.learnt import Chance, LossTrend
 from mcis.platform.engine.loop import FitResult
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.precision import precision_key
@@ -35,7 +36,8 @@ from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
 _VAL_PAIRS = 512  # at most
-_STATISTICS_IMAGES = 256  # at most
+_SAMPLE = 256
+"""Training images that are scored where no val image has a tag, or give a backbone's statistics, at most."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -69,6 +71,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         return _take_trained(config, context, trained)
     learner, cached = _learner(config, context)
     sampler = _sampler(learner)
+    validation = _validation(config, context, cached=cached)
     result = fit(
         learner,
         context.part,
@@ -76,12 +79,13 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         context.tracker,
         label="classifier",
         about=classifier_description(config.classifier, context.classes),
-        validation=_validation(config, context, cached=cached),
+        validation=validation,
     )
+    of_val = validation is not None and validation.name == "val_map"
     facts = (
         Facts({"steps": learner.schedule.steps}, result.notes("classifier")),
         _rare_classes(learner.tags, context.classes),
-        _val_precision(config, result),
+        _precision(validation, result),
         _exclusive_precision(config, context),
         _pair_kinds(sampler) if learner.source is not None and learner.source.any() else Facts({}, ()),
     )
@@ -89,9 +93,10 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         busy=result.seconds,
         waiting=result.waiting,
         precision=result.precision,
-        val_ap=dict(zip(context.classes, result.val_ap, strict=True)) if result.val_ap else None,
+        val_ap=dict(zip(context.classes, result.val_ap, strict=True)) if of_val and result.val_ap else None,
         counts={label: value for part in facts for label, value in part.counts.items()},
         notes=tuple(note for part in facts for note in part.notes),
+        problem=_problem(validation, result, LossTrend.of_log(context.part, "basic"), config.seed),
     )
 
 
@@ -140,7 +145,7 @@ def _features(config: Config, context: RunContext, rows: pa.Table) -> Features |
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:
     """Of the backbone's channels before its training, over a sample of the training images."""
-    count = min(_STATISTICS_IMAGES, len(rows))
+    count = min(_SAMPLE, len(rows))
     sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
     if config.classifier.from_features and (features := _features(config, context, rows)):
         return features.statistics(sample)
@@ -171,11 +176,24 @@ def _sampler(learner: ClassifierLearner) -> PairSampler:
 
 
 def _validation(config: Config, context: RunContext, *, cached: int) -> Validation | None:
-    """The tagged val images, decoded once where the cache holds them beside the `cached` training images."""
+    """The tagged val images, decoded once where the cache holds them beside the `cached` training images.
+
+    Where there is none, some training images, scored once at the end: what is not even learnt of them is not learnt.
+    """
     c, compute = config.classifier, config.compute
     rows = split_rows(context, "val", tagged=True)
-    if not c.val_every or not len(rows):
+    if not c.val_every:
         return None
+    if not len(rows):
+        rows = split_rows(context, "train", tagged=True)
+        rows = rows.take(np.unique(np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)))
+        return Validation(
+            images=Squares(rows["uri"].to_pylist(), c.input_size),
+            tags=Tags.of_index(rows["tags"], len(context.classes)),
+            scores=val_scores,
+            every=c.epochs + 1,
+            name="train_map",
+        )
     if c.from_features and (features := _features(config, context, rows)):
         return Validation(
             images=features,
@@ -206,14 +224,48 @@ def _rare_classes(tags: Tags, classes: tuple[str, ...]) -> Facts:
     return Facts(counts, tuple(notes))
 
 
-def _val_precision(config: Config, result: FitResult) -> Facts:
-    """Mean average precision over the classes that some val image has, or a note that there is none."""
-    if result.val_ap:
-        precisions = [ap for ap in result.val_ap if ap is not None]
-        return Facts({"val mAP": round(sum(precisions) / len(precisions), 2)}, ())
-    if config.classifier.val_every:
-        return Facts({}, ("no image of the split val has a tag: there is no mean average precision of the classifier",))
-    return Facts({}, ())
+def _precision(validation: Validation | None, result: FitResult) -> Facts:
+    """Mean average precision over the classes that a scored image has, and a note where these are training images."""
+    if validation is None:
+        return Facts({}, ())
+    if validation.name == "val_map":
+        return Facts({"val mAP": _mean_precision(result)}, ())
+    note = (
+        f"no image of the split val has a tag: the mean average precision of the classifier is that on "
+        f"{len(validation.tags)} of its own training images"
+    )
+    return Facts({"training images' mAP": _mean_precision(result)}, (note,))
+
+
+def _mean_precision(result: FitResult) -> float:
+    precisions = [ap for ap in result.val_ap or () if ap is not None]
+    return round(sum(precisions) / len(precisions), 2)
+
+
+def _problem(
+    validation: Validation | None, result: FitResult, trend: LossTrend | None, seed: int
+) -> tuple[str, str, str] | None:
+    """Why the classifier is of no use: it ranks images as chance does, or, where that cannot be told, its loss stood.
+
+    Args:
+        trend: of the basic term, which counts from the first step to the last.
+    """
+    chance = None if validation is None else Chance.of_tags(validation.tags, seed)
+    figures = [trend.in_words()] if trend else []
+    if validation is not None and chance is not None:
+        precision, images = _mean_precision(result), "val" if validation.name == "val_map" else "training"
+        if precision > chance.most:
+            return None
+        scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} {images} images"
+        figures.insert(0, f"{scored}, where {chance.in_words()}")
+    elif trend is None or trend.fell:
+        return None
+    return (
+        f"the classifier learnt nothing: {'; '.join(figures)}",
+        "images ranked by their tags better than by chance, and a loss that falls",
+        "look at the loss curve, and whether the tags fit the images (mcis index browse); try pretrained weights "
+        "(weights.backbone), another classifier.optimizer.learning_rate, more classifier.epochs, or another recipe",
+    )
 
 
 def _exclusive_precision(config: Config, context: RunContext) -> Facts:

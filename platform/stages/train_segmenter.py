@@ -10,6 +10,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.training import fit
@@ -66,6 +67,18 @@ def run(config: Config, context: RunContext) -> TrainingResult:
             "training images": len(rows),
             "without a useful mask": len(masks) - len(rows),
         },
+        problem=_problem(LossTrend.of_log(context.part, "loss")),
+    )
+
+
+def _problem(trend: LossTrend | None) -> tuple[str, str, str] | None:
+    if trend is None or trend.fell:
+        return None
+    return (
+        f"the segmenter learnt nothing: {trend.in_words()}",
+        "a loss that falls",
+        "look at the pseudo masks in the report; try another segmenter.optimizer.learning_rate, more segmenter.steps, "
+        "pretrained weights (weights.backbone), or another recipe",
     )
 
 

@@ -171,7 +171,16 @@ def test_another_file_of_the_same_name_is_read_anew(forty: Path) -> None:
 def test_rows_of_other_tables_are_found_too(tmp_path: Path) -> None:
     labels = encode_labels(np.arange(6, dtype=np.uint8).reshape(2, 3))
     rows = [
-        {"image_id": i, "labels": labels, "mask": labels, "ignored": 0.5, "by_maps": 1.0, "cue": "crf"} for i in "ab"
+        {
+            "image_id": i,
+            "labels": labels,
+            "mask": labels,
+            "ignored": 0.5,
+            "foreground": 0.25,
+            "by_maps": 1.0,
+            "cue": "crf",
+        }
+        for i in "ab"
     ]
     pq.write_table(pa.Table.from_pylist(rows, schema=MASKS_SCHEMA), tmp_path / "part-00000000.parquet")
     of_b = Shards(tmp_path).rows("b")
@@ -199,6 +208,7 @@ def test_schemas_are_the_contract() -> None:
         "labels": (png, False),
         "mask": (png, False),
         "ignored": (pa.float32(), False),
+        "foreground": (pa.float32(), False),
         "by_maps": (pa.float32(), False),
         "cue": (text, False),
     }

@@ -194,3 +194,9 @@ def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: i
 def test_a_perfect_ranking_has_average_precision_100() -> None:
     scores, tags = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]]), np.array([[1, 0], [1, 0], [0, 1]], bool)
     assert average_precision(scores, tags).tolist() == [100, 100]
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
+def test_equal_scores_earn_nothing_by_the_order_of_the_images(order: list[int]) -> None:
+    tags = np.array([[1], [1], [0], [0]], bool)[order]
+    assert average_precision(np.zeros((4, 1)), tags).tolist() == [pytest.approx(100 * (1 / 3 + 2 / 4) / 2)]

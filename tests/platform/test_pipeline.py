@@ -492,10 +492,49 @@ def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Pat
     root = draw(tmp_path)
     lists = root / "ImageSets/Segmentation"
     (lists / "val_cls.txt").write_text((lists / "val.txt").read_text())
-    result = pipeline.run(settings(root), workspace, "no-val", until="train_classifier")
+    # Six updates teach too little to rank even the training images.
+    resolved = settings(root, "compute.stop_if_nothing_is_learnt=false")
+    result = pipeline.run(resolved, workspace, "no-val", until="train_classifier")
     trained = result.context.result("train_classifier", TrainingResult)
     assert trained.val_ap is None
-    assert "no image of the split val has a tag" in " ".join(trained.notes)
+    found = "no image of the split val has a tag: the mean average precision of the classifier is that on 24 of its own"
+    assert found in " ".join(trained.notes)
+    assert 0 < trained.counts["training images' mAP"] <= 100
+
+
+def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(
+    ray_local: None, tmp_path: Path, workspace: Workspace
+) -> None:
+    """Each image has the tags of another one: whatever is learnt of the training images says nothing of val ones."""
+    root = tmp_path / "VOC2012"
+    synthetic.draw(root, train=24, val=24, size=64, classes=3)
+    for split in ("train_aug", "val"):
+        path = root / "ImageSets/Segmentation" / f"{split}_cls.txt"
+        ids, tags = zip(*(line.split(" ", 1) for line in path.read_text().splitlines()), strict=True)
+        path.write_text("".join(f"{i} {other}\n" for i, other in zip(ids, tags[5:] + tags[:5], strict=True)))
+    with pytest.raises(
+        UserError, match=r"the classifier learnt nothing: .* on 24 val images, where chance has"
+    ) as error:
+        pipeline.run(settings(root), workspace, "nothing", until="localize")
+    assert "stop_if_nothing_is_learnt=false" in error.value.remedy
+    assert "learnt nothing" in (workspace.runs / "nothing" / "report.html").read_text()
+    assert "localize" not in workspace.outputs("nothing")
+    resolved = settings(root, "compute.stop_if_nothing_is_learnt=false")
+    result = pipeline.run(resolved, workspace, "nothing", until="localize")
+    assert not result.context.computed["train_classifier"]
+    assert "learnt nothing" in " ".join(result.context.result("train_classifier", StageResult).remarks())
+
+
+def test_a_run_whose_masks_are_all_background_ends_behind_them(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    nothing = ("maps.scale=maximum", "pseudo_masks.background=crf", "pseudo_masks.threshold=1", "pseudo_masks.floor=1")
+    with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: of their pixels 0[.]") as error:
+        pipeline.run(settings(root, *nothing), workspace, "empty")
+    assert "are foreground" in error.value.found
+    assert {"pseudo_masks", "evaluate"} <= set(workspace.outputs("empty"))
+    assert "train_segmenter" not in workspace.outputs("empty")
+    assert "teach nothing" in (workspace.runs / "empty" / "report.html").read_text()
 
 
 def test_without_related_images_single_round_maps_are_the_maps(

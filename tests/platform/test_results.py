@@ -22,6 +22,7 @@ RESULTS = (
     TrainingResult(waiting=0.25, precision="bf16", val_ap={"cat": 71.5, "dog": None}, identity="key"),
     MasksResult(background_cue="saliency, crf for 6 of 26", identity="key"),
     PredictResult(split="val", identity="key"),
+    StageResult(identity="key", problem=("found", "expected", "remedy")),
 )
 
 
@@ -31,8 +32,15 @@ def test_a_result_is_read_as_it_was_written(result: StageResult, tmp_path: Path)
     assert read_result(tmp_path, type(result)) == result
     common = read_result(tmp_path, StageResult)
     assert (common.busy, common.counts, common.notes) == (result.busy, result.counts, result.notes)
+    assert common.problem == result.problem
     written = read_json(tmp_path / SUMMARY)
     assert (written["stage"], written["key"], written["seconds"]) == ("any", "key", 2.0)
+
+
+def test_a_problem_is_the_last_of_the_remarks() -> None:
+    notes, problem = ("one", "two"), ("found", "what was expected", "do this")
+    assert StageResult(notes=notes).remarks() == notes
+    assert StageResult(notes=notes, problem=problem).remarks() == (*notes, "found; expected what was expected; do this")
 
 
 def test_a_stage_without_an_identity_of_its_own_is_identified_by_its_key(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from mcis.models.evidence import Bank
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_classifier
+from mcis.platform.networks.build import load_classifier, move_channels_last
 from mcis.platform.stages.localization.features import read_rows, write_rows
 
 
@@ -46,7 +46,7 @@ class Embed:
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         model = load_classifier(config.classifier, weights, classes)
-        self.model = model.to(self.device, memory_format=torch.channels_last)
+        self.model = move_channels_last(model, self.device)
         self.features, self.selves, self.outputs = features, selves, outputs
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
@@ -197,7 +197,7 @@ class Relate:
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         model = load_classifier(config.classifier, weights, classes)
-        self.model = model.to(self.device, memory_format=torch.channels_last)
+        self.model = move_channels_last(model, self.device)
         self.features, self.selves = features, selves
         self.bank = None if bank is None else self._bank(*bank)
 
