@@ -1,6 +1,7 @@
 """Stage 4: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
 
 import collections
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,8 +125,37 @@ class MakeMasks:
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where saliency maps are asked for and tagged training images have none."""
-    background_cue(config.pseudo_masks, of_split(listing.table, "train", tagged=True))
+    """Looks at the saliency maps' names.
+
+    Raises:
+        UserError: saliency maps are asked for and tagged training images have none, or they are the ground truth.
+    """
+    rows = of_split(listing.table, "train", tagged=True)
+    if background_cue(config.pseudo_masks, rows) != "crf":
+        check_saliency_is_no_truth(rows)
+
+
+def check_saliency_is_no_truth(rows: pa.Table) -> None:
+    """Keeps the ground truth out of training where it is named as saliency maps, under whatever path.
+
+    Args:
+        rows: of a listing; no file is opened.
+
+    Raises:
+        UserError: the saliency map of an image is the file of its ground-truth mask.
+    """
+    both = rows.filter(pc.and_(rows["saliency_uri"].is_valid(), rows["mask_uri"].is_valid()))
+    same = [
+        row["image_id"]
+        for row in both.select(["image_id", "saliency_uri", "mask_uri"]).to_pylist()
+        if os.path.realpath(row["saliency_uri"]) == os.path.realpath(row["mask_uri"])
+    ]
+    if same:
+        raise UserError(
+            f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: {shown(same)}",
+            "saliency maps that know no ground truth, which is for scores alone",
+            "name other saliency maps, or none: --set pseudo_masks.background=crf reads none",
+        )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
