@@ -207,7 +207,9 @@ def photos() -> Config:
                 adamw | {"learning_rate": 0.001, "new_layer_rate": 1.0, "bias_rate": 1.0}
             ),
         ),
-        predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfConfig(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)),
+        predict=PredictConfig(
+            scales=(1.0,), crop=None, crf=CrfConfig(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
+        ),
     )
 
 

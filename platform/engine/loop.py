@@ -25,7 +25,6 @@ from mcis.datasets.index import shown
 from mcis.datasets.stream import AnyBatch, DecodeIn, WorkerShard, batches
 from mcis.models.dropout import number_samples
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.allocator import keep_freed_memory
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
@@ -88,7 +87,6 @@ class FitResult(NamedTuple):
 def train_worker(settings: dict[str, Any]) -> None:
     """Trains as one worker of Ray Train; `settings["job"]` is the `TrainingJob`."""
     job: TrainingJob[Any] = settings["job"]
-    keep_freed_memory()  # the process ends with the training
     with disk_errors(job.folder):
         Trainer(job).train()
 

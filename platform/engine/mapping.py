@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mcis.datasets.errors import UserError
-from mcis.platform.engine.allocator import freed_memory_kept
-from mcis.platform.engine.runtime import cpus
+from mcis.platform.engine.runtime import cpus, give_memory_back
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
 
@@ -164,8 +163,8 @@ class _ShardMapper:
                 if "torch" in sys.modules:  # each process has a core
                     sys.modules["torch"].set_num_threads(1)
             part = ray.get(self.table).slice(first, rows).combine_chunks()
-            with freed_memory_kept():
-                write_table(self.folder / shard, self.worker(part))
+            write_table(self.folder / shard, self.worker(part))
+            give_memory_back()
         except UserError as error:
             problem = [error.found, error.expected, error.remedy]
         return {"rows": rows, "seconds": time.monotonic() - began, "problem": problem}

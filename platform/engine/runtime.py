@@ -1,6 +1,7 @@
 """A Ray to work on: the cluster of RAY_ADDRESS, or a local one; and whether it has what the work needs."""
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -24,6 +25,14 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
 }
 """Variables that Ray reads when it is imported; those that the user set are left."""
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**30),
+    "MALLOC_TRIM_THRESHOLD_": str(2**33),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+"""glibc gives large tensors back to the system and faults them in again, layer by layer; these make a process keep what
+it frees (`benchmarks/allocation.py`). They are read when a process starts, so every process that Ray starts has them,
+unless the user sets the allocator."""
 
 
 def local_cpus(compute: ComputeConfig) -> int:
@@ -37,7 +46,8 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
 
     A Ray that is already connected is used as it is.
     """
-    for name, value in _ENVIRONMENT.items():
+    allocator = {} if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in os.environ) else ALLOCATOR
+    for name, value in {**_ENVIRONMENT, **allocator}.items():
         os.environ.setdefault(name, value)
     # What the driver needs next takes seconds to load, as Ray takes to start.
     threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True).start()
@@ -48,7 +58,12 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
         return
     folder = None
     if os.environ.get("RAY_ADDRESS"):
-        ray.init(address="auto", log_to_driver=verbose, logging_level=logging.INFO if verbose else logging.ERROR)
+        ray.init(
+            address="auto",
+            runtime_env={"env_vars": allocator},
+            log_to_driver=verbose,
+            logging_level=logging.INFO if verbose else logging.ERROR,
+        )
     else:
         # Unix sockets allow about 100 characters, so the folder's name is short.
         folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
@@ -91,6 +106,13 @@ def _quiet_data_and_train(*, verbose: bool) -> None:
 def _load(*modules: str) -> None:
     for module in modules:
         importlib.import_module(module)
+
+
+def give_memory_back() -> None:
+    """Gives the system what this process freed and keeps: Ray's idle processes would hold it while others work."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def cpus() -> int:

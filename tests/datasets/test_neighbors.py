@@ -38,7 +38,7 @@ def one_by_one(
     inside = has & (source == (related_from == "source")) if related_from != "both" else has
     candidates = np.flatnonzero(inside if inside.sum() >= 2 else has)
     whole = (vectors * 2**11).astype(np.int64)
-    others = sorted((c for c in candidates if c != image), key=lambda c: (-int(whole[image] @ whole[c]), c))
+    others = sorted((c for c in candidates.tolist() if c != image), key=lambda c: (-int(whole[image] @ whole[c]), c))
     return [others[r % min(len(others), related)] if others else image for r in range(related)]
 
 

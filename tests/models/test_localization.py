@@ -176,7 +176,8 @@ def test_the_same_related_image_twice_adds_nothing() -> None:
     target, related, w_p, weight = normal(rng, 3, 2, 2), normal(rng, 1, 3, 2, 2), normal(rng, 3, 3), normal(rng, 3)
     query = affinity_query(target, w_p)
     once = multi_round(query, related, related, weight, None)
-    torch.testing.assert_close(multi_round(query, *[related.repeat(3, 1, 1, 1)] * 2, weight, None), once)
+    thrice = related.repeat(3, 1, 1, 1)
+    torch.testing.assert_close(multi_round(query, thrice, thrice, weight, None), once)
 
 
 # --- normalized, combined and resized
