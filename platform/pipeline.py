@@ -37,19 +37,26 @@ from mcis.platform.stages import (
 
 STAGES = (
     Stage(name="index", module=index, sections=("data", "setting"), version=2),
-    Stage(name="train_classifier", module=train_classifier, needs=("index",), sections=("seed", "classifier")),
+    Stage(
+        name="train_classifier",
+        module=train_classifier,
+        needs=("index",),
+        sections=("seed", "classifier"),
+        from_tags=True,
+    ),
     Stage(
         name="localize",
         module=localization,
         needs=("index", "train_classifier"),
         sections=("seed", "classifier", "localize"),
         version=2,
+        from_tags=True,
     ),
     Stage(
         name="pseudo_masks",
         module=pseudo_masks,
         needs=("index", "localize"),
-        sections=("maps", "pseudo_masks"),
+        sections=("supervision", "maps", "pseudo_masks"),
         version=3,
     ),
     Stage(
@@ -69,7 +76,7 @@ STAGES = (
         name="evaluate",
         module=evaluation,
         needs=("index", "localize", "pseudo_masks", "predict"),
-        sections=("seed", "recipe", "weights", "maps", "evaluate"),
+        sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
         version=5,
         closes="localize",
     ),
@@ -105,7 +112,8 @@ def check(
     workspace.run(name, create=False)
     listed = listing(config)
     for stage in STAGES[: _number(until) + 1]:
-        stage.module.check(config, listed, workspace)
+        if _takes_part(stage, config):
+            stage.module.check(config, listed, workspace)
     return listed
 
 
@@ -144,9 +152,9 @@ def run(
             workspace=workspace, name=name, part=folder.path, tracker=tracker, origins=resolved.origins
         )
         for number, stage in enumerate(STAGES):
-            if number <= last or stage.closes in context.inputs:
-                if number == 1:
-                    _check_disk(config, context, until, start)
+            if number == 1 <= last:
+                _check_disk(config, context, until, start)
+            if _takes_part(stage, config) and (number <= last or stage.closes in context.inputs):
                 context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
                 if stage.kept and config.compute.stop_if_nothing_is_learnt and problem is None:
                     problem = context.result(stage.name, StageResult).problem
@@ -166,7 +174,11 @@ def _check_disk(config: Config, context: RunContext, until: str | None, start: s
     images = read_table(context.inputs["index"] / "index.parquet")
     plan = needs(config, counts_of(config, images, len(context.classes)), context.workspace)
     reached = STAGE_NAMES[: _number(until) + 1]
-    ahead = [stage for stage in STAGES[1:] if stage.kept and (stage.name in reached or stage.closes in reached)]
+    ahead = [
+        stage
+        for stage in STAGES[1:]
+        if stage.kept and _takes_part(stage, config) and (stage.name in reached or stage.closes in reached)
+    ]
     if plan.disk([stage.name for stage in ahead]) > free_bytes(context.workspace.root):
         left = unfinished(ahead, config, context, STAGE_NAMES[_number(start) :])
         plan.check_disk(context.workspace, left.stages, begun=left.begun)
@@ -178,6 +190,10 @@ def _raise_problem(found: str, expected: str, remedy: str, folder: RunFolder) ->
         expected,
         f"{remedy}; or go on all the same with --set compute.stop_if_nothing_is_learnt=false",
     )
+
+
+def _takes_part(stage: Stage, config: Config) -> bool:
+    return config.supervision == "tags" or not stage.from_tags
 
 
 def _number(stage: str | None) -> int:

@@ -12,6 +12,7 @@ READERS = {
     "read_truth": {"platform/runs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
         "platform/reporting/gallery.py",  # the report's pictures
+        "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
         "platform/stages/evaluation/segmentation.py",
         "platform/stages/evaluation/training_images.py",
     },

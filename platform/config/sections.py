@@ -5,6 +5,7 @@ that concern it. This module holds the whole, and the checks between sections; a
 """
 
 from collections.abc import Iterator
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -25,6 +26,10 @@ class Config(Section):
     """Which recipe the values come from, where nothing else changed them."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of every draw: initial weights, pairs, related images, augmentation."""
+    supervision: Literal["tags", "full"] = "tags"
+    """What the segmentation network learns from. `full`: the training images' ground-truth masks in place of pseudo
+    masks, an upper bound that tags can be compared with; nothing of ground truth reaches a training without that word
+    but what `data.tags_from=masks` asks for."""
     data: DataConfig = DataConfig()
     """Images, tags, saliency maps."""
     weights: WeightsConfig = WeightsConfig()
@@ -63,6 +68,7 @@ class Config(Section):
         yield from _evidence_without_textures(self)
         yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
+        yield from _a_classifiers_backbone_without_a_classifier(self)
 
     @property
     def paper_maps(self) -> bool:
@@ -164,6 +170,14 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
         )
     if s.trained != "all" and s.init == "pretrained" and (weights.segmenter or weights.backbone) == "none":
         yield f"segmenter.trained is {s.trained} but weights.segmenter is none: what is not trained would stay random"
+
+
+def _a_classifiers_backbone_without_a_classifier(config: Config) -> Iterator[str]:
+    if config.supervision == "full" and config.segmenter.init == "classifier":
+        yield (
+            "segmenter.init is classifier but supervision is full, which trains no classifier; set "
+            "segmenter.init=pretrained or supervision=tags"
+        )
 
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:

@@ -21,10 +21,13 @@ ORIGIN = ("seed", "recipe", "weights", "git")
 HEADINGS = (
     "split", "images",
     "threshold", "background cue", "map scale", "related images", "method", "scales", "mirror", "CRF", "ignored share",
-    "decided by maps",
+    "decided by maps", "trained on",
     *ORIGIN,
 )  # fmt: skip
 """The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
+
+
+FULL_SUPERVISION = "supervision is full: the segmentation network was trained on ground-truth masks, an upper bound for what tags reach"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class Score:
         crf: whether the dense CRF refined the segmentation.
         ignored_share: share of pixels in [0, 1] that pseudo masks ignore in training; they are scored all the same.
         by_maps: share of pixels in [0, 1] of pseudo masks that saliency and tags alone do not decide.
+        trained_on: what taught the segmentation network, where it is not tags: `ground truth`.
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
         git: commit of the project that ran.
     """
@@ -68,6 +72,7 @@ class Score:
     crf: bool | None = None
     ignored_share: float | None = None
     by_maps: float | None = None
+    trained_on: str | None = None
     seed: int
     recipe: str
     weights: str
@@ -126,6 +131,7 @@ class Score:
             "CRF": _yes(self.crf),
             "ignored share": None if self.ignored_share is None else percent(self.ignored_share),
             "decided by maps": None if self.by_maps is None else percent(self.by_maps),
+            "trained on": self.trained_on,
         }
         return {heading: text for heading, text in texts.items() if text is not None}
 

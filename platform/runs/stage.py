@@ -43,6 +43,7 @@ class Stage:
         version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
         closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
+        from_tags: whether it is for learning from tags alone, and left out where supervision is full.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Stage:
     version: int = 1
     closes: str | None = None
     kept: bool = True
+    from_tags: bool = False
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:

@@ -24,13 +24,15 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.build import crf_parameters
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_split, split_rows
+from mcis.platform.runs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.runs.results import MasksResult
-from mcis.platform.runs.scores import percent
+from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
 
 _LEAST = 0.002
 """Share of foreground, and of background, over all masks, below which these teach nothing."""
+GROUND_TRUTH = "ground truth"
+"""Cue of the masks of full supervision."""
 _SALIENT = 128
 """Saliency, of 255, from which a pixel is salient where it is asked what the maps decide."""
 
@@ -124,14 +126,48 @@ class MakeMasks:
         )
 
 
+class CopyTruth:
+    """Image rows -> their ground-truth masks as a table of pseudo masks (MASKS_SCHEMA), for full supervision alone."""
+
+    def __init__(self, classes: int):
+        self.classes = classes
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        out = []
+        for row in rows.to_pylist():
+            mask = truth_of_row(row, self.classes)
+            out.append(
+                {
+                    "image_id": row["image_id"],
+                    "labels": encode_labels(np.where(mask == 255, 0, mask).astype(np.uint8)),
+                    "mask": encode_labels(mask),
+                    "ignored": float((mask == 255).mean()),
+                    "foreground": float(((mask > 0) & (mask < 255)).mean()),
+                    "by_maps": 0.0,
+                    "cue": GROUND_TRUTH,
+                }
+            )
+        return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
+
+
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Looks at the saliency maps' names.
+    """Looks at the names of saliency maps and masks.
 
     Raises:
-        UserError: saliency maps are asked for and tagged training images have none, or they are the ground truth.
+        UserError: saliency maps are asked for and tagged training images have none, or they are the ground truth; or
+            supervision is full and training images have no ground-truth mask.
     """
     rows = of_split(listing.table, "train", tagged=True)
-    if background_cue(config.pseudo_masks, rows) != "crf":
+    if config.supervision == "full":
+        without = rows.filter(rows["mask_uri"].is_null())["image_id"].to_pylist()
+        if without:
+            raise UserError(
+                f"supervision is full, but {len(without)} of {len(rows)} tagged training images have no ground-truth "
+                f"mask: {shown(without)}",
+                "a mask of each of them, which the segmentation network is to learn from",
+                "add the masks, or set supervision=tags",
+            )
+    elif background_cue(config.pseudo_masks, rows) != "crf":
         check_saliency_is_no_truth(rows)
 
 
@@ -159,25 +195,29 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of the saliency maps, where these are a cue."""
+    """The stamps of the saliency maps, where these are a cue; of the masks where supervision is full."""
     rows = split_rows(context, "train", tagged=True)
+    if config.supervision == "full":
+        return file_stamps(rows["mask_uri"].to_pylist())
     if background_cue(config.pseudo_masks, rows) == "crf":
         return None
     return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"].to_pylist())
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
-    """Makes the pseudo masks in parallel tasks.
+    """Makes the pseudo masks in parallel tasks, or copies the ground truth where supervision is full.
 
     Raises:
-        UserError: a saliency map is missing, unreadable or of another size.
+        UserError: a saliency map or a mask is missing, unreadable or of another size.
     """
     rows = split_rows(context, "train", tagged=True)
-    cue = background_cue(config.pseudo_masks, rows)
+    full = config.supervision == "full"
+    cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
+    made_of = () if full else (config.pseudo_masks, config.maps.scale, Shards(context.inputs["localize"] / "maps"))
     mapped = map_table(
         rows,
-        MakeMasks,
-        (config.pseudo_masks, config.maps.scale, Shards(context.inputs["localize"] / "maps")),
+        CopyTruth if full else MakeMasks,
+        made_of or (len(context.classes),),
         context.part / "masks",
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
@@ -186,7 +226,9 @@ def run(config: Config, context: RunContext) -> MasksResult:
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])
     whole = int(pc.sum(pc.greater_equal(ignored, 1.0)).as_py() or 0)
     notes = []
-    if config.pseudo_masks.background == "auto":
+    if full:
+        notes.append(FULL_SUPERVISION)
+    elif config.pseudo_masks.background == "auto":
         why = {"saliency": "there are saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
     notes += uneven_cues(cues)

@@ -5,10 +5,12 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from mcis.datasets.decode import decode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.maps import Shards
 from mcis.datasets.synthetic import devkit as synthetic
@@ -38,7 +40,7 @@ TINY = (
 )
 SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
-    "map_scale", "related", "method", "ignored_share", "by_maps", "seed", "recipe", "weights", "git",
+    "map_scale", "related", "method", "ignored_share", "by_maps", "trained_on", "seed", "recipe", "weights", "git",
 }  # fmt: skip
 
 
@@ -320,6 +322,35 @@ def test_truth_cannot_reach_training(first: pipeline.RunResult, tmp_path: Path) 
     error = user_error_in(caught.value)
     assert error is not None
     assert str(mask) in error.found
+
+
+def test_full_supervision_trains_on_the_truth_and_every_score_says_so(
+    first: pipeline.RunResult, root: Path, workspace: Workspace
+) -> None:
+    own = "segmenter.init=pretrained"
+    full = pipeline.run(settings(root, "supervision=full", own), workspace, "bound")
+    assert not {"train_classifier", "localize"} & set(full.context.inputs)
+    assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
+    assert "ground truth" in full.scores[0].meaning().values()
+    assert all(score.trained_on is None for score in first.scores)
+    report = (workspace.runs / "bound" / "report.html").read_text()
+    assert "trained on ground-truth masks" in report
+    masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
+    for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
+        if row["split"] == "train":
+            (mask,) = masks.rows(row["image_id"])["mask"].to_pylist()  # type: ignore[index]
+            truth = np.array(Image.open(root / "SegmentationClassAug" / f"{row['image_id']}.png"))
+            np.testing.assert_array_equal(decode_labels(mask), truth)
+
+
+def test_full_supervision_needs_masks_and_a_backbone_of_its_own(root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"segmenter\.init is classifier but supervision is full"):
+        settings(root, "supervision=full")
+    shutil.copytree(root, tmp_path / "VOC2012")
+    next((tmp_path / "VOC2012" / "SegmentationClassAug").glob("*.png")).unlink()
+    config = settings(tmp_path / "VOC2012", "supervision=full", "segmenter.init=pretrained").config
+    with pytest.raises(UserError, match=r"supervision is full, but 1 of 24 tagged training images"):
+        pipeline.check(config, Workspace(tmp_path / "workspace"), "bound")
 
 
 def test_too_many_unreadable_images_end_the_run_and_fewer_are_listed(

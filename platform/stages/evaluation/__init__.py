@@ -18,7 +18,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import PredictResult, StageResult
-from mcis.platform.runs.scores import CURVES, SCORES
+from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES
 from mcis.platform.runs.workspace import Workspace, file_stamps, write_json
 from mcis.platform.stages.evaluation.segmentation import evaluate_predictions
 from mcis.platform.stages.evaluation.training_images import evaluate_training_images
@@ -44,8 +44,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     evaluations, notes, scored = [], [], {}
     rows, missing = rows_with_truth(context, "train", tagged=True)
     notes += missing
-    scored["train"] = len(rows)
-    if len(rows):
+    scored["train"] = len(rows) if config.supervision == "tags" else 0
+    if config.supervision == "full":
+        notes.append(FULL_SUPERVISION)
+    elif len(rows):
         evaluations.append(evaluate_training_images(config, context, rows))
         notes += evaluations[-1].notes
     if "predict" in context.inputs:

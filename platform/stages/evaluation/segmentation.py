@@ -59,7 +59,8 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     mapped = map_table(rows, worker, (), part, label="score val", shard_rows=config.compute.shard_rows)
     sums = PredictionSums.zeros(classes).with_shards(part)
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
-    inference = {"scales": config.predict.scales, "mirror": config.predict.mirror}
+    trained_on = "ground truth" if config.supervision == "full" else None
+    inference = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
     scores = [scorer.score("segmentation", "plain", sums.plain, crf=False, **inference)]
     if config.predict.crf.iterations:
         scores.append(scorer.score("segmentation", "with CRF", sums.crf, crf=True, **inference))

@@ -1,0 +1,117 @@
+"""Recipe `photos` and what it is made of: a frozen backbone, features kept once, nearest images."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mcis.datasets.features import Features
+from mcis.datasets.maps import Shards
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.runs.relations import VECTORS, read_vectors
+from mcis.platform.runs.workspace import Workspace, read_table
+
+TINY = (
+    "classifier.epochs=2",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "classifier.neck=8",
+    "localize.related=3",
+    "report.panels=2",
+    "compute.shard_rows=8",
+    "compute.threads=1",
+    "compute.stop_if_nothing_is_learnt=false",
+)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("data") / "VOC2012"
+    synthetic.draw(root, train=20, val=4, size=64, classes=3)
+    return root
+
+
+def settings(root: Path, *assignments: str) -> Resolved:
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    return resolve("voc", "photos", options, [*TINY, *assignments])
+
+
+@pytest.fixture(scope="module")
+def kept(ray_local: None, root: Path, tmp_path_factory: pytest.TempPathFactory) -> pipeline.RunResult:
+    workspace = Workspace(tmp_path_factory.mktemp("workspace"))
+    return pipeline.run(settings(root), workspace, "kept", until="pseudo_masks")
+
+
+def weights(run: pipeline.RunResult) -> dict[str, torch.Tensor]:
+    content = torch.load(run.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)
+    state: dict[str, torch.Tensor] = content["state_dict"]
+    return state
+
+
+@pytest.mark.slow
+def test_training_on_kept_features_is_training_on_the_images(
+    kept: pipeline.RunResult, root: Path, tmp_path: Path
+) -> None:
+    """The same weights and maps to float16's rounding as where the backbone computes every image in every epoch."""
+    nothing_kept = settings(root, "classifier.shift=0", "compute.cache_gb=0.02")
+    afresh = pipeline.run(nothing_kept, Workspace(tmp_path), "afresh", until="localize")
+    wanted, got = weights(afresh), weights(kept)
+    for name, value in wanted.items():
+        if name.startswith("backbone."):
+            assert torch.equal(value, got[name]), name
+        else:
+            torch.testing.assert_close(got[name], value, atol=2e-3, rtol=2e-2, msg=name)
+    maps, others = (Shards(run.context.inputs["localize"] / "maps") for run in (kept, afresh))
+    for image_id in read_table(kept.context.inputs["localize"] / "maps")["image_id"].unique().to_pylist():
+        a, b = maps.maps(image_id), others.maps(image_id)
+        assert a is not None
+        assert b is not None
+        np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))
+
+
+def test_the_backbone_stays_as_it_came(kept: pipeline.RunResult) -> None:
+    from mcis.models.pretrained import bundled_file, load_pretrained
+    from mcis.models.timm_backbones import timm_backbone
+
+    backbone = timm_backbone("tf_efficientnet_lite0", stride=16)
+    load_pretrained(backbone, bundled_file())
+    state = weights(kept)
+    for name, value in backbone.state_dict().items():
+        assert torch.equal(state[f"backbone.{name}"], value), name
+
+
+def test_features_are_kept_of_each_image_and_its_mirror_image_and_standardize_its_channels(
+    kept: pipeline.RunResult,
+) -> None:
+    folders = sorted(kept.context.workspace.cache.glob("features-*"))
+    rows = {len(Features([], folder, (432, 4, 4)).cache.spans): folder for folder in folders}
+    features = Features(["?"] * 20, rows[3], (432, 4, 4))  # 20 training images in shards of 8
+    plain, mirrored = (features(np.arange(20), np.full(20, side)) for side in (False, True))
+    assert plain.shape == (20, 432, 4, 4)
+    assert not np.array_equal(plain, mirrored)
+    everything = plain.astype(np.float64).transpose(1, 0, 2, 3).reshape(432, -1)
+    state = weights(kept)
+    np.testing.assert_allclose(state["mean"], everything.mean(axis=1), atol=1e-4)
+    np.testing.assert_allclose(state["deviation"], np.maximum(everything.std(axis=1), 1e-6), atol=1e-4)
+
+
+def test_nearest_images_are_found_by_vectors_that_the_report_reads_again(kept: pipeline.RunResult) -> None:
+    vectors = read_vectors(kept.context.inputs["localize"] / VECTORS)
+    assert vectors.shape == (20, 432)
+    assert (np.linalg.norm(vectors, axis=1) <= 1).all()
+    report = (kept.context.workspace.runs / "kept" / "report.html").read_text()
+    assert "attended to" in report
+
+
+def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:
+    with pytest.raises(Exception, match=r"weights\.backbone is none"):
+        settings(root, "weights.backbone=none")
+
+
+def test_photos_is_the_recipe_of_ones_own_images() -> None:
+    assert resolve("tags").config.recipe == "photos"
+    assert resolve("voc").config.recipe == "paper"
