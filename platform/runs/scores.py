@@ -27,7 +27,10 @@ HEADINGS = (
 """The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
 
 
-FULL_SUPERVISION = "supervision is full: the segmentation network was trained on ground-truth masks, an upper bound for what tags reach"
+FULL_SUPERVISION = (
+    "supervision is full: the segmentation network was trained on ground-truth masks, as an upper bound of what tags "
+    "reach"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
