@@ -29,7 +29,7 @@ class Affinity(NamedTuple):
     """How positions of two images are compared (Eq. 2).
 
     Attributes:
-        of: what is compared: the features F, or the backbone's own output, channel by channel standardized.
+        of: what is compared: the features F, or the backbone's own output, which a neck lies behind.
         stages: of the backbone's stages, which ones are compared (positions in `Backbone.groups`); empty = all.
         form, scale: of P, see `coattention.affinity`.
         learnt: whether W_P is a parameter; else it is the identity.
@@ -127,6 +127,7 @@ class CoAttentionClassifier(nn.Module):
     Args:
         backbone: the convolutional embedding.
         classes: K.
+        standardized: whether the backbone's output is standardized, channel by channel (`set_statistics`).
         neck: width C of the layers between a backbone and phi, one 1x1 and two 3x3 convolutions; 0 = no layers, F is
             the backbone's output.
         attention: which terms are computed; `none` is the basic classifier of the ablation.
@@ -135,6 +136,7 @@ class CoAttentionClassifier(nn.Module):
         affinity: how positions are compared.
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
+        phi_std: standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
 
     Attributes:
         features_width: C.
@@ -150,11 +152,13 @@ class CoAttentionClassifier(nn.Module):
         backbone: Backbone,
         *,
         classes: int,
+        standardized: bool = False,
         neck: int = 0,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
         affinity: Affinity | None = None,
         kinds: Literal[1, 3] = 1,
+        phi_std: float | None = None,
     ):
         super().__init__()
         affinity = affinity or Affinity()
@@ -162,14 +166,17 @@ class CoAttentionClassifier(nn.Module):
         self.neck = _neck(backbone.channels, neck) if neck else nn.Identity()
         self.features_width = c = neck or backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
-        nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5)
+        nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5 if phi_std is None else phi_std)
         nn.init.zeros_(self.phi.bias)  # type: ignore[arg-type]
         self.compared = _channels(backbone.groups, affinity.stages) if affinity.of == "backbone" else None
+        if not neck and self.compared == list(range(c)):
+            self.compared = None  # as F is the backbone's output
         self.keys_width = c if self.compared is None else len(self.compared)
         self.width = c if self.compared is None else c + self.keys_width
-        if self.compared is not None:
-            self.register_buffer("mean", torch.zeros(self.keys_width))
-            self.register_buffer("deviation", torch.ones(self.keys_width))
+        self.standardized = standardized
+        if standardized:
+            self.register_buffer("mean", torch.zeros(backbone.channels))
+            self.register_buffer("deviation", torch.ones(backbone.channels))
         if attention != "none":
             if affinity.learnt:
                 self.w_p = nn.Parameter(_initial_w_p(self.keys_width, kinds, affinity.init))
@@ -180,10 +187,9 @@ class CoAttentionClassifier(nn.Module):
         self.own_head = head == "own" and attention != "none"
 
     def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
-        """Sets what the backbone's channels are standardized by, (C,) both, of all its channels."""
-        if self.compared is not None:
-            self.mean.copy_(mean[self.compared])
-            self.deviation.copy_(deviation[self.compared].clamp(min=1e-6))
+        """Sets what the backbone's channels are standardized by, (C_b,) both; kept with the weights."""
+        self.mean.copy_(mean)
+        self.deviation.copy_(deviation.clamp(min=1e-6))
 
     def embedding(self, outputs: Tensor, *, with_keys: bool = True) -> Tensor:
         """The embeddings of images from the backbone's outputs (B, C_b, H, W), (B, D, H, W).
@@ -191,11 +197,12 @@ class CoAttentionClassifier(nn.Module):
         Args:
             with_keys: False leaves out what only the affinity reads.
         """
+        if self.standardized:
+            outputs = (outputs - self.mean[:, None, None]) / self.deviation[:, None, None]
         features: Tensor = self.neck(outputs)
         if self.compared is None or not with_keys:
             return features
-        keys = outputs if self.compared == list(range(outputs.shape[1])) else outputs[:, self.compared]
-        return torch.cat([features, (keys - self.mean[:, None, None]) / self.deviation[:, None, None]], dim=1)
+        return torch.cat([features, outputs[:, self.compared]], dim=1)
 
     def embed(self, images: Tensor) -> Tensor:
         """The embeddings of normalized images (B, 3, H, W)."""

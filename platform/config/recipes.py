@@ -164,8 +164,9 @@ def small() -> Config:
 def photos() -> Config:
     """Photographs of any size and their tags, no saliency maps, no GPU needed.
 
-    ImageNet features that come with the installation, of which the classifier trains a neck alone. Maps are related to
-    the nearest images of the class, by the backbone's own features; the dense CRF finds the background.
+    ImageNet features that come with the installation are computed once and left as they are; the classifier trains
+    phi on them alone. Maps are related to the nearest images of the class by attention over the same features, with
+    W_P = I, which needs no training; the dense CRF finds the background.
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags.
     """
@@ -176,20 +177,21 @@ def photos() -> Config:
         classifier=ClassifierConfig(
             backbone="timm/tf_efficientnet_lite0",
             trained="neck",
-            neck=128,
+            standardize=True,
             input_size=384,
             attention="none",
-            affinity=AffinityConfig(of="backbone", form="cosine", scale=80.0, w_p="identity"),
+            phi_std=0.03,
+            affinity=AffinityConfig(form="cosine", scale=60.0, w_p="identity"),
             batch=16,
-            epochs=4,
+            epochs=8,
             flip=True,
-            optimizer=Optimizer.model_validate(adamw | {"learning_rate": 0.001}),
+            optimizer=Optimizer.model_validate(adamw | {"learning_rate": 0.003}),
         ),
-        localize=LocalizeConfig(related=8, related_by="nearest", mirror=True),
+        localize=LocalizeConfig(related=24, related_by="nearest", mirror=True),
         pseudo_masks=PseudoMasksConfig(
             background="crf",
-            threshold=0.3,
-            background_threshold=0.2,
+            threshold=0.45,
+            background_threshold=0.3,
             crf=PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200),
         ),
         segmenter=SegmenterConfig(

@@ -123,7 +123,7 @@ def _pretrained_features_without_weights(config: Config) -> Iterator[str]:
         return
     for key, value, set_key in (
         ("classifier.trained", config.classifier.trained == "neck" and "neck", "all"),
-        ("classifier.affinity.of", config.classifier.affinity.of == "backbone" and "backbone", "features"),
+        ("classifier.standardize", config.classifier.standardize and "true", "false"),
     ):
         if value:
             yield (

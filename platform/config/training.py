@@ -93,9 +93,8 @@ class AffinityConfig(Section):
     """How positions of two images are compared: P of Eq. 2."""
 
     of: Literal["features", "backbone"] = "features"
-    """What is compared: `features`, which phi reads (Eq. 2); `backbone`: the backbone's own channels, standardized by
-    statistics of training images that are kept with the weights. Both are the same thing without a neck, but for
-    standardization."""
+    """What is compared: `features`, which phi reads (Eq. 2); `backbone`: the backbone's own channels. Without a neck
+    both are the same."""
     stages: tuple[int, ...] = ()
     """Of the stages that the backbone's output consists of, from 0, those that of=backbone compares; empty = all."""
     form: Literal["bilinear", "cosine"] = "bilinear"
@@ -128,6 +127,9 @@ class ClassifierConfig(Section):
     transformer its patches' side. `small` can have 4, timm's convolutional networks mostly 8, 16 and 32."""
     trained: Literal["all", "neck"] | Positive = "all"
     """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
+    standardize: bool = False
+    """Standardize the backbone's channels, by their mean and deviation over training images before training, which are
+    kept with the weights. Pretrained channels differ by orders of magnitude; attention would look at the largest."""
     neck: int = Field(default=0, ge=0)
     """Width of the layers between backbone and phi, one 1x1 and two 3x3 convolutions; 0 = none, phi reads the
     backbone's output (the paper's extra convolutions are part of its backbone vgg16)."""
@@ -138,6 +140,9 @@ class ClassifierConfig(Section):
     head: Literal["shared", "own"] = "shared"
     """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (RELEASED_RECIPE,
     "Classifier")."""
+    phi_std: Rate | None = None
+    """Standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier"), which a
+    short training of a linear layer on pretrained features does not get rid of."""
     affinity: AffinityConfig = AffinityConfig()
     """How positions of two images are compared (Eq. 2), in training and in maps with related images."""
     contrastive_from_epoch: int = Field(default=0, ge=0)

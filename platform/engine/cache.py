@@ -51,19 +51,26 @@ def decoded_cache(
 
 
 def features_cache(
-    rows: pa.Table, config: ClassifierConfig, pretrained: Path, context: RunContext, compute: ComputeConfig
+    rows: pa.Table,
+    config: ClassifierConfig,
+    pretrained: Path,
+    context: RunContext,
+    compute: ComputeConfig,
+    *,
+    images: int,
 ) -> Features | None:
     """What the classifier's backbone, as it starts, makes of these images and of their mirror images.
 
     Args:
         pretrained: file of the backbone's pretrained weights.
+        images: whose features a training keeps in all, these among them; so that none of them displace others.
 
     Returns:
-        None where they do not fit compute.cache_gb.
+        None where those do not fit compute.cache_gb.
     """
     shape = features_shape(config)
     size = len(rows) * features_bytes(shape)
-    if size > compute.cache_gb * _GIB:
+    if images * features_bytes(shape) > compute.cache_gb * _GIB:
         return None
     made_of = (config.backbone, config.channels, config.stride, config.input_size, file_stamps([str(pretrained)]))
     name = f"features-{fingerprint(made_of)}"

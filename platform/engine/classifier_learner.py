@@ -36,7 +36,7 @@ class ClassifierLearner:
         source: (N,), whether an image is of the domain source; None where no image is.
         images: the N images at the classifier's size, or what its frozen backbone makes of them.
         pretrained: file of the backbone's pretrained weights, or None.
-        statistics: of the backbone's channels, where the affinity compares them.
+        statistics: of the backbone's channels, where these are standardized.
     """
 
     config: ClassifierConfig

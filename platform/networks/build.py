@@ -75,6 +75,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
     return CoAttentionClassifier(
         build_backbone(config),
         classes=classes,
+        standardized=config.standardize,
         neck=config.neck,
         attention=config.attention,
         head=config.head,
@@ -87,6 +88,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             init=config.affinity.init,
         ),
         kinds=config.kinds,
+        phi_std=config.phi_std,
     )
 
 

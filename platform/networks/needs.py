@@ -261,8 +261,10 @@ def _pretrained(config: Config, network: str, workspace: Workspace | None) -> in
 def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int:
     """Bytes by which the cache of decoded images grows up to its bound, which counts pixels alone."""
     c = config.classifier
-    if c.from_features and (features := (counts.tagged + counts.val) * features_bytes(features_shape(c))):
-        return features + _table(config, counts.tagged + counts.val, 0)
+    if c.from_features:
+        features = (counts.tagged + counts.val) * features_bytes(features_shape(c))
+        kept = features <= config.compute.cache_gb * _GIB
+        return features + _table(config, counts.tagged + counts.val, 0) if kept else 0
     wanted = 0 if c.sizing == "random_crop" else counts.tagged
     wanted += counts.val if c.val_every else 0
     taken = sum(bytes_in(folder) for folder in workspace.cache.iterdir() if folder.is_dir()) if workspace else 0

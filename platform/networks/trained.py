@@ -11,7 +11,7 @@ from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import load_weights
 
-_DESCRIBED = {"backbone", "stride", "neck", "attention", "head", "affinity", "kinds"}
+_DESCRIBED = {"backbone", "stride", "standardize", "neck", "attention", "head", "affinity", "kinds"}
 
 
 def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:

@@ -131,16 +131,19 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         source=np.array(rows["domain"].to_pylist()) == "source",
         images=features or Squares(rows["uri"].to_pylist(), c.input_size, middle=middle, cache=cache),
         pretrained=pretrained,
-        statistics=_statistics(config, context, rows) if c.affinity.of == "backbone" else None,
+        statistics=_statistics(config, context, rows) if c.standardize else None,
     )
     return learner, 0 if cache is None else len(rows)
 
 
 def _features(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
-    """What the backbone makes of images before its training; None where that exceeds the cache."""
+    """What the backbone makes of images before its training; None where the training's exceed the cache."""
     pretrained = classifier_weights(config, context.workspace)
     assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
-    return features_cache(rows, config.classifier, pretrained, context, config.compute)
+    images = len(rows)
+    if config.classifier.from_features:
+        images = sum(len(split_rows(context, split, tagged=True)) for split in ("train", "val"))
+    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=images)
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:

@@ -19,7 +19,6 @@ TINY = (
     "classifier.epochs=2",
     "classifier.input_size=64",
     "classifier.batch=8",
-    "classifier.neck=8",
     "localize.related=3",
     "report.panels=2",
     "compute.shard_rows=8",

@@ -267,6 +267,8 @@ SHARED = {
     "classifier.affinity.w_p": "learnt",
     "classifier.affinity.init": None,
     "classifier.neck": 0,
+    "classifier.phi_std": None,
+    "classifier.standardize": False,
     "classifier.batch": 5,
     "classifier.epochs": 15,
     "classifier.optimizer.name": "sgd",

@@ -183,7 +183,7 @@ def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | 
     pretrained = classifier_weights(config, context.workspace)
     if not (config.classifier.from_features and pretrained):
         return None
-    return features_cache(rows, config.classifier, pretrained, context, config.compute)
+    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=len(rows))
 
 
 def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Features | None) -> NDArray[np.float32]:
