@@ -204,7 +204,7 @@ def photos() -> Config:
             crop=256,
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
-            steps=400,
+            steps=300,
             optimizer=SegmenterOptimizer.model_validate(
                 adamw | {"learning_rate": 0.001, "new_layer_rate": 1.0, "bias_rate": 1.0}
             ),
