@@ -23,31 +23,36 @@ if TYPE_CHECKING:
 def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
     """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not.
 
-    With the setting and the options of a run, disk and memory are compared with what that run takes.
+    With the setting and the options of a run, disk and memory are compared with what that run takes, and it is said
+    what the run can expect of its images and about how long it takes.
     """
     from mcis.platform.commands.doctor import checks
-    from mcis.platform.commands.terminal import show_checks, show_needs
+    from mcis.platform.commands.terminal import show_checks
 
     needs = None
     if configuration != Configuration():
         with plain_errors():
-            needs = _needs(configuration, workspace)
-            show_needs(needs)
+            needs = _of_run(configuration, workspace)
     results = checks(workspace.expanduser(), needs)
     show_checks(results)
     if any(check.state == "bad" for check in results):
         raise typer.Exit(1)
 
 
-def _needs(configuration: Configuration, workspace: Path) -> "Needs":
-    """What a run takes."""
+def _of_run(configuration: Configuration, workspace: Path) -> "Needs":
+    """Shows what a run takes and can expect; returns what it takes of disk and memory."""
+    from mcis.platform.commands.terminal import show_expectations, show_needs
     from mcis.platform.networks.needs import needs_of_listing
     from mcis.platform.runs.listing import listing
     from mcis.platform.runs.workspace import Workspace
 
     config = configuration.resolve().config
     opened = Workspace(workspace, create=False) if (workspace.expanduser() / "runs").is_dir() else None
-    return needs_of_listing(config, listing(config), opened)
+    listed = listing(config)
+    needs = needs_of_listing(config, listed, opened)
+    show_needs(needs)
+    show_expectations(config, listed)
+    return needs
 
 
 def ui(

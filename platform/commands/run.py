@@ -65,17 +65,14 @@ def run_pipeline(
 ) -> None:
     """Checks a configuration, runs the pipeline in a Ray of its own or a cluster's, and shows the scores."""
     from mcis.platform import pipeline
-    from mcis.platform.commands.terminal import show_result
+    from mcis.platform.commands.terminal import show_outlook, show_result
     from mcis.platform.engine.runtime import ray_session
-    from mcis.platform.networks.needs import needs_of_listing
-    from mcis.platform.runs.progress import console
     from mcis.platform.runs.workspace import Workspace
 
     opened = Workspace(workspace)
     listed = pipeline.check(resolved.config, opened, name, until=until, start=start)
     stages = pipeline.STAGE_NAMES[: pipeline.STAGE_NAMES.index(until) + 1 if until else None]
-    for line in needs_of_listing(resolved.config, listed, opened).lines(opened.root, stages):
-        console.print(line, markup=False)
+    show_outlook(resolved.config, listed, opened, stages)
     with ray_session(resolved.config.compute, verbose=verbose):
         result = pipeline.run(resolved, opened, name, until=until, start=start)
     show_result(result)

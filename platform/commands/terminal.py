@@ -17,8 +17,11 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
 
 if TYPE_CHECKING:
+    from mcis.datasets.index import Listing
+    from mcis.platform.config.sections import Config
     from mcis.platform.networks.needs import Needs
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
+    from mcis.platform.runs.workspace import Workspace
 
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
 _MOST_DISAGREEMENTS = 50
@@ -47,6 +50,25 @@ def show_result(result: "RunResult") -> None:
     console.print(f"report:  {context.folder.report}", markup=False)
     console.print(f"scores:  {context.folder.scores}", markup=False)
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
+
+
+def show_outlook(config: "Config", listing: "Listing", workspace: "Workspace", stages: Sequence[str]) -> None:
+    """What a run can expect of its images, and what these stages take of disk, memory and time."""
+    from mcis.platform.networks.needs import needs_of_listing
+
+    for line in needs_of_listing(config, listing, workspace).lines(workspace.root, stages):
+        console.print(line, markup=False)
+    show_expectations(config, listing, stages)
+
+
+def show_expectations(config: "Config", listing: "Listing", stages: Sequence[str] | None = None) -> None:
+    """What a run can expect of its images, and how long these stages take; None = all."""
+    from mcis.platform.networks.durations import expected_duration
+    from mcis.platform.runs.expectations import expectations
+
+    for line in expectations(config, listing):
+        console.print(line, markup=False)
+    console.print(expected_duration(config, listing, stages), markup=False)
 
 
 def show_needs(needs: "Needs") -> None:

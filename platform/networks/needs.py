@@ -46,13 +46,14 @@ _SMALL = 2**12
 class Counts(NamedTuple):
     """The images of a run: how many, those of train with a tag, their tags, the tagged ones of val, those predicted.
 
-    `file_bytes` is the mean size of an image's file.
+    `salient` are those of train with a tag and a saliency map; `file_bytes` is the mean size of an image's file.
     """
 
     classes: int
     images: int
     tagged: int
     tags: int
+    salient: int
     val: int
     predicted: int
     file_bytes: float
@@ -160,6 +161,7 @@ def counts_of(config: Config, images: pa.Table, classes: int) -> Counts:
         images=len(images),
         tagged=len(train),
         tags=int(pc.sum(pc.list_value_length(train["tags"])).as_py() or 0),
+        salient=len(train) - train["saliency_uri"].null_count,
         val=len(val),
         predicted=by_split.get(split, 0),
         file_bytes=float(np.mean(sizes)) if sizes else _UNSEEN,
@@ -213,11 +215,12 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
     textures = classifier.backbone.textures
     kept = textures.channels if textures and config.localize.method.evidence else 0
     trained = config.weights.classifier is None
+    steps = classifier_steps(config, counts) if trained else 0
     parts = {
         "index": Need("index", _table(config, counts.images, 512) + 512 * counts.images),
         "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
-        "train_classifier": _training(config, "classifier", embedding, _steps(config, counts) if trained else 0, 0),
+        "train_classifier": _training(config, "classifier", embedding, steps, 0),
         "localize": _localization(config, counts, embedding, kept),
         "pseudo_masks": Need(
             "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
@@ -272,7 +275,8 @@ def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int
     return pixels + (_table(config, wanted, 0) if pixels else 0)
 
 
-def _steps(config: Config, counts: Counts) -> int:
+def classifier_steps(config: Config, counts: Counts) -> int:
+    """Updates of the classifier's training."""
     c = config.classifier
     epochs = c.epochs if c.keep_epoch is None else c.keep_epoch + 1
     return math.ceil(epochs * (c.epoch_pairs or counts.tagged) / c.batch)

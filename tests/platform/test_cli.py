@@ -1,5 +1,6 @@
 """The command line: help, configuration, and bad input that ends in one clear message."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -255,6 +256,8 @@ def test_a_run_says_what_it_takes_before_ray_starts(
     assert "here Ray would start" in done.output
     assert "disk:    at most " in done.output
     assert "memory:  about " in done.output
+    assert "images:  " in done.output
+    assert re.search(r"time:    about \d+ (s|min) on \d+ cores where nothing is finished", done.output)
 
 
 def test_doctor_looks_at_every_part_and_is_content_here(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ from mcis.platform.networks.needs import Counts, Needs, counts_of, in_words, nee
 from mcis.platform.runs.workspace import Workspace
 
 GIB = 2**30
-VOC = Counts(classes=20, images=12031, tagged=10582, tags=15873, val=1449, predicted=1449, file_bytes=110_000)
+VOC = Counts(
+    classes=20, images=12031, tagged=10582, tags=15873, salient=0, val=1449, predicted=1449, file_bytes=110_000
+)
 
 
 def computed(
@@ -27,7 +29,8 @@ def listing(train: int, val: int, uri: str = "/absent/{}.jpg") -> pa.Table:
     tags = [[0, 1] if number % 2 else [2] for number in range(train)]
     tags += [[] if number % 10 == 0 else [0] for number in range(val)]
     names = ["train"] * train + ["val"] * val
-    return pa.table({"uri": [uri.format(number) for number in range(train + val)], "split": names, "tags": tags})
+    uris, saliency = [uri.format(number) for number in range(train + val)], pa.nulls(train + val, pa.string())
+    return pa.table({"uri": uris, "split": names, "tags": tags, "saliency_uri": saliency})
 
 
 def test_voc_with_the_papers_networks_takes_more_than_12_gib() -> None:

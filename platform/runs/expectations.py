@@ -1,0 +1,73 @@
+"""What a run can expect of its images, in plain lines, from the listing alone."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mcis.datasets.index import Listing, shown
+from mcis.platform.config.sections import Config
+from mcis.platform.runs.read_index import of_split
+
+_FEW = 10
+"""Training images of a class that teach little of it."""
+_MOST = 0.8
+"""Share of training images with one tag from which next to no pair has anything unshared."""
+
+
+def expectations(config: Config, listing: Listing) -> list[str]:
+    """The images in figures, and what follows from them for a run."""
+    images, names = listing.table, listing.classes
+    train, val = (of_split(images, split) for split in ("train", "val"))
+    tagged, tagged_val = (of_split(images, split, tagged=True) for split in ("train", "val"))
+    single = float(np.mean(pc.list_value_length(tagged["tags"]).to_numpy() == 1)) if len(tagged) else 0.0
+    lines = [
+        f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
+        f"{len(names)} classes; {single:.0%} of the tagged train images have one tag"
+    ]
+    by_tags = _few_images(tagged, names)
+    if config.supervision == "tags":
+        by_tags += _training(config, single, val=len(tagged_val))
+    return lines + [f"expect:  {sentence}" for sentence in by_tags + _scores(config, listing)]
+
+
+def _few_images(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
+    tags = pc.list_flatten(tagged["tags"]).to_numpy().astype(np.int64)
+    images = np.bincount(tags, minlength=len(names)).tolist()
+    few = [f"{name} ({count})" for name, count in zip(names, images, strict=True) if count < _FEW]
+    if not few:
+        return []
+    return [f"poor masks of {len(few)} of {len(names)} classes, with fewer than {_FEW} training images: {shown(few)}"]
+
+
+def _training(config: Config, single: float, *, val: int) -> list[str]:
+    """What the classifier's training lacks.
+
+    Args:
+        single: share of training images with one tag.
+        val: tagged val images.
+    """
+    sentences = []
+    contrasted = config.classifier.attention == "co+contrastive" and config.weights.classifier is None
+    if contrasted and single >= _MOST:
+        sentences.append("little of the contrastive terms: images with one tag share all that they have with a partner")
+    if not val and config.weights.classifier is None:
+        sentences.append("no precision of the classifier on images that it has not seen: no val image has a tag")
+    return sentences
+
+
+def _scores(config: Config, listing: Listing) -> list[str]:
+    """What is not scored, for want of masks."""
+    images, split = listing.table, config.predict.split
+    if split == "auto":
+        split = "val" if len(of_split(images, "val")) else "train"
+    sentences = []
+    if split == "train":
+        sentences.append("predictions of the training images themselves, and scores on these alone")
+    without = [
+        name
+        for name in dict.fromkeys(("train", split))
+        if not pc.any(of_split(images, name)["mask_uri"].is_valid()).as_py()
+    ]
+    if without:
+        sentences.append(f"no scores of split {' and '.join(without)}: no image of it has a ground-truth mask")
+    return sentences

@@ -1,0 +1,54 @@
+"""What a run can expect of its images: figures of the listing, and what their want means."""
+
+import pyarrow as pa
+
+from mcis.datasets.index import LISTING_SCHEMA, Listing
+from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.expectations import expectations
+
+
+def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Listing:
+    images = [("train", tags) for tags in train] + [("val", tags) for tags in val]
+    rows = [
+        {
+            "image_id": str(number),
+            "uri": f"/{number}.jpg",
+            "domain": "target",
+            "split": split,
+            "tags": tags,
+            "mask_uri": "/mask.png" if masks else None,
+            "saliency_uri": None,
+        }
+        for number, (split, tags) in enumerate(images)
+    ]
+    return Listing(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA), ("cat", "dog", "cow"))
+
+
+def told(listed: Listing, *assignments: str) -> list[str]:
+    return expectations(resolve("voc", "small", assignments=assignments).config, listed)
+
+
+def test_good_images_are_told_in_figures_alone() -> None:
+    listed = listing([[0, 1, 2], [0], [], [0, 1, 2], [1, 2]] * 10, [[0], []], masks=True)
+    assert told(listed) == [
+        "images:  40 of 50 in train with a tag, 1 of 2 in val; 3 classes; 25% of the tagged train images have one tag"
+    ]
+
+
+def test_what_is_wanting_is_said() -> None:
+    listed = listing([[0]] * 18 + [[1], [0, 1]], [], masks=False)
+    assert told(listed)[1:] == [
+        "expect:  poor masks of 2 of 3 classes, with fewer than 10 training images: dog (2), cow (0)",
+        "expect:  little of the contrastive terms: images with one tag share all that they have with a partner",
+        "expect:  no precision of the classifier on images that it has not seen: no val image has a tag",
+        "expect:  predictions of the training images themselves, and scores on these alone",
+        "expect:  no scores of split train: no image of it has a ground-truth mask",
+    ]
+    assert not any("contrastive" in line for line in told(listed, "classifier.attention=co"))
+    taken = told(listed, "weights.classifier=mine.pt")
+    assert not any("contrastive" in line or "precision" in line for line in taken)
+
+
+def test_masks_may_be_missing_of_one_split_or_of_both() -> None:
+    both = listing([[0, 1, 2]] * 10, [[0]], masks=False)
+    assert told(both)[-1] == "expect:  no scores of split train and val: no image of it has a ground-truth mask"
