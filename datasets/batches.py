@@ -147,6 +147,7 @@ class CropDecoder:
         batch: images per step, over all workers.
         size: side of a crop, pixels.
         scales, mirror: see `random_crop`.
+        max_side: longest side at which the images are read and their masks were made, pixels; None = as they are.
     """
 
     batch_type = CropBatch
@@ -163,10 +164,11 @@ class CropDecoder:
         size: int,
         scales: Sequence[float],
         mirror: bool,
+        max_side: int | None = None,
     ):
         self.image_ids, self.uris, self.masks = image_ids, uris, masks
         self.seed, self.batch, self.shard = seed, batch, shard
-        self.size, self.scales, self.mirror = size, scales, mirror
+        self.size, self.scales, self.mirror, self.max_side = size, scales, mirror, max_side
 
     @property
     def row_bytes(self) -> int:
@@ -182,7 +184,7 @@ class CropDecoder:
         draws = uniforms(Draw.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
         crops = [
             random_crop(
-                read_rgb(self.uris[position]),
+                read_rgb(self.uris[position], max_side=self.max_side),
                 self._labels(position),
                 size=self.size,
                 scales=self.scales,

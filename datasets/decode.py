@@ -77,7 +77,17 @@ def one_line(text: str) -> str:
     return line if len(line) <= _MAX_REASON else line[: _MAX_REASON - 3] + "..."
 
 
-def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def fitted(height: int, width: int, max_side: int | None) -> tuple[int, int]:
+    """Height and width of a picture once its longer side is at most `max_side` pixels; None = as it is."""
+    longest = max(height, width)
+    if max_side is None or longest <= max_side:
+        return height, width
+    return max(1, round(height * max_side / longest)), max(1, round(width * max_side / longest))
+
+
+def decode_rgb(
+    data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS, max_side: int | None = None
+) -> np.ndarray:
     """Bytes of a picture -> (H, W, 3) uint8 RGB, as a person would see it.
 
     EXIF orientation is applied. Of an animation, the first frame. Gray, palette and CMYK become RGB (CMYK by the plain
@@ -88,12 +98,22 @@ def decode_rgb(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS)
         data: the content of a file in one of FORMATS.
         min_side: least width and height, pixels.
         max_pixels: greatest width x height, checked before decoding (Pillow's own limit, 178,956,970, holds as well).
+        max_side: longest side, pixels; a larger picture is made to fit (`fitted`), bilinear, averaging. A JPEG is then
+            decoded at 1/2, 1/4 or 1/8 of its size, where that is no smaller.
 
     Raises:
         RejectedImage: for any content that gives no such array; nothing else is raised for bytes.
     """
     with _opened(data, FORMATS, min_side, max_pixels) as image:
-        return _rgb(_upright(image))
+        width, height = image.size
+        smaller = fitted(height, width, max_side)
+        if smaller == (height, width):
+            return _rgb(_upright(image))
+        image.draft(None, smaller[::-1])  # of other formats than JPEG this changes nothing
+        lying = image.size
+        upright = _upright(image)
+        size = smaller[::-1] if upright.size == lying else smaller
+        return np.array(Image.fromarray(_rgb(upright)).resize(size, Image.Resampling.BILINEAR))
 
 
 def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:

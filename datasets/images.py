@@ -18,13 +18,16 @@ from mcis.datasets.files import read_bytes
 _COLUMN = "pixels"
 
 
-def read_rgb(uri: str, size: int | None = None, *, middle: bool = False) -> NDArray[np.uint8]:
+def read_rgb(
+    uri: str, size: int | None = None, *, middle: bool = False, max_side: int | None = None
+) -> NDArray[np.uint8]:
     """Reads an image of the index, which was decoded before when the index was made.
 
     Args:
         uri: path or URI of the file.
         size: side of the square that the image is made to fit (`decode_square`), pixels; None for the image as it is.
         middle: whether the square shows the middle of the image, see `decode_square`.
+        max_side: longest side of an image that is no square, pixels; a larger one is made to fit (`decode_rgb`).
 
     Returns:
         RGB, (H, W, 3) or (size, size, 3), uint8.
@@ -34,7 +37,9 @@ def read_rgb(uri: str, size: int | None = None, *, middle: bool = False) -> NDAr
     """
     try:
         data = read_bytes(uri)
-        return decode_rgb(data, min_side=1) if size is None else decode_square(data, size, middle=middle)
+        if size is None:
+            return decode_rgb(data, min_side=1, max_side=max_side)
+        return decode_square(data, size, middle=middle)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",

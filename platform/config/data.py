@@ -108,6 +108,10 @@ class DataConfig(Section):
     are curated, and any number of other sources'."""
     min_side: Positive = 32
     """Images with a shorter side are rejected, pixels."""
+    max_side: int | None = Field(default=None, gt=0, exclude=True)  # the index holds sizes of files
+    """Longest side, pixels, at which images are read where they keep their shape: for pseudo masks, which then have
+    that size, for the segmenter's crops and for predictions, whose labels are brought back to the file's size. What the
+    classifier sees has a size of its own (`classifier.input_size`). None = each image at its own size."""
 
 
 class WeightsConfig(Section):

@@ -173,6 +173,7 @@ def photos() -> Config:
     adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
     return Config(
         recipe="photos",
+        data=DataConfig(max_side=1024),
         weights=WeightsConfig(backbone="bundled"),
         classifier=ClassifierConfig(
             backbone="timm/tf_efficientnet_lite0",

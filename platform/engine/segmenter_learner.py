@@ -32,6 +32,7 @@ class SegmenterLearner:
         backbone: the weights that the backbone starts from, or None.
         pretrained: file of the backbone's pretrained weights, used where `backbone` is None. Without either the
             backbone is trained from scratch.
+        max_side: longest side at which images are read, pixels, and their masks were made; None = as they are.
     """
 
     config: SegmenterConfig
@@ -42,6 +43,7 @@ class SegmenterLearner:
     masks: Shards
     backbone: Mapping[str, Tensor] | None
     pretrained: Path | None
+    max_side: int | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -78,6 +80,7 @@ class SegmenterLearner:
             size=c.crop,
             scales=c.scales,
             mirror=c.mirror,
+            max_side=self.max_side,
         )
 
     def image_uris(self, batch: CropBatch) -> list[str]:

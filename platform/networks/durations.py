@@ -54,6 +54,7 @@ class Passes(NamedTuple):
 
     Attributes:
         read: an image, from its file.
+        read_smaller: an image, at most `data.max_side` pixels long.
         backbone: the classifier's, of an image at the classifier's size.
         head: the layers behind it.
         pair: trained on; of a backbone's outputs where `keeps_outputs`.
@@ -67,6 +68,7 @@ class Passes(NamedTuple):
     """
 
     read: float
+    read_smaller: float
     backbone: float
     head: float
     pair: float
@@ -98,10 +100,10 @@ def durations(config: Config, counts: Counts, passes: Passes, cores: int, *, kep
         seconds["train_classifier"] = _classifier(config, counts, passes, kept=kept)
         seconds["localize"] = _localization(config, counts, passes, kept=kept)
         by_crf = counts.tagged - (0 if config.pseudo_masks.background == "crf" else counts.salient)
-        seconds["pseudo_masks"] = counts.tagged * (passes.read + passes.paint) + 2 * by_crf * passes.mask_crf
-    seconds["train_segmenter"] = config.segmenter.steps * config.segmenter.batch * (passes.crop + passes.read)
+        seconds["pseudo_masks"] = counts.tagged * (passes.read_smaller + passes.paint) + 2 * by_crf * passes.mask_crf
+    seconds["train_segmenter"] = config.segmenter.steps * config.segmenter.batch * (passes.crop + passes.read_smaller)
     views = sum(scale**2 for scale in config.predict.scales) * (1 + config.predict.mirror)
-    each = passes.read + views * passes.segment + passes.paint + passes.predict_crf
+    each = passes.read_smaller + views * passes.segment + passes.paint + passes.predict_crf
     seconds["predict"] = counts.predicted * each
     return {stage: on_one / cores for stage, on_one in seconds.items()}
 
@@ -142,21 +144,32 @@ def _localization(config: Config, counts: Counts, passes: Passes, *, kept: bool)
     return counts.tagged * image + counts.tags * attended * passes.relate + found * passes.texture
 
 
-def measure(config: Config, counts: Counts, pictures: list[NDArray[np.uint8]], read: float, *, kept: bool) -> Passes:
+class Pictures(NamedTuple):
+    """Some images of a run, (H, W, 3) each, as far as they can be read, at most `data.max_side` pixels long.
+
+    `read` and `read_smaller` are seconds as of `Passes`.
+    """
+
+    images: list[NDArray[np.uint8]]
+    read: float
+    read_smaller: float
+
+
+def measure(config: Config, counts: Counts, pictures: Pictures, *, kept: bool) -> Passes:
     """Times the passes, in a few seconds.
 
     Args:
-        pictures: images of the run, (H, W, 3), of which the one of middle size stands for all.
-        read: seconds in which one was read.
+        pictures: of which the one of middle size stands for all.
         kept: as of `keeps_outputs`.
     """
-    picture = sorted(pictures, key=lambda image: image.size)[len(pictures) // 2]
+    picture = sorted(pictures.images, key=lambda image: image.size)[len(pictures.images) // 2]
     unused = dict.fromkeys(("backbone", "head", "pair", "relate", "texture", "mask_crf"), 0.0)
     with _one_thread():
         of_tags = _passes_of_tags(config, counts, picture, kept=kept) if config.supervision == "tags" else {}
         crop, segment = _passes_of_segmenter(config, counts, picture)
         return Passes(
-            read=read,
+            read=pictures.read,
+            read_smaller=pictures.read_smaller,
             crop=crop,
             segment=segment,
             predict_crf=_crf(config.predict.crf, picture, counts.classes + 1),
@@ -317,25 +330,28 @@ def expected_duration(config: Config, listing: Listing, stages: Collection[str] 
         return f"{head}not estimated, as this machine has a GPU"
     if address := os.environ.get("RAY_ADDRESS"):
         return f"{head}not estimated, as the cluster {address} computes"
-    pictures, read = _pictures(listing.table)
-    if not pictures:
+    pictures = _pictures(listing.table, config.data.max_side)
+    if not pictures.images:
         return f"{head}not estimated, as the first images that were tried cannot be read"
     counts = counts_of(config, listing.table, len(listing.classes))
     cores, kept = os.cpu_count() or 1, keeps_outputs(config, counts)
-    passes = measure(config, counts, pictures, read, kept=kept)
+    passes = measure(config, counts, pictures, kept=kept)
     seconds = durations(config, counts, passes, cores, kept=kept)
     return head + in_words({stage: s for stage, s in seconds.items() if stages is None or stage in stages}, cores)
 
 
-def _pictures(images: pa.Table) -> tuple[list[NDArray[np.uint8]], float]:
-    """Some images of a listing, as far as they can be read, and the seconds that one of them took."""
-    pictures, spent = [], 0.0
+def _pictures(images: pa.Table, max_side: int | None) -> Pictures:
+    found, spent = [], np.zeros(2)
     for position in np.unique(np.linspace(0, len(images) - 1, min(_PICTURES, len(images))).astype(np.int64)).tolist():
-        began = time.perf_counter()
+        uri, times = images["uri"][position].as_py(), [time.perf_counter()]
         with contextlib.suppress(UserError):
-            pictures.append(read_rgb(images["uri"][position].as_py()))
-            spent += time.perf_counter() - began
-    return pictures, spent / max(1, len(pictures))
+            for side in (None, max_side):
+                picture = read_rgb(uri, max_side=side)
+                times.append(time.perf_counter())
+            found.append(picture)
+            spent += np.diff(times)
+    read, read_smaller = (spent / max(1, len(found))).tolist()
+    return Pictures(found, read, read_smaller)
 
 
 def in_words(seconds: dict[str, float], cores: int) -> str:

@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
-from mcis.datasets.decode import encode_labels
+from mcis.datasets.decode import encode_labels, resize_labels
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import PREDICTIONS_SCHEMA
 from mcis.models.backbones import to_unit
@@ -19,6 +20,9 @@ from mcis.platform.networks.build import crf_parameters, load_segmenter, move_ch
 class Predictor:
     """Maps rows of the index to predictions, over the configured scales and mirror images.
 
+    An image that is read smaller is predicted, and refined by the CRF, at that size; its labels, rather than their
+    probabilities, are brought back to the size of its file, by nearest neighbor, so that memory stays bounded.
+
     Args:
         weights: the folder of the trained network.
         classes: K.
@@ -26,26 +30,32 @@ class Predictor:
     """
 
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
-        self.config, self.device = config.predict, torch.device("cuda" if gpu else "cpu")
+        self.config, self.max_side, self.device = (
+            config.predict,
+            config.data.max_side,
+            torch.device("cuda" if gpu else "cpu"),
+        )
         model = load_segmenter(config.segmenter, weights, classes)
         self.model = move_channels_last(model, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         predictions = []
-        for image_id, uri in zip(rows["image_id"].to_pylist(), rows["uri"].to_pylist(), strict=True):
-            plain, refined = self._labels(uri)
-            predictions.append({"image_id": image_id, "plain": plain, "crf": refined})
+        for row in rows.select(["image_id", "uri", "height", "width"]).to_pylist():
+            plain, refined = self._labels(row["uri"], row["height"], row["width"])
+            predictions.append({"image_id": row["image_id"], "plain": plain, "crf": refined})
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
-    def _labels(self, uri: str) -> tuple[bytes, bytes | None]:
+    def _labels(self, uri: str, height: int, width: int) -> tuple[bytes, bytes | None]:
         """An image's labels as PNG, without the CRF and with it, or None where there is none."""
         config = self.config
-        rgb = read_rgb(uri)
+        rgb = read_rgb(uri, max_side=self.max_side)
         image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
         probabilities = predict(self.model, image, scales=config.scales, mirror=config.mirror, crop=config.crop)
         plain = probabilities.cpu().numpy()
-        refined = None
-        if config.crf.iterations:
-            refined = encode_labels(dense_crf(rgb, plain, crf_parameters(config.crf)).argmax(0).astype(np.uint8))
-        return encode_labels(plain.argmax(0).astype(np.uint8)), refined
+
+        def png(of_labels: NDArray[np.float32]) -> bytes:
+            return encode_labels(resize_labels(of_labels.argmax(0).astype(np.uint8), height, width))
+
+        refined = png(dense_crf(rgb, plain, crf_parameters(config.crf))) if config.crf.iterations else None
+        return png(plain), refined

@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_labels
+from mcis.datasets.decode import decode_labels, resize_labels
 from mcis.datasets.files import stamps
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
@@ -32,7 +32,8 @@ def panels_of_run(config: Config, context: RunContext) -> list[Panel]:
     panels = []
     for split, count in counts.items():
         rows = spread(split_rows(context, split, tagged=split == "train"), count)
-        panels += _panels(context, rows, split, _predictions(config, context, rows, split))
+        predictions = _predictions(config, context, rows, split)
+        panels += _panels(context, rows, split, predictions, max_side=config.data.max_side)
     return panels
 
 
@@ -49,27 +50,36 @@ def spread(rows: pa.Table, count: int) -> pa.Table:
 
 
 def _panels(
-    context: RunContext, rows: pa.Table, split: str, predictions: Mapping[str, NDArray[np.uint8]]
+    context: RunContext,
+    rows: pa.Table,
+    split: str,
+    predictions: Mapping[str, NDArray[np.uint8]],
+    *,
+    max_side: int | None,
 ) -> list[Panel]:
+    """The panels of some rows, each at the size at which its image is read."""
     classes, inputs = context.classes, context.inputs
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
     panels = []
     for row in rows.to_pylist():
-        image_id = row["image_id"]
+        image_id, image = row["image_id"], read_rgb(row["uri"], max_side=max_side)
+        shape: tuple[int, int] = image.shape[:2]
+        truth, prediction = None, predictions.get(image_id)
         mask = masks.rows(image_id) if masks else None
-        has_truth = "evaluate" in inputs and row["mask_uri"] and stamps([row["mask_uri"]])[0]
+        if "evaluate" in inputs and row["mask_uri"] and stamps([row["mask_uri"]])[0]:
+            truth = resize_labels(truth_of_row(row, len(classes)), *shape)
         panels.append(
             Panel(
                 image_id=image_id,
                 split=split,
                 tags=tuple(classes[k] for k in row["tags"]),
-                image=read_rgb(row["uri"]),
-                truth=truth_of_row(row, len(classes)) if has_truth else None,
-                maps=_maps(maps, image_id, (row["height"], row["width"]), classes) if maps else (),
+                image=image,
+                truth=truth,
+                maps=_maps(maps, image_id, shape, classes) if maps else (),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                 cue=mask["cue"][0].as_py() if mask else None,
-                prediction=predictions.get(image_id),
+                prediction=None if prediction is None else resize_labels(prediction, *shape),
             )
         )
     return panels

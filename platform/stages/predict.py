@@ -20,8 +20,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     _predicted_split(config, {row["values"]: row["counts"] for row in counts})
 
 
-def inputs(config: Config, context: RunContext) -> None:
-    """The images are the index's; they depend on nothing else outside."""
+def inputs(config: Config, context: RunContext) -> int | None:
+    """The size at which images are read; the images are the index's."""
+    return config.data.max_side
 
 
 def run(config: Config, context: RunContext) -> PredictResult:

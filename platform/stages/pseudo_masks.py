@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
-from mcis.datasets.decode import encode_labels
+from mcis.datasets.decode import encode_labels, fitted, resize_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing, shown
@@ -69,10 +70,11 @@ class MakeMasks:
     Args:
         scale: how activations become scores, `maps.scale`.
         maps: the localization maps.
+        max_side: longest side of an image's mask, pixels, at which the image is read; None = the image's.
     """
 
-    def __init__(self, config: PseudoMasksConfig, scale: str, maps: Shards):
-        self.config, self.scale, self.maps = config, scale, maps
+    def __init__(self, config: PseudoMasksConfig, scale: str, maps: Shards, max_side: int | None = None):
+        self.config, self.scale, self.maps, self.max_side = config, scale, maps, max_side
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         out = []
@@ -80,7 +82,7 @@ class MakeMasks:
             cue = cue_of(self.config, row)
             saliency = None
             if cue == "saliency":
-                saliency = read_saliency(row["saliency_uri"], (row["height"], row["width"]))
+                saliency = self._smaller(read_saliency(row["saliency_uri"], (row["height"], row["width"])))
             result = self._mask(row, saliency)
             by_maps = 1.0
             if saliency is not None:
@@ -98,9 +100,15 @@ class MakeMasks:
             )
         return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
 
+    def _smaller(self, saliency: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """A saliency map (H, W) at the size of its image's mask, bilinear, averaging."""
+        height, width = saliency.shape
+        height, width = fitted(height, width, self.max_side)
+        return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
+
     def _mask(self, row: dict[str, Any], saliency: NDArray[np.uint8] | None) -> PseudoMask:
         """The pseudo mask of an image, with its saliency map (H, W) or, where that is None, with the CRF."""
-        c, height, width = self.config, row["height"], row["width"]
+        c, (height, width) = self.config, fitted(row["height"], row["width"], self.max_side)
         of_image = self.maps.maps(row["image_id"])
         assert of_image is not None, f"localize wrote no map for the tagged image {row['image_id']}"
         maps = score_maps(torch.from_numpy(of_image.maps), of_image.grids, self.scale, height, width).numpy()
@@ -117,7 +125,7 @@ class MakeMasks:
                 smallest=c.smallest,
             )
         return from_crf(
-            read_rgb(row["uri"]),
+            read_rgb(row["uri"], max_side=self.max_side),
             maps,
             of_image.classes,
             threshold=c.threshold,
@@ -127,15 +135,21 @@ class MakeMasks:
 
 
 class CopyTruth:
-    """Image rows -> their ground-truth masks as a table of pseudo masks (MASKS_SCHEMA), for full supervision alone."""
+    """Image rows -> their ground-truth masks as a table of pseudo masks (MASKS_SCHEMA), for full supervision alone.
 
-    def __init__(self, classes: int):
-        self.classes = classes
+    Args:
+        classes: K.
+        max_side: as of `MakeMasks`; labels are resized by nearest neighbor.
+    """
+
+    def __init__(self, classes: int, max_side: int | None = None):
+        self.classes, self.max_side = classes, max_side
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         out = []
         for row in rows.to_pylist():
-            mask = truth_of_row(row, self.classes)
+            truth = truth_of_row(row, self.classes)
+            mask = resize_labels(truth, *fitted(row["height"], row["width"], self.max_side))
             out.append(
                 {
                     "image_id": row["image_id"],
@@ -195,8 +209,13 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of the saliency maps, where these are a cue; of the masks where supervision is full."""
-    rows = split_rows(context, "train", tagged=True)
+    """The size of the masks, and the stamps of saliency maps that are a cue; of truth where supervision is full."""
+    files = _files(config, split_rows(context, "train", tagged=True))
+    return files if config.data.max_side is None else (config.data.max_side, files)
+
+
+def _files(config: Config, rows: pa.Table) -> Any:
+    """The stamps of the files that the masks are made of, beside the images'."""
     if config.supervision == "full":
         return file_stamps(rows["mask_uri"].to_pylist())
     if background_cue(config.pseudo_masks, rows) == "crf":
@@ -213,11 +232,14 @@ def run(config: Config, context: RunContext) -> MasksResult:
     rows = split_rows(context, "train", tagged=True)
     full = config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
-    made_of = () if full else (config.pseudo_masks, config.maps.scale, Shards(context.inputs["localize"] / "maps"))
+    side = config.data.max_side
+    made_of: tuple[Any, ...] = (len(context.classes), side)
+    if not full:
+        made_of = config.pseudo_masks, config.maps.scale, Shards(context.inputs["localize"] / "maps"), side
     mapped = map_table(
         rows,
         CopyTruth if full else MakeMasks,
-        made_of or (len(context.classes),),
+        made_of,
         context.part / "masks",
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,

@@ -113,4 +113,5 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> SegmenterLe
         masks=Shards(context.inputs["pseudo_masks"] / "masks", ["mask"]),
         backbone=backbone,
         pretrained=segmenter_weights(config, context.workspace),
+        max_side=config.data.max_side,
     )

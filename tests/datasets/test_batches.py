@@ -66,6 +66,17 @@ def decoder(tmp_path: Path) -> CropDecoder:
     )
 
 
+def test_images_are_read_at_the_size_of_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:
+    smaller = [encode_labels(np.full((SIZE // 2, SIZE // 2), number, np.uint8)) for number in range(7)]
+    (tmp_path / "smaller").mkdir()
+    pq.write_table(pa.table({"image_id": decoder.image_ids, "mask": smaller}), tmp_path / "smaller" / "part-0.parquet")
+    decoder.masks, decoder.max_side = Shards(tmp_path / "smaller"), SIZE // 2
+    found = decoder(np.array([3]))
+    labeled = found.labels != 255
+    assert labeled.sum() == (SIZE // 2) ** 2, "the rest of the crop is padding"
+    assert (found.images[labeled] == 10 * found.index[0]).all()
+
+
 def test_crops_are_of_the_streams_images_with_their_own_masks(decoder: CropDecoder) -> None:
     """Of batches 2 + 3 and 2 + 4, rank 1 of 3 has row 1 alone."""
     found = decoder(np.array([3, 4]))

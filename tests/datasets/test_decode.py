@@ -27,6 +27,7 @@ from mcis.datasets.decode import (
     decode_shape,
     decode_square,
     encode_labels,
+    fitted,
     resize_labels,
 )
 
@@ -192,6 +193,47 @@ def test_first_frame_of_an_animation():
     for form in ("GIF", "PNG", "WEBP"):
         rgb = decode_rgb(encoded(frames[0], form, save_all=True, append_images=frames[1:]))
         assert np.abs(rgb.astype(int) - [255, 0, 0]).max() <= 2, form
+
+
+# --- decode_rgb: pictures that are made smaller
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 3000))
+def test_a_picture_is_fitted_with_its_shape(height: int, width: int, most: int):
+    fit = fitted(height, width, most)
+    assert fitted(width, height, most) == fit[::-1]
+    if max(height, width) <= most:
+        assert fit == (height, width) == fitted(height, width, None)
+    else:
+        assert max(fit) == most
+        assert all(abs(a - b * most / max(height, width)) <= 1 for a, b in zip(fit, (height, width), strict=True))
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "TIFF"])
+@pytest.mark.parametrize("orientation", [1, 3, 6])
+def test_a_large_picture_is_read_smaller_and_upright(form: str, orientation: int):
+    rows, columns = np.indices((301, 450))
+    picture = Image.fromarray(np.stack([rows // 2, columns // 2, (rows + columns) // 4], axis=-1).astype(np.uint8))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = encoded(picture, form, exif=exif)
+    whole, smaller = decode_rgb(data), decode_rgb(data, max_side=100)
+    assert smaller.shape == (*fitted(*decode_shape(data), 100), 3)
+    wanted = np.asarray(Image.fromarray(whole).resize(smaller.shape[1::-1], Image.Resampling.BILINEAR))
+    assert np.abs(smaller.astype(int) - wanted).max() <= (6 if form == "JPEG" else 0)
+    np.testing.assert_array_equal(decode_rgb(data, max_side=450), whole)
+
+
+def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.MonkeyPatch):
+    data, sizes = encoded(Image.new("RGB", (900, 600)), "JPEG"), []
+
+    def watch(image: Image.Image) -> np.ndarray:
+        sizes.append(image.size)
+        return np.asarray(image)
+
+    monkeypatch.setattr("mcis.datasets.decode._rgb", watch)
+    decode_rgb(data, max_side=200)
+    assert sizes == [(225, 150)]
 
 
 # --- decode_rgb: what is rejected

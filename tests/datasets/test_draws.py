@@ -83,6 +83,7 @@ FIRST_ORDERS = {
     Order.SOURCES: 973,
     Order.SLOTS: 89,
     Order.BANK: 587,
+    Order.STATISTICS: 735,
 }
 
 

@@ -10,12 +10,21 @@ from PIL import Image
 from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import durations as module
-from mcis.platform.networks.durations import Passes, durations, expected_duration, in_words, keeps_outputs, measure
+from mcis.platform.networks.durations import (
+    Passes,
+    Pictures,
+    durations,
+    expected_duration,
+    in_words,
+    keeps_outputs,
+    measure,
+)
 from mcis.platform.networks.needs import Counts, counts_of
 
 COUNTS = Counts(classes=20, images=120, tagged=100, tags=150, salient=40, val=10, predicted=20, file_bytes=1e5)
 PASSES = Passes(
     read=0.01,
+    read_smaller=0.003,
     backbone=1.0,
     head=0.1,
     pair=3.0,
@@ -43,9 +52,9 @@ def test_stages_repeat_their_passes() -> None:
             "index": 120 * 0.01,
             "train_classifier": pairs * 3.0 + 110 * 0.01 + 2 * 10 * 1.1,
             "localize": 100 * (0.01 + 1.1),
-            "pseudo_masks": 100 * 0.06 + 2 * 100 * 2.0,
-            "train_segmenter": crops * (4.0 + 0.01),
-            "predict": 20 * (0.01 + 5.0 + 0.05 + 7.0),
+            "pseudo_masks": 100 * 0.053 + 2 * 100 * 2.0,
+            "train_segmenter": crops * (4.0 + 0.003),
+            "predict": 20 * (0.003 + 5.0 + 0.05 + 7.0),
         }
     )
     two = estimated(*plain, "classifier.epochs=2", "predict.mirror=false", cores=2)
@@ -124,7 +133,7 @@ def test_a_long_pass_is_timed_on_a_small_picture_alone(monkeypatch: pytest.Monke
 def test_passes_are_those_of_the_configured_networks(recipe: str, assignments: list[str]) -> None:
     config = resolve("voc", recipe, assignments=assignments).config
     picture = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    passes = measure(config, COUNTS, [picture], 0.01, kept=keeps_outputs(config, COUNTS))
+    passes = measure(config, COUNTS, Pictures([picture], 0.01, 0.003), kept=keeps_outputs(config, COUNTS))
     learns = config.supervision == "tags"
     timed = {name for name, seconds in passes._asdict().items() if seconds > 0}
     absent = {"backbone", "head", "pair", "relate", "texture", "mask_crf"} if not learns else set()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from mcis.datasets.decode import decode_labels
 from mcis.datasets.features import Features
 from mcis.datasets.maps import Shards
 from mcis.datasets.synthetic import devkit as synthetic
@@ -19,6 +20,7 @@ TINY = (
     "classifier.epochs=2",
     "classifier.input_size=64",
     "classifier.batch=8",
+    "data.max_side=48",  # smaller than the images
     "localize.related=3",
     "report.panels=2",
     "compute.shard_rows=8",
@@ -96,6 +98,16 @@ def test_features_are_kept_of_each_image_and_its_mirror_image_and_standardize_it
     state = weights(kept)
     np.testing.assert_allclose(state["mean"], everything.mean(axis=1), atol=1e-4)
     np.testing.assert_allclose(state["deviation"], np.maximum(everything.std(axis=1), 1e-6), atol=1e-4)
+
+
+def test_masks_have_the_size_at_which_images_are_read_and_are_scored_at_that_of_the_truth(
+    kept: pipeline.RunResult,
+) -> None:
+    masks = read_table(kept.context.inputs["pseudo_masks"] / "masks")
+    sizes = {decode_labels(png.as_py()).shape for column in ("mask", "labels") for png in masks[column]}
+    assert {max(size) for size in sizes} == {48}
+    (score,) = [score for score in kept.scores if score.what == "pseudo_masks"]
+    assert score.images == 20
 
 
 def test_nearest_images_are_found_by_vectors_that_the_report_reads_again(kept: pipeline.RunResult) -> None:

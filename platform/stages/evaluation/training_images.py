@@ -10,7 +10,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_labels
+from mcis.datasets.decode import decode_labels, resize_labels
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.maps import Shards
 from mcis.datasets.masks import read_saliency, tags_of_mask
@@ -101,7 +101,8 @@ class ScoreTrain:
             if self.masks:
                 mask = self.masks.rows(row["image_id"])
                 assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
-                sums.pseudo_masks += confusion(truth, decode_labels(mask["labels"][0].as_py()), self.classes)
+                labels = resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
+                sums.pseudo_masks += confusion(truth, labels, self.classes)
                 sums.ignored += mask["ignored"][0].as_py()
                 sums.by_maps += mask["by_maps"][0].as_py()
             if row["saliency_uri"]:
