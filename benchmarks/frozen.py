@@ -1,0 +1,90 @@
+"""A training step on a frozen backbone whose outputs are kept, times faster than one that computes them again.
+
+The classifier of recipe `photos`, batches of 16 pairs: the kept outputs are read from the shards of a cache, float16; the
+other side reads images and passes them through the backbone without gradients. Both then do the same. What the first
+epoch pays for the cache is one pass of each image and its mirror image.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import machine
+import numpy as np
+import torch
+from torch import Tensor
+
+from mcis.datasets.cached import cache_table
+from mcis.datasets.features import COLUMN, Features
+from mcis.models.backbones import to_unit
+from mcis.models.losses import pair_losses
+from mcis.platform.config.resolve import resolve
+from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
+from mcis.platform.networks.features import features_shape
+from mcis.platform.runs.workspace import write_table
+
+TARGET = 5.0
+CLASSES, IMAGES = 20, 128
+
+
+def main() -> None:
+    """Runs both sides in turn and prints the ratio of their medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=5)
+    arguments = parser.parse_args()
+    print(machine.describe())
+    config = resolve("tags", "photos").config.classifier
+    torch.manual_seed(0)
+    model = build_classifier(config, CLASSES)
+    freeze(model, config)
+    move_channels_last(model, torch.device("cpu")).train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    rng, shape = np.random.default_rng(0), features_shape(config)
+    pixels = rng.integers(0, 256, (IMAGES, config.input_size, config.input_size, 3), np.uint8)
+
+    def step(m: Tensor, n: Tensor, *, embedded: bool) -> None:
+        tags = (torch.rand(len(m), CLASSES) < 0.1).float()
+        optimizer.zero_grad(set_to_none=True)
+        losses = pair_losses(model(m, n, embedded=embedded).pairs, tags, tags, loss_reduction=config.loss_reduction)
+        torch.stack([values.mean() for values in losses.values()]).sum().backward()
+        optimizer.step()
+
+    with tempfile.TemporaryDirectory() as folder:
+        kept = rng.normal(size=(IMAGES, 2, *shape)).astype(np.float16)
+        write_table(Path(folder) / f"part-{0:08d}-{IMAGES:08d}.arrow", cache_table(COLUMN, kept))
+        features = Features(["?"] * IMAGES, Path(folder), shape)
+
+        def from_features() -> None:
+            m, n = (torch.from_numpy(features(rng.integers(0, IMAGES, config.batch))).float() for _ in range(2))
+            step(m, n, embedded=True)
+
+        def from_images() -> None:
+            pair = (torch.from_numpy(pixels[rng.integers(0, IMAGES, config.batch)]) for _ in range(2))
+            m, n = (model.backbone.normalize(to_unit(images)) for images in pair)
+            step(m, n, embedded=False)
+
+        seconds = [(median(from_features, 4 * arguments.steps), median(from_images, arguments.steps)) for _ in range(3)]
+    fast, slow = (statistics.median(side) for side in zip(*seconds, strict=True))
+    print(f"from kept outputs: {fast:.3f} s per step of {2 * config.batch} images")
+    print(f"from images: {slow:.3f} s")
+    print(
+        f"ratio {slow / fast:.1f} target {TARGET:g}: training step on kept features, times faster than from the images"
+    )
+
+
+def median(step: Callable[[], None], steps: int) -> float:
+    """Seconds of a step, behind one that counts for nothing."""
+    step()
+    seconds = []
+    for _ in range(steps):
+        began = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()
