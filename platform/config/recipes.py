@@ -168,7 +168,9 @@ def photos() -> Config:
     phi on them alone. Maps are related to the nearest images of the class by attention over the same features, with
     W_P = I, which needs no training; the dense CRF finds the background.
 
-    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags.
+    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: about
+    0.4 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 64 of the pseudo masks and 58 of the
+    segmentation network on photographs of six animals (docs/RESULTS.md).
     """
     adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
     return Config(

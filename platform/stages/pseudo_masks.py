@@ -14,6 +14,7 @@ from PIL import Image
 
 from mcis.datasets.decode import encode_labels, fitted, resize_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import stamps
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
@@ -173,7 +174,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """
     rows = of_split(listing.table, "train", tagged=True)
     if config.supervision == "full":
-        without = rows.filter(rows["mask_uri"].is_null())["image_id"].to_pylist()
+        there = [uri is not None and stamps([uri])[0] is not None for uri in rows["mask_uri"].to_pylist()]
+        without = rows.filter(pa.array([not mask for mask in there]))["image_id"].to_pylist()
         if without:
             raise UserError(
                 f"supervision is full, but {len(without)} of {len(rows)} tagged training images have no ground-truth "

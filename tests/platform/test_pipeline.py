@@ -347,7 +347,8 @@ def test_full_supervision_needs_masks_and_a_backbone_of_its_own(root: Path, tmp_
     with pytest.raises(UserError, match=r"segmenter\.init is classifier but supervision is full"):
         settings(root, "supervision=full")
     shutil.copytree(root, tmp_path / "VOC2012")
-    next((tmp_path / "VOC2012" / "SegmentationClassAug").glob("*.png")).unlink()
+    first_id = (root / "ImageSets" / "Segmentation" / "train_aug.txt").read_text().split()[0]
+    (tmp_path / "VOC2012" / "SegmentationClassAug" / f"{first_id}.png").unlink()
     config = settings(tmp_path / "VOC2012", "supervision=full", "segmenter.init=pretrained").config
     with pytest.raises(UserError, match=r"supervision is full, but 1 of 24 tagged training images"):
         pipeline.check(config, Workspace(tmp_path / "workspace"), "bound")
@@ -519,6 +520,7 @@ def test_unknown_names_and_stages_are_named_before_the_run(root: Path, workspace
         pipeline.check(config, workspace, "a b")
 
 
+@pytest.mark.slow
 def test_without_tagged_val_images_a_note_says_so(ray_local: None, tmp_path: Path, workspace: Workspace) -> None:
     root = draw(tmp_path)
     lists = root / "ImageSets/Segmentation"

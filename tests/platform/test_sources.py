@@ -37,6 +37,7 @@ TINY = (
     "report.panels=4",
     "compute.shard_rows=16",
     "compute.threads=1",
+    "compute.stop_if_nothing_is_learnt=false",  # in so few steps
 )
 
 

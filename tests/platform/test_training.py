@@ -609,6 +609,7 @@ def test_a_checkpoint_of_another_configuration_is_named(here: Surroundings, tmp_
     assert not (tmp_path / WEIGHTS).exists()
 
 
+@pytest.mark.slow
 def test_a_file_that_vanishes_ends_a_training_with_the_users_error(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:
@@ -636,6 +637,7 @@ class Overflowing(ClassifierLearner):
         return terms
 
 
+@pytest.mark.slow
 def test_gradients_that_overflow_in_the_last_update_leave_no_weights(
     here: Surroundings, tmp_path: Path, ray_local: None
 ) -> None:

@@ -80,7 +80,7 @@ def test_related_images_without_co_attention_are_refused_before_the_first_trial(
     config = resolved.config.model_copy(update={"localize": paper})
     origins = {key: resolved.origins.get(key, "default") for key, _ in leaves(config)}
     other = Resolved(config, {**origins, "localize.method.name": "--set"})
-    with pytest.raises(UserError, match=r"attention is none, which has no"):
+    with pytest.raises(UserError, match=r"attention is none, which trains no W_P"):
         references(other, tmp_path / "w", "study", until="pseudo_masks", parallel=1)
 
 
