@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
@@ -35,6 +35,11 @@ it frees (`benchmarks/allocation.py`). They are read when a process starts, so e
 unless the user sets the allocator."""
 
 
+def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """ALLOCATOR, or nothing where the environment sets the allocator or takes another one's place for glibc's."""
+    return {} if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in environment) else dict(ALLOCATOR)
+
+
 def local_cpus(compute: ComputeConfig) -> int:
     """Logical CPUs of a local Ray: at least 4, so that trainers, decoders and drivers can share 2 cores."""
     return compute.cpus or max(4, os.cpu_count() or 1)
@@ -46,7 +51,7 @@ def ray_session(compute: ComputeConfig, *, verbose: bool = False) -> Iterator[No
 
     A Ray that is already connected is used as it is.
     """
-    allocator = {} if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in os.environ) else ALLOCATOR
+    allocator = allocator_variables(os.environ)
     for name, value in {**_ENVIRONMENT, **allocator}.items():
         os.environ.setdefault(name, value)
     # What the driver needs next takes seconds to load, as Ray takes to start.

@@ -1,0 +1,56 @@
+"""The Ray that a command starts: what its processes are told of memory."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables
+
+IN_A_TASK = """
+import json, os, ray
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+
+with ray_session(ComputeConfig(cpus=1, object_store_gb=0.1)):
+    task = ray.remote(lambda: {n: v for n, v in os.environ.items() if n.startswith("MALLOC_")})
+    print(json.dumps(ray.get(task.remote())))
+"""
+
+
+def test_an_allocator_that_the_user_sets_is_left() -> None:
+    assert allocator_variables({"HOME": "/"}) == ALLOCATOR
+    assert allocator_variables({"MALLOC_ARENA_MAX": "2"}) == {}
+    assert allocator_variables({"LD_PRELOAD": "libjemalloc.so"}) == {}
+
+
+@pytest.mark.slow
+def test_every_process_that_ray_starts_keeps_what_it_frees() -> None:
+    done = subprocess.run([sys.executable, "-c", IN_A_TASK], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == ALLOCATOR
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator is glibc's")
+def test_what_is_freed_is_kept_until_it_is_given_back() -> None:
+    code = """
+import resource, numpy as np
+from mcis.platform.engine.runtime import give_memory_back
+
+def megabytes():
+    return int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize() // 2**20
+
+before = megabytes()
+block = np.ones(2**25)  # 256 MiB
+del block
+kept = megabytes()
+give_memory_back()
+print(kept - before, megabytes() - before)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | ALLOCATOR
+    )
+    kept, left = map(int, done.stdout.split())
+    assert kept > 200
+    assert left < 100
