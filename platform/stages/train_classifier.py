@@ -136,12 +136,15 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     return learner, 0 if cache is None else len(rows)
 
 
-def _features(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
-    """What the backbone makes of images before its training; None where the training's exceed the cache."""
+def _features(config: Config, context: RunContext, rows: pa.Table, images: int | None = None) -> Features | None:
+    """What the backbone makes of images before its training; None where so many images' exceed the cache.
+
+    Args:
+        images: whose features are kept in all; None = all that a training reads, of train and val.
+    """
     pretrained = classifier_weights(config, context.workspace)
     assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
-    images = len(rows)
-    if config.classifier.from_features:
+    if images is None:
         images = sum(len(split_rows(context, split, tagged=True)) for split in ("train", "val"))
     return features_cache(rows, config.classifier, pretrained, context, config.compute, images=images)
 
@@ -152,11 +155,11 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statisti
     sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
     if config.classifier.from_features and (features := _features(config, context, rows)):
         return features.statistics(sample)
-    features = _features(config, context, rows.take(sample))
+    features = _features(config, context, rows.take(sample), count)
     if features is None:
         raise UserError(
             f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
-            "space for what the affinity's statistics are taken of",
+            "space for what the channels' statistics are taken of",
             "raise compute.cache_gb",
         )
     return features.statistics(np.arange(count))

@@ -15,6 +15,7 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.relations import VECTORS, read_vectors
 from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.stages import train_classifier
 
 TINY = (
     "classifier.epochs=2",
@@ -116,6 +117,18 @@ def test_nearest_images_are_found_by_vectors_that_the_report_reads_again(kept: p
     assert (np.linalg.norm(vectors, axis=1) <= 1).all()
     report = (kept.context.workspace.runs / "kept" / "report.html").read_text()
     assert "attended to" in report
+
+
+def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics_of_a_sample(
+    ray_local: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_classifier, "_SAMPLE", 4)
+    few = settings(root, "compute.cache_gb=0.0003")  # features of 11 images, of 24
+    run = pipeline.run(few, Workspace(tmp_path), "large", until="train_classifier")
+    (folder,) = run.context.workspace.cache.glob("features-*")
+    assert len(Features([], folder, (432, 4, 4)).cache.spans) == 1  # a shard, of the sample
+    assert (weights(run)["deviation"] > 0).all()
+    assert not torch.equal(weights(run)["mean"], torch.zeros(432))
 
 
 def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:
