@@ -83,7 +83,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     )
     of_val = validation is not None and validation.name == "val_map"
     facts = (
-        Facts({"steps": learner.schedule.steps}, result.notes("classifier")),
+        Facts({"steps": learner.schedule.steps}, result.notes("classifier") + _computed_again(config, learner)),
         _rare_classes(learner.tags, context.classes),
         _precision(validation, result),
         _exclusive_precision(config, context),
@@ -214,6 +214,16 @@ def _validation(config: Config, context: RunContext, *, cached: int) -> Validati
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         scores=val_scores,
         every=c.val_every,
+    )
+
+
+def _computed_again(config: Config, learner: ClassifierLearner) -> tuple[str, ...]:
+    """A note where a frozen backbone's outputs were not kept, as the cache does not hold them."""
+    if not config.classifier.from_features or isinstance(learner.images, Features):
+        return ()
+    return (
+        f"the frozen backbone computed every image in every epoch: its outputs exceed compute.cache_gb="
+        f"{config.compute.cache_gb:g}",
     )
 
 

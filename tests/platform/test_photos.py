@@ -14,6 +14,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.relations import VECTORS, read_vectors
+from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_table
 from mcis.platform.stages import train_classifier
 
@@ -125,6 +126,8 @@ def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics
     monkeypatch.setattr(train_classifier, "_SAMPLE", 4)
     few = settings(root, "compute.cache_gb=0.0003")  # features of 11 images, of 24
     run = pipeline.run(few, Workspace(tmp_path), "large", until="train_classifier")
+    notes = run.context.result("train_classifier", TrainingResult).notes
+    assert any("computed every image in every epoch" in note for note in notes)
     (folder,) = run.context.workspace.cache.glob("features-*")
     assert len(Features([], folder, (432, 4, 4)).cache.spans) == 1  # a shard, of the sample
     assert (weights(run)["deviation"] > 0).all()
