@@ -13,6 +13,7 @@ from mcis.models.losses import PairScores
 
 Attention = Literal["none", "co", "co+contrastive"]
 Head = Literal["shared", "own"]
+Attended = Literal["partner", "itself"]
 SELF_TRANSFORMS = ("flip", "x0.75", "x2")
 MOST_ENTRIES = 2**26
 """Most entries of P, over a batch, for which P is laid out on a CPU: 256 MiB in float32."""
@@ -137,6 +138,8 @@ class CoAttentionClassifier(nn.Module):
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
         phi_std: standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
+        attended: what an image of a pair attends to in training: its partner, or, as a control of what partners bring,
+            itself; the labels are those of the pair either way.
 
     Attributes:
         features_width: C.
@@ -159,10 +162,11 @@ class CoAttentionClassifier(nn.Module):
         affinity: Affinity | None = None,
         kinds: Literal[1, 3] = 1,
         phi_std: float | None = None,
+        attended: Attended = "partner",
     ):
         super().__init__()
         affinity = affinity or Affinity()
-        self.backbone, self.attention, self.affinity = backbone, attention, affinity
+        self.backbone, self.attention, self.affinity, self.attended = backbone, attention, affinity, attended
         self.neck = _neck(backbone.channels, neck) if neck else nn.Identity()
         self.features_width = c = neck or backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
@@ -240,7 +244,9 @@ class CoAttentionClassifier(nn.Module):
             raise ValueError("a classifier with three W_P needs the kind of each pair")
         return self.w_p[kind]
 
-    def pair_scores(self, m: Tensor, n: Tensor, kind: Tensor | None = None, *, contrastive: bool = True) -> PairScores:
+    def pair_scores(
+        self, m: Tensor, n: Tensor, kind: Tensor | None = None, *, attend: bool = True, contrastive: bool = True
+    ) -> PairScores:
         """Scores of B pairs from embeddings (B, D, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
 
         All layers on the features are linear, so they are applied before attention: the values that attention averages
@@ -248,16 +254,23 @@ class CoAttentionClassifier(nn.Module):
 
         Args:
             kind: of the pairs, (B,), where there are three W_P.
-            contrastive: whether unshared semantics are scored, if the classifier has such a term.
+            attend: whether shared semantics are scored, if the classifier has co-attention.
+            contrastive: whether unshared semantics are scored, too, if it has such a term.
         """
         basic = PairScores(pool(self.activations(m)), pool(self.activations(n)))
-        if self.attention == "none":
+        if self.attention == "none" or not attend:
             return basic
         weight, bias = self.common_layer()
         contrastive = contrastive and self.attention == "co+contrastive"
         layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
         values_m, values_n = (nn.functional.conv2d(self.features(image), layers) for image in (m, n))
-        common = self._coattend(self.keys(m), self.keys(n), self.affinity_weights(kind), values_m, values_n)
+        keys_m, keys_n, w_p = self.keys(m), self.keys(n), self.affinity_weights(kind)
+        if self.attended == "partner":
+            common = self._coattend(keys_m, keys_n, w_p, values_m, values_n)
+        else:
+            of_m = self._coattend(keys_m, keys_m, w_p, values_m, values_m)
+            of_n = self._coattend(keys_n, keys_n, w_p, values_n, values_n)
+            common = CoAttentive(of_m.m, of_n.n)
         k = len(weight)
 
         def scores(activations: Tensor) -> Tensor:
@@ -379,6 +392,7 @@ class CoAttentionClassifier(nn.Module):
         plain_m: Tensor | None = None,
         *,
         embedded: bool = False,
+        attend: bool = True,
     ) -> BatchScores:
         """Scores of the pairs and of each self pair (m, tau m); one backbone pass embeds both images of a pair.
 
@@ -390,20 +404,25 @@ class CoAttentionClassifier(nn.Module):
             plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if there is
                 no jitter.
             embedded: whether instead of images the backbone's outputs of them are given, (B, C_b, H, W).
+            attend: False leaves out co-attention and all terms but the basic one.
         """
         both = torch.cat([images_m, images_n])
-        m, n = self._embedding_to_train(both if embedded else self.backbone(both)).chunk(2)
-        pairs = self.pair_scores(m, n, kind)
+        m, n = self._embedding_to_train(both if embedded else self.backbone(both), attend).chunk(2)
+        pairs = self.pair_scores(m, n, kind, attend=attend)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
         plain = images_m if plain_m is None else plain_m
         selves = [
             self.pair_scores(
-                m, self._embedding_to_train(self.backbone(transform(plain, name))), self_kind, contrastive=False
+                m,
+                self._embedding_to_train(self.backbone(transform(plain, name)), attend),
+                self_kind,
+                attend=attend,
+                contrastive=False,
             )
             for name in self_transforms
         ]
         return BatchScores(pairs, selves)
 
-    def _embedding_to_train(self, outputs: Tensor) -> Tensor:
-        return self.embedding(outputs, with_keys=self.attention != "none")
+    def _embedding_to_train(self, outputs: Tensor, attend: bool) -> Tensor:
+        return self.embedding(outputs, with_keys=attend and self.attention != "none")

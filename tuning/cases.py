@@ -109,7 +109,10 @@ def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence
     whole = {*PAPER_EFFECT, f"none-identity-r{max(related)}", f"none-nearest-r{max(related)}"}
     cases = []
     for training in trainings:
-        for variant in _variants(training, sorted(set(related)), resolved.config):
+        variants = list(_variants(training, sorted(set(related)), resolved.config))
+        if training != "none":
+            variants += _trained_alone(variants, resolved.config.localize.related_by, max(related))
+        for variant in variants:
             name = f"{training.replace('+', '-')}-{variant.name}"
             values = {"classifier.attention": training, **variant.values}
             last = until if name in whole else _earlier(until, "pseudo_masks")
@@ -130,6 +133,9 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
                 (f"nearest-r{r}", f"none-nearest-r{r}", "training, with nearest images"),
                 (f"r{r}", f"none-r{r}", "training, with related images"),
                 ("single", "none-single", "training, without related images"),
+                ("single", f"{training}-alone-single", "that training attends to other images"),
+                (f"nearest-r{r}", f"{training}-alone-nearest-r{r}", "the same, with nearest images"),
+                (f"r{r}", f"{training}-alone-r{r}", "the same, with related images"),
                 (f"r{r}", f"none-identity-r{r}", "training, with related images"),
                 (f"r{r}", f"{training}-single", "related images, against a single round"),
                 (f"r{r}", f"{training}-itself", "other images than its own"),
@@ -174,6 +180,16 @@ def _variants(training: str, related: Sequence[int], config: Config) -> Iterator
             yield _Variant(f"evidence-wrong-class-r{most}", most, _WRONG_CLASS)
 
 
+def _trained_alone(variants: Sequence[_Variant], related_by: str, most: int) -> list[_Variant]:
+    """Controls of training: images that attended to themselves alone, without and with related images in the maps."""
+    names = ("single", f"nearest-r{most}" if related_by == "nearest" else f"r{most}")
+    return [
+        _Variant(f"alone-{v.name}", v.related, {**v.values, "classifier.attended": "itself"})
+        for v in variants
+        if v.name in names
+    ]
+
+
 def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until: str, paper: float | None) -> Case:
     values = {
         **variant.values,
@@ -183,12 +199,17 @@ def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until
     return Case(
         name=name,
         training=training,
-        inference=configured(resolved, values).localize.in_words() if variant.related else "single round",
+        inference=_in_words(configured(resolved, values), variant.related),
         related=variant.related,
         values=values,
         until=until,
         paper=paper,
     )
+
+
+def _in_words(config: Config, related: int) -> str:
+    maps = config.localize.in_words() if related else "single round"
+    return maps + (", trained alone" if config.classifier.attended == "itself" else "")
 
 
 def _earlier(stage: str, other: str) -> str:

@@ -98,6 +98,7 @@ def effect(
         workspace=Workspace(workspace),
         swept=(
             "classifier.attention",
+            "classifier.attended",
             "localize.related",
             "localize.related_by",
             "localize.method.affinity",

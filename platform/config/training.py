@@ -137,6 +137,9 @@ class ClassifierConfig(Section):
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
     """Loss terms: basic alone, with co-attention, with both (table 6)."""
+    attended: Literal["partner", "itself"] = "partner"
+    """What the images of a pair attend to in training: their partners; or, as a control of what these bring, each to
+    itself."""
     head: Literal["shared", "own"] = "shared"
     """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (RELEASED_RECIPE,
     "Classifier")."""
@@ -145,6 +148,12 @@ class ClassifierConfig(Section):
     short training of a linear layer on pretrained features does not get rid of."""
     affinity: AffinityConfig = AffinityConfig()
     """How positions of two images are compared (Eq. 2), in training and in maps with related images."""
+    attention_from_epoch: int = Field(default=0, ge=0)
+    """First epoch, from 0, in which pairs attend to each other; before, the basic term alone makes phi a class layer
+    that the common and contrastive terms can work on."""
+    contrastive_weight: Rate = 1.0
+    """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 5). Beside the
+    basic term the gradient of the contrastive one is small."""
     contrastive_from_epoch: int = Field(default=0, ge=0)
     """First epoch, from 0, in which the contrastive term counts; the released code has 2 (RELEASED_RECIPE,
     "Classifier")."""
@@ -209,6 +218,12 @@ class ClassifierConfig(Section):
         yield from self.affinity.problems()
         if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
             yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
+        last = self.epochs - 1 if self.keep_epoch is None else self.keep_epoch
+        if self.attention != "none" and self.attention_from_epoch > last:
+            yield (
+                f"classifier.attention_from_epoch {self.attention_from_epoch} is behind the last epoch, {last}, and "
+                f"classifier.attention is {self.attention}; choose an earlier one, or attention=none"
+            )
 
 
 class SegmenterConfig(Section):

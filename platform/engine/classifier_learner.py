@@ -62,6 +62,10 @@ class ClassifierLearner:
             optimizer=c.optimizer,
         )
 
+    @property
+    def rests_parameters(self) -> bool:
+        return self.config.attention != "none" and self.config.attention_from_epoch > 0
+
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
         if self.pretrained:
@@ -110,12 +114,13 @@ class ClassifierLearner:
         """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs."""
         c = self.config
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
+        attend = self.schedule.epoch(step) >= c.attention_from_epoch
         if isinstance(self.images, Features):
             outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
-            scores, self_scores = model(*outputs, kind=kind, embedded=True)
+            scores, self_scores = model(*outputs, kind=kind, embedded=True, attend=attend)
         else:
             images_m, images_n, plain_m = self._images(batch, device)
-            scores, self_scores = model(images_m, images_n, c.self_pairs, kind, plain_m)
+            scores, self_scores = model(images_m, images_n, c.self_pairs, kind, plain_m, attend=attend)
 
         tags_m, tags_n = (
             torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)
@@ -147,15 +152,16 @@ class ClassifierLearner:
         return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, normalize, device)
 
     def _contrastive_weights(self, batch: PairBatch, step: int) -> tuple[float, float]:
-        """The weights, 1 or 0, of the contrastive terms of m and n.
+        """The weights of the contrastive terms of m and n, 0 where they do not count.
 
         A term counts from the configured epoch on and, as released, where the whole batch's pairs have an unshared
         label on its side.
         """
-        begun = self.schedule.epoch(step) >= self.config.contrastive_from_epoch
-        if not self.config.contrastive_needs_unshared:
-            return float(begun), float(begun)
-        return float(begun and batch.unshared_m[0]), float(begun and batch.unshared_n[0])
+        c = self.config
+        weight = c.contrastive_weight * (self.schedule.epoch(step) >= c.contrastive_from_epoch)
+        if not c.contrastive_needs_unshared:
+            return weight, weight
+        return weight * bool(batch.unshared_m[0]), weight * bool(batch.unshared_n[0])
 
 
 def _summed_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, config: ClassifierConfig) -> dict[str, Tensor]:

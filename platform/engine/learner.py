@@ -63,6 +63,10 @@ class Learner(Protocol[AnyBatch]):
     def schedule(self) -> Schedule:
         """The updates of the training."""
 
+    @property
+    def rests_parameters(self) -> bool:
+        """Whether some updates make no use of some parameters, which DDP has to be told."""
+
     def model(self) -> nn.Module:
         """The network with its initial weights."""
 

@@ -118,7 +118,9 @@ class Trainer(Generic[AnyBatch]):
         move_channels_last(self.network, self.device)
         self.optimizer = build_optimizer(self.network, self.schedule.optimizer)
         start = resume(job.folder, self.network, self.optimizer, self.device)
-        self.model: Any = ray.train.torch.prepare_model(self.network)
+        self.model: Any = ray.train.torch.prepare_model(
+            self.network, parallel_strategy_kwargs={"find_unused_parameters": self.learner.rests_parameters}
+        )
         self.model.train()
 
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()

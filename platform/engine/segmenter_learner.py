@@ -58,6 +58,10 @@ class SegmenterLearner:
             optimizer=c.optimizer,
         )
 
+    @property
+    def rests_parameters(self) -> bool:
+        return False
+
     def model(self) -> nn.Module:
         model = build_segmenter(self.config, self.classes)
         assert isinstance(model.backbone, nn.Module)

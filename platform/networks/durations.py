@@ -220,20 +220,32 @@ def _passes_of_tags(config: Config, counts: Counts, picture: NDArray[np.uint8], 
             seconds["mask_crf"] = _crf(config.pseudo_masks.crf, picture, labels)
     if config.weights.classifier is None:
         model.train()
-        if kept:
-            of_pairs = outputs.repeat(_SAMPLES, 1, 1, 1)
-            step = _timed(lambda: _classifier_step(config, model, of_pairs, kept=True))
-        else:
-            step = _by_area(lambda side: _classifier_step(config, model, _noise(_SAMPLES, side)), c.input_size, stride)
-        seconds["pair"] = step / _SAMPLES
+        of_pairs = outputs.repeat(_SAMPLES, 1, 1, 1)
+
+        def step(attend: bool) -> float:
+            if kept:
+                return _timed(lambda: _classifier_step(config, model, of_pairs, kept=True, attend=attend))
+            return _by_area(
+                lambda side: _classifier_step(config, model, _noise(_SAMPLES, side), kept=False, attend=attend),
+                c.input_size,
+                stride,
+            )
+
+        attending = max(0.0, 1 - c.attention_from_epoch / c.epochs)
+        shares = {True: attending, False: 1 - attending}
+        seconds["pair"] = sum(share * step(attend) for attend, share in shares.items() if share) / _SAMPLES
     return seconds
 
 
-def _classifier_step(config: Config, model: CoAttentionClassifier, images: Tensor, *, kept: bool = False) -> None:
-    """A forward and a backward pass of pairs of images (B, 3, S, S) or, `kept`, of a backbone's outputs of them."""
+def _classifier_step(config: Config, model: CoAttentionClassifier, images: Tensor, *, kept: bool, attend: bool) -> None:
+    """A forward and a backward pass of pairs of images (B, 3, S, S) or, `kept`, of a backbone's outputs of them.
+
+    Args:
+        attend: whether they attend to each other.
+    """
     c = config.classifier
     kind = torch.zeros(len(images), dtype=torch.long) if c.kinds > 1 else None
-    scores = model(images, images, c.self_pairs, kind, embedded=kept)
+    scores = model(images, images, c.self_pairs, kind, embedded=kept, attend=attend)
     total = torch.zeros(())
     for each in (scores.pairs, *scores.selves):
         tags = torch.zeros_like(each.basic_m)

@@ -14,7 +14,7 @@ from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.networks.build import build_backbone
+from mcis.platform.networks.build import build_backbone, move_channels_last
 from mcis.platform.networks.pretrained import load_backbone
 
 _BATCH = 8
@@ -41,7 +41,7 @@ class MakeFeatures:
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         backbone = build_backbone(config)
         load_backbone("classifier", backbone, pretrained)
-        self.backbone = backbone.to(self.device).eval()
+        self.backbone = move_channels_last(backbone, self.device).eval()
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:

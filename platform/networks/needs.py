@@ -2,13 +2,14 @@
 
 Weights, checkpoints, features, maps and decoded images have sizes that follow from their shapes. Estimated are label
 pictures (from the size of the images' files), the sums of the evaluation, and memory: each process with torch and Ray
-takes `_PROCESS`; a training worker has weights, gradients, the optimizer's buffers, and the outputs of all layers for a
-micro batch; a mapping task has weights and the two largest outputs. On a GPU these lie in its memory.
+takes `_PROCESS`; a training worker has weights, those of what it trains twice more or thrice (gradients and the
+optimizer's buffers), and for a micro batch the outputs that the backward pass reads and the two largest ones; a mapping
+task has weights and the two largest outputs. On a GPU these lie in its memory.
 """
 
 import math
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +27,7 @@ from mcis.datasets.index import Listing
 from mcis.datasets.maps import SHARD_BYTES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
-from mcis.platform.networks.build import build_classifier, build_segmenter
+from mcis.platform.networks.build import build_classifier, build_segmenter, freeze
 from mcis.platform.networks.features import features_shape
 from mcis.platform.networks.pretrained import download_bytes
 from mcis.platform.runs.read_index import of_split
@@ -169,34 +170,46 @@ def counts_of(config: Config, images: pa.Table, classes: int) -> Counts:
 
 
 class _Network(NamedTuple):
-    """Bytes of a network, float32: its weights, and of one image all layers' outputs and the largest.
+    """Bytes of a network, float32.
 
-    `shape` is that of the output, (C, H, W).
+    Attributes:
+        weights: all of it, and `trained` what of it is trained.
+        kept: of one image, the outputs of layers that a backward pass reads.
+        largest: of one image, the largest output of a layer, or what is passed in.
+        shape: of the output, (C, H, W).
     """
 
     weights: int
-    outputs: int
+    trained: int
+    kept: int
     largest: int
     shape: tuple[int, int, int]
 
 
-def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], weights: int, side: int) -> _Network:
-    """Passes an image of side x side pixels without values through a network on the device `meta`."""
-    outputs: list[int] = []
+def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], *shape: int) -> _Network:
+    """Passes an input (C, H, W) without values through a network on the device `meta`."""
+    outputs: list[Tensor] = []
 
     def watch(layer: nn.Module, inputs: object, output: Tensor) -> None:
-        outputs.append(4 * output.numel())
+        outputs.append(output)
 
-    for layer in network.modules():
-        if not list(layer.children()):
-            layer.register_forward_hook(watch)
-    with torch.inference_mode():
-        _, c, h, w = forward(torch.zeros(1, 3, side, side, device="meta")).shape
-    return _Network(weights, sum(outputs), max(outputs), (c, h, w))
+    hooks = [layer.register_forward_hook(watch) for layer in network.modules() if not list(layer.children())]
+    image = torch.zeros(1, *shape, device="meta")
+    output = forward(image)
+    for hook in hooks:
+        hook.remove()
+    _, c, h, w = output.shape
+    return _Network(
+        weights=_bytes(network.state_dict().values()),
+        trained=_bytes(parameter for parameter in network.parameters() if parameter.requires_grad),
+        kept=_bytes(output for output in outputs if output.requires_grad),
+        largest=max(_bytes([output]) for output in (image, *outputs)),
+        shape=(c, h, w),
+    )
 
 
-def _weights_of(network: nn.Module) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values())
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
@@ -210,8 +223,13 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
             build_classifier(config.classifier, counts.classes),
             build_segmenter(config.segmenter, counts.classes),
         )
-    embedding = _measure(classifier, classifier.embed, _weights_of(classifier), config.classifier.input_size)
-    labeling = _measure(segmenter, segmenter, _weights_of(segmenter), config.segmenter.crop)
+        freeze(classifier, config.classifier)
+        freeze(segmenter, config.segmenter)
+    side, crop = config.classifier.input_size, config.segmenter.crop
+    embedding = learning = _measure(classifier, classifier.embed, 3, side, side)
+    if config.classifier.from_features:
+        learning = _measure(classifier, classifier.embedding, *features_shape(config.classifier))
+    labeling = _measure(segmenter, segmenter, 3, crop, crop)
     textures = classifier.backbone.textures
     kept = textures.channels if textures and config.localize.method.evidence else 0
     trained = config.weights.classifier is None
@@ -220,7 +238,7 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         "index": Need("index", _table(config, counts.images, 512) + 512 * counts.images),
         "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
-        "train_classifier": _training(config, "classifier", embedding, steps, 0),
+        "train_classifier": _training(config, "classifier", learning, steps, 0),
         "localize": _localization(config, counts, embedding, kept),
         "pseudo_masks": Need(
             "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
@@ -292,12 +310,13 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
     section = config.classifier if label == "classifier" else config.segmenter
     optimizer: Optimizer = section.optimizer
     buffers = 2 if optimizer.name == "adamw" else 1
-    checkpoints = 3 * (1 + buffers) * network.weights if steps > config.compute.checkpoint_steps else 0
+    checkpoints = 3 * (network.weights + buffers * network.trained) if steps > config.compute.checkpoint_steps else 0
     images = math.ceil(section.batch / config.compute.workers)
     images = min(images, config.compute.micro_batch or images)
     if label == "classifier":
         images *= 2 + 2 * len(config.classifier.self_pairs)
-    worker = _PROCESS + (2 + buffers) * network.weights + images * network.outputs + int(min(masks, SHARD_BYTES))
+    passed = images * (network.kept + 2 * network.largest)
+    worker = _PROCESS + network.weights + (1 + buffers) * network.trained + passed + int(min(masks, SHARD_BYTES))
     leaves = network.weights + 512 * (1 + steps // 10) + 4 * _SMALL
     return Need(f"train_{label}", leaves, checkpoints, config.compute.workers * worker if steps else worker)
 
@@ -320,7 +339,7 @@ def _localization(config: Config, counts: Counts, network: _Network, textures: i
 def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
     """Labels without and with the CRF; windows, or whole images, that pass through the network one by one."""
     pictures = 2 if config.predict.crf.iterations else 1
-    side = config.predict.crop or round(500 * max(config.predict.scales))
+    side = config.predict.crop or round((config.data.max_side or 500) * max(config.predict.scales))
     largest = network.largest * (side / config.segmenter.crop) ** 2
     leaves = _table(config, counts.predicted, pictures * _picture(counts)) + _SMALL * counts.predicted // 32
     return Need("predict", leaves, 0, int(_processes(config) * (_PROCESS + network.weights + 4 * largest)))

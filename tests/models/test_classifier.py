@@ -109,6 +109,27 @@ def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatc
             np.testing.assert_allclose(got[name][b].detach(), scores, atol=1e-10, err_msg=name)
 
 
+@pytest.mark.parametrize("options", FORMS[:5], ids=str)
+def test_as_a_control_images_attend_to_themselves_in_training(options: dict[str, Any]) -> None:
+    model, control = classifier(**options), classifier(**options, attended="itself")
+    f_m, f_n = features(1, 1, 2, 3), features(2, 1, 3, 2)
+    got = present(control.pair_scores(f_m, f_n))
+    of_m, of_n = (section_3_1(model, f[0].flatten(1).numpy(), f[0].flatten(1).numpy()) for f in (f_m, f_n))
+    for name, scores in got.items():
+        np.testing.assert_allclose(scores[0].detach(), (of_m if name.endswith("_m") else of_n)[name], atol=1e-10)
+    assert not torch.allclose(got["common_m"], present(model.pair_scores(f_m, f_n))["common_m"])
+
+
+def test_pairs_may_be_scored_without_attention() -> None:
+    model = classifier()
+    pair = images(1, 2), images(2, 2)
+    alone, whole = model(*pair, ("flip",), attend=False), model(*pair, ("flip",))
+    for without, scores in zip([alone.pairs, *alone.selves], [whole.pairs, *whole.selves], strict=True):
+        assert list(present(without)) == ["basic_m", "basic_n"]
+        assert torch.equal(without.basic_m, scores.basic_m)
+        assert torch.equal(without.basic_n, scores.basic_n)
+
+
 def test_each_kind_of_pair_has_its_own_affinity_and_the_source_sees_a_cross_pair_transposed() -> None:
     three, one = classifier(kinds=3), classifier()
     three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))

@@ -83,7 +83,7 @@ def test_maps_cost_scales_mirror_images_and_related_images() -> None:
 
 
 def test_what_a_frozen_backbone_makes_of_images_is_computed_once() -> None:
-    seconds = estimated("classifier.epochs=4", recipe="photos", kept=True)
+    seconds = estimated("classifier.epochs=4", "classifier.attention_from_epoch=3", recipe="photos", kept=True)
     assert seconds["train_classifier"] == pytest.approx(25 * 16 * 3.0 + 110 * (0.01 + 2.0) + 4 * 10 * 0.1)
     photos = resolve("voc", "photos").config
     assert keeps_outputs(photos, COUNTS)

@@ -110,8 +110,16 @@ class Recorder:
     """Stands where the network stands and keeps what it is given."""
 
     def __call__(
-        self, images_m: Tensor, images_n: Tensor, transforms: tuple[str, ...], kind: None, plain_m: Tensor | None
+        self,
+        images_m: Tensor,
+        images_n: Tensor,
+        transforms: tuple[str, ...],
+        kind: None,
+        plain_m: Tensor | None,
+        *,
+        attend: bool,
     ) -> tuple[PairScores, list[PairScores]]:
+        assert attend
         self.m, self.n, self.transforms, self.plain = images_m, images_n, transforms, plain_m
         b = len(images_m)
         scores = [torch.full((b, K), 0.1 * i) for i in range(6)]

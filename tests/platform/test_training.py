@@ -149,7 +149,9 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         head="own",
         affinity=AffinityConfig(form="cosine", scale=10, init=1.0),
         self_pairs=("flip",),
-        contrastive_from_epoch=1,
+        attention_from_epoch=1,
+        contrastive_weight=1.5,
+        contrastive_from_epoch=2,
         contrastive_needs_unshared=True,
         color_jitter=(0.3, 0.3, 0.3, 0.1),
         flip=True,
@@ -206,27 +208,28 @@ def trained(folder: Path) -> dict[str, Tensor]:
 
 
 def test_the_plain_loop_does_train(here: Surroundings) -> None:
-    """What the others are compared with: its losses fall, and the contrastive term is weighed as configured."""
+    """What the others are compared with: its losses fall, and its terms begin and weigh as configured."""
     _, terms = plain_loop(here.learner)
-    common, contrastive = (np.array([t[name] for t in terms]) for name in ("common", "contrastive"))
-    assert common[15:].mean() < 0.95 * common[:5].mean()
-    assert contrastive[15:].mean() < 0.8 * contrastive[5:10].max()
-    assert (contrastive[:5] == 0).all(), "it begins with epoch 1"
+    common, contrastive = (np.array([t[name] for t in terms[5:]]) for name in ("common", "contrastive"))
+    assert common[10:].mean() < 0.95 * common[:5].mean()
+    assert contrastive[10:].mean() < 0.8 * contrastive[5:10].max()
+    assert [sorted(t) for t in terms[:5]] == [["basic", "self_basic"]] * 5, "pairs attend from epoch 1 on"
+    assert (contrastive[:5] == 0).all(), "it begins with epoch 2"
     assert (contrastive[5:] > 0).all()
 
 
 def test_a_side_without_an_unshared_label_in_the_whole_batch_has_no_contrastive_term(here: Surroundings) -> None:
     batch = here.learner.decoder(WorkerShard(0, 1, 0, 1))(np.array([0]))
 
-    def weights(m: bool, n: bool, step: int = 7) -> tuple[float, float]:
+    def weights(m: bool, n: bool, step: int = 12) -> tuple[float, float]:
         unshared = replace(batch, unshared_m=np.array([m, m]), unshared_n=np.array([n, n]))
         return here.learner._contrastive_weights(unshared, step)
 
-    assert weights(True, True) == (1, 1)
-    assert weights(True, False) == (1, 0)
-    assert weights(False, True) == (0, 1)
+    assert weights(True, True) == (1.5, 1.5)
+    assert weights(True, False) == (1.5, 0)
+    assert weights(False, True) == (0, 1.5)
     assert weights(False, False) == (0, 0)
-    assert weights(True, True, step=4) == (0, 0), "it begins with epoch 1"
+    assert weights(True, True, step=9) == (0, 0), "it begins with epoch 2"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from mcis.tuning.cases import (
 def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> None:
     resolved = resolve("voc", "paper")
     cases = {case.name: case for case in effect_cases(resolved, TRAININGS, (3,), "evaluate")}
-    of_co = ["single", "r3", "itself", "wrong-class-r3", "identity-r3"]
+    of_co = ["single", "r3", "itself", "wrong-class-r3", "identity-r3", "alone-single", "alone-r3"]
     expected = ["none-single", "none-identity-r3", *(f"{t}-{name}" for t in ("co", "co-contrastive") for name in of_co)]
     assert list(cases) == expected
     localize = {name: configured(resolved, case.values).localize for name, case in cases.items()}
@@ -52,7 +52,7 @@ def test_evidence_is_a_case_where_it_is_the_recipes_method_and_co_attention_has_
     assert list(cases) == [
         "none-single", "none-identity-r5", "none-evidence-r1", "none-evidence-r5", "none-evidence-wrong-class-r5",
         "co-single", "co-r1", "co-r5", "co-itself", "co-wrong-class-r5", "co-identity-r5",
-        "co-evidence-r1", "co-evidence-r5",
+        "co-evidence-r1", "co-evidence-r5", "co-alone-single", "co-alone-r5",
     ]  # fmt: skip
     methods = {name: configured(resolved, case.values).localize.method for name, case in cases.items()}
     for name, method in methods.items():
@@ -70,7 +70,11 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
     resolved = resolve("tags", "photos")
     cases = {case.name: case for case in effect_cases(resolved, ("none", "co"), (3, 24), "evaluate")}
     of_each = ["single", "r3", "r24", "nearest-r3", "nearest-r24", "itself", "wrong-class-r24"]
-    assert list(cases) == [f"{training}-{name}" for training in ("none", "co") for name in of_each]
+    alone = ["co-alone-single", "co-alone-nearest-r24"]
+    assert list(cases) == [*(f"{training}-{name}" for training in ("none", "co") for name in of_each), *alone]
+    attended = {name: configured(resolved, case.values).classifier.attended for name, case in cases.items()}
+    assert {name for name, to in attended.items() if to == "itself"} == set(alone)
+    assert cases["co-alone-single"].inference == "single round, trained alone"
     related_by = {name: configured(resolved, case.values).localize.related_by for name, case in cases.items()}
     assert {name for name, by in related_by.items() if by == "nearest"} == {n for n in cases if "nearest" in n}
     assert related_by["none-r24"] == "class"
@@ -78,6 +82,8 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
     assert ("none-nearest-r24", "none-single") in pairs
     assert ("none-nearest-r24", "none-r24") in pairs
     assert ("none-r24", "none-itself") in pairs
+    assert ("co-nearest-r24", "co-alone-nearest-r24") in pairs
+    assert ("co-single", "co-alone-single") in pairs
     assert ("co-nearest-r24", "none-nearest-r24") in pairs
     assert cases["none-nearest-r24"].until == "evaluate"
 
