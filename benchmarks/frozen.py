@@ -1,8 +1,8 @@
 """A training step on a frozen backbone whose outputs are kept, times faster than one that computes them again.
 
-The classifier of recipe `photos`, batches of 16 pairs: kept outputs are read from the shards of a cache, float16; the
-other side reads images and passes them through the backbone without gradients. Both then do the same. What the first
-epoch pays for the cache is one pass of each image and its mirror image.
+The classifier of recipe `photos` before its pairs attend, batches of 16: kept outputs are read from the shards of a
+cache, float16; the other side reads images and passes them through the backbone without gradients. Both then do the
+same. What the first epoch pays for the cache is one pass of each image and its mirror image.
 """
 
 import argparse
@@ -48,7 +48,9 @@ def main() -> None:
     def step(m: Tensor, n: Tensor, *, embedded: bool) -> None:
         tags = (torch.rand(len(m), CLASSES) < 0.1).float()
         optimizer.zero_grad(set_to_none=True)
-        losses = pair_losses(model(m, n, embedded=embedded).pairs, tags, tags, loss_reduction=config.loss_reduction)
+        losses = pair_losses(
+            model(m, n, embedded=embedded, attend=False).pairs, tags, tags, loss_reduction=config.loss_reduction
+        )
         torch.stack([values.mean() for values in losses.values()]).sum().backward()
         optimizer.step()
 

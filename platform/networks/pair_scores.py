@@ -5,8 +5,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from mcis.datasets.features import Features
 from mcis.datasets.images import read_rgb
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
@@ -21,27 +23,37 @@ PAIR_SCORES_SCHEMA = pa.schema(
     ]
 )
 
+_BATCH = 4
+
 
 class ScorePairs:
-    """Maps rows of pairs, columns uri_m, uri_n and kind, to their scores (PAIR_SCORES_SCHEMA).
+    """Maps rows of pairs, columns m, n and kind, to their scores (PAIR_SCORES_SCHEMA).
 
     Args:
         weights: the folder of the trained classifier of `classes` classes, with contrastive co-attention.
         gpu: whether the network runs on a GPU.
+        images: URIs of the images that m and n number, or what the frozen backbone makes of them.
     """
 
-    def __init__(self, config: ClassifierConfig, weights: Path, classes: int, gpu: bool):
-        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+    def __init__(self, config: ClassifierConfig, weights: Path, classes: int, gpu: bool, images: list[str] | Features):
+        self.config, self.device, self.images = config, torch.device("cuda" if gpu else "cpu"), images
         self.model = move_channels_last(load_classifier(config, weights, classes), self.device)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        m, n = (self.model.embed(self._images(rows[name].to_pylist())) for name in ("uri_m", "uri_n"))
+        return pa.concat_tables([self._scores(rows.slice(first, _BATCH)) for first in range(0, len(rows), _BATCH)])
+
+    def _scores(self, rows: pa.Table) -> pa.Table:
+        m, n = (self.model.embedding(self._outputs(rows[name].to_numpy())) for name in "mn")
         kind = torch.from_numpy(rows["kind"].to_numpy().astype(np.int64)).to(self.device)
         scores = self.model.pair_scores(m, n, kind if self.config.kinds > 1 else None)
         columns = {name: getattr(scores, name).float().cpu().tolist() for name in PAIR_SCORES_SCHEMA.names}
         return pa.table(columns, schema=PAIR_SCORES_SCHEMA)
 
-    def _images(self, uris: list[str]) -> Tensor:
-        pixels = np.stack([read_rgb(uri, self.config.input_size) for uri in uris])
-        return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+    def _outputs(self, positions: NDArray[np.int64]) -> Tensor:
+        if isinstance(self.images, Features):
+            return torch.from_numpy(self.images(positions)).to(self.device).float()
+        pixels = np.stack([read_rgb(self.images[position], self.config.input_size) for position in positions])
+        images = self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+        outputs: Tensor = self.model.backbone(images)
+        return outputs

@@ -295,11 +295,10 @@ def _exclusive_precision(config: Config, context: RunContext) -> Facts:
     tags = Tags.of_index(rows["tags"], len(context.classes))
     source = np.array(rows["domain"].to_pylist()) == "source"
     pairs = PairSampler(tags, seed=config.seed, source=source).rows(0, min(2 * len(rows), _VAL_PAIRS))
-    table = pa.table(
-        {"uri_m": rows["uri"].take(pairs.m), "uri_n": rows["uri"].take(pairs.n), "kind": pa.array(pairs.kind)}
-    )
+    table = pa.table({"m": pa.array(pairs.m), "n": pa.array(pairs.n), "kind": pa.array(pairs.kind)})
     gpu, folder = uses_gpu(config.compute), context.part / "pairs"
-    arguments = c, context.part, len(context.classes), gpu
+    outputs = _features(config, context, rows) if c.from_features else None
+    arguments = c, context.part, len(context.classes), gpu, outputs or rows["uri"].to_pylist()
     map_table(table, ScorePairs, arguments, folder, label="val pairs", shard_rows=32, gpu=gpu)
     scores = read_table(folder)
     tags_m, tags_n = (tags.matrix(positions) for positions in (pairs.m, pairs.n))

@@ -8,12 +8,15 @@ import pytest
 import torch
 from PIL import Image
 
+from mcis.datasets.cached import cache_table
+from mcis.datasets.features import COLUMN, Features
 from mcis.datasets.images import read_rgb
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pair_scores import PAIR_SCORES_SCHEMA, ScorePairs
+from mcis.platform.runs.workspace import write_table
 
 
 @pytest.mark.parametrize("kinds", [1, 3])
@@ -26,13 +29,21 @@ def test_scores_are_the_classifiers(tmp_path: Path, kinds: int) -> None:
     config = ClassifierConfig.model_validate({"backbone": "small", "channels": 6, "input_size": 32, "kinds": kinds})
     model = build_classifier(config, 4).eval()
     save_weights(model, tmp_path / WEIGHTS, {})
-    kind = np.array([0, 2, 1], np.uint8) if kinds == 3 else np.zeros(3, np.uint8)
-    rows = pa.table({"uri_m": uris, "uri_n": uris[1:] + uris[:1], "kind": kind})
-    got = ScorePairs(config, tmp_path, 4, False)(rows)
+    m = np.tile(np.arange(3), 2)  # more pairs than pass through the network at a time
+    kind = np.tile(np.array([0, 2, 1], np.uint8), 2) if kinds == 3 else np.zeros(6, np.uint8)
+    rows = pa.table({"m": m, "n": (m + 1) % 3, "kind": kind})
+    got = ScorePairs(config, tmp_path, 4, False, uris)(rows)
     assert got.schema.equals(PAIR_SCORES_SCHEMA)
     with torch.inference_mode():
         images = IMAGENET(to_unit(torch.from_numpy(np.stack([read_rgb(uri, 32) for uri in uris]))))
-        features = model.backbone(images)
-        expected = model.pair_scores(features, features.roll(-1, 0), torch.from_numpy(kind).long())
+        outputs = model.backbone(images)
+        expected = model.pair_scores(outputs[m], outputs[(m + 1) % 3], torch.from_numpy(kind).long())
     for name in PAIR_SCORES_SCHEMA.names:
         np.testing.assert_allclose(np.array(got[name].to_pylist()), getattr(expected, name).numpy(), atol=1e-5)
+
+    kept = torch.stack([outputs, torch.zeros_like(outputs)], dim=1).half()  # mirror images have no part in it
+    write_table(tmp_path / "kept" / "part-00000000-00000003.arrow", cache_table(COLUMN, kept.numpy()))
+    features = Features(uris, tmp_path / "kept", tuple(outputs.shape[1:]))
+    of_kept = ScorePairs(config, tmp_path, 4, False, features)(rows)
+    for name in PAIR_SCORES_SCHEMA.names:
+        np.testing.assert_allclose(np.array(of_kept[name].to_pylist()), np.array(got[name].to_pylist()), atol=0.01)
