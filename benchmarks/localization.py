@@ -64,7 +64,7 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     create_file(selves, (len(relations.tag), *shape[1:]), np.float32)
     kept = selves if config.localize.method.name == "released" else None
     embed = Embed(config, folder, CLASSES, gpu, features, kept)
-    relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source, None)
+    relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source)
     to_embed = embed_rows(rows, relations.start, every_image, ~no_source)
     to_relate = relate_rows(rows, relations, range(CLASSES), every_image)
     began = time.perf_counter()

@@ -21,32 +21,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from mcis.datasets.images import Squares
+from mcis.datasets.draws import Order, permuted
+from mcis.datasets.features import Features
 from mcis.datasets.index import verify
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
+from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.demo import demo_configuration
-from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
-from mcis.platform.networks.build import load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.listing import listing
-from mcis.platform.runs.relations import draw_relations
+from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.workspace import write_table
 from mcis.platform.stages import pseudo_masks
 from mcis.platform.stages.evaluation.segmentation import ScoreVal
 from mcis.platform.stages.evaluation.training_images import ScoreTrain
 from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
-from mcis.platform.stages.localization.workers import Embed, Relate
+from mcis.platform.stages.localization.workers import Embed, Pool, Relate
 
 TARGET = 1.3
+SHARD = 64
 
 
 def train(learner: Learner[Any], folder: Path) -> None:
@@ -85,6 +87,12 @@ class Plain:
     val_rows: pa.Table
     tags: Tags
 
+    @property
+    def features(self) -> Features:
+        """What the frozen backbone makes of the training images."""
+        shape = features_shape(self.config.classifier)
+        return Features(self.rows["uri"].to_pylist(), self.folder / "features", shape)
+
     @classmethod
     def index(cls, config: Config, folder: Path) -> "Plain":
         listed = listing(config)
@@ -94,32 +102,39 @@ class Plain:
         return cls(config=config, folder=folder, classes=len(listed.classes), rows=rows, val_rows=val_rows, tags=tags)
 
     def train_classifier(self) -> None:
-        config = self.config.classifier
+        config, n = self.config.classifier, len(self.rows)
+        make = MakeFeatures(config, bundled_file(), False)
+        for first in range(0, n, SHARD):
+            shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD, n):08d}.arrow"
+            write_table(shard, make(self.rows.slice(first, SHARD)))
+        sample = np.sort(permuted(Order.STATISTICS, self.config.seed, 0, n, np.arange(min(256, n))))
         learner = ClassifierLearner(
             config=config,
             seed=self.config.seed,
             tags=self.tags,
             source=None,
-            images=Squares(self.rows["uri"].to_pylist(), config.input_size),
-            pretrained=None,
+            images=self.features,
+            pretrained=bundled_file(),
+            statistics=self.features.statistics(sample),
         )
         train(learner, self.folder / "classifier")
 
     def localize(self) -> None:
         config, folder, rows = self.config, self.folder, self.rows
         features, no_source, every_image = folder / "features.npy", np.zeros(len(rows), bool), np.arange(len(rows))
-        relations = draw_relations(config.localize, config.seed, self.tags, no_source)
+        numbered = rows.append_column("position", pa.array(every_image))
+        pool = Pool(config, folder / "classifier", self.classes, False, self.features)
+        write_table(folder / VECTORS / "part-000000.parquet", pool(numbered))
+        vectors = read_vectors(folder / VECTORS)
+        relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
         shape = feature_shape(config, folder / "classifier", self.classes)
         create_file(features, (len(rows), *shape), np.float16)
-        embed = Embed(config, folder / "classifier", self.classes, False, features, None)
+        embed = Embed(config, folder / "classifier", self.classes, False, features, None, self.features)
         embedded = embed(embed_rows(rows, relations.start, every_image, ~no_source))
         write_table(folder / "single" / "part-000000.parquet", embedded)
-        bank = (relations.bank, self.tags.matrix(relations.bank)) if len(relations.bank) else None
-        paper = config.model_copy(update={"localize": config.localize.model_copy(update={"method": CoAttention()})})
-        for name, how, of_bank in (("maps", config, bank), ("paper_maps", paper, None)):
-            relate = Relate(how, folder / "classifier", self.classes, False, features, None, no_source, of_bank)
-            related = relate(relate_rows(rows, relations, range(self.classes), every_image))
-            write_table(folder / name / "part-000000.parquet", related)
+        relate = Relate(config, folder / "classifier", self.classes, False, features, None, no_source)
+        related = relate(relate_rows(rows, relations, range(self.classes), every_image))
+        write_table(folder / "maps" / "part-000000.parquet", related)
 
     def pseudo_masks(self) -> None:
         maps = Shards(self.folder / "maps")
@@ -127,7 +142,6 @@ class Plain:
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 
     def train_segmenter(self) -> None:
-        classifier = load_classifier(self.config.classifier, self.folder / "classifier", self.classes)
         learner = SegmenterLearner(
             config=self.config.segmenter,
             seed=self.config.seed,
@@ -135,8 +149,9 @@ class Plain:
             image_ids=self.rows["image_id"].to_pylist(),
             uris=self.rows["uri"].to_pylist(),
             masks=Shards(self.folder / "masks"),
-            backbone=classifier.backbone.state_dict(),
-            pretrained=None,
+            backbone=None,
+            pretrained=bundled_file(),
+            max_side=self.config.data.max_side,
         )
         train(learner, self.folder / "segmenter")
 
@@ -145,7 +160,7 @@ class Plain:
         write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
 
     def evaluate(self) -> None:
-        single, maps, paper, masks = (Shards(self.folder / name) for name in ("single", "maps", "paper_maps", "masks"))
+        single, maps, masks = (Shards(self.folder / name) for name in ("single", "maps", "masks"))
         positions = pa.array(np.arange(len(self.rows)), pa.int64())
         c = self.config.evaluate
         score = ScoreTrain(
@@ -156,7 +171,6 @@ class Plain:
             seed=0,
             single=single,
             related=maps,
-            paper=paper,
             masks=masks,
         )
         score(self.rows.append_column("position", positions))

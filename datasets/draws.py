@@ -71,8 +71,6 @@ class Order(enum.IntEnum):
     """Tagged images of the domain source, likewise: (turn)."""
     SLOTS = 3
     """Pairs of an epoch, which a mix assigns to the kinds: (epoch)."""
-    BANK = 4
-    """Images, the first of which are the bank of shared evidence: (0)."""
     STATISTICS = 5
     """Training images, the first of which give the statistics of a backbone's channels: (0)."""
 

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Draw, Order, permuted, uniforms
+from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.neighbors import RelatedFrom, nearest_images
 from mcis.datasets.tags import Members, Tags
 
@@ -35,8 +35,6 @@ class Relations:
     """(O,) images with which contrastive activations are computed, map by map (`contrastive_images`)."""
     others_start: NDArray[np.int64]
     """(T + 1,) where the `others` of each map begin."""
-    bank: NDArray[np.int64]
-    """(B,) images that evidence contrasts related ones with, ascending; empty where there is no evidence."""
 
     def needs(self, classes: int) -> list[NDArray[np.int64]]:
         """For each of K classes the images whose features its maps are made of: K ascending arrays."""
@@ -45,7 +43,7 @@ class Relations:
         for k in range(classes):
             of_class = self.tag == k
             parts = [self.image[of_class], self.related[of_class].reshape(-1), self.others[tag_of_others == k]]
-            needs.append(np.unique(np.concatenate([*parts, self.bank] if of_class.any() else parts)))
+            needs.append(np.unique(np.concatenate(parts)))
         return needs
 
 
@@ -66,7 +64,6 @@ def draw(
     related_may_repeat: bool = False,
     related_from: RelatedFrom = "both",
     contrastive: bool = False,
-    bank: int = 0,
     vectors: NDArray[np.float32] | None = None,
 ) -> Relations:
     """Draws the images that the maps of all tags are made of.
@@ -79,7 +76,6 @@ def draw(
             whatever R; `wrong_class`: as of `wrong_class_images`, and as of `related_images` where every image has the
             class.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
-        bank: number of images, drawn at random, that represent all images in the computation of evidence.
         vectors: of all images, (N, C), see `neighbors.rounded`; for `nearest` alone.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
@@ -113,7 +109,6 @@ def draw(
         related=drawn,
         others=others.images,
         others_start=others.start,
-        bank=np.sort(permuted(Order.BANK, seed, 0, len(tags), np.arange(min(bank, len(tags))))),
     )
 
 

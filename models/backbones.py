@@ -69,7 +69,6 @@ class Backbone(nn.Module):
             (RELEASED_RECIPE, "Classifier").
         unused: prefixes of the names in a file of pretrained weights that the body has no place for: classification
             layers.
-        textures: the early layer whose channels tell textures apart, or None.
         low_level: the last layer of stride 4, which a segmenter may read beside the features, or None.
     """
 
@@ -83,14 +82,13 @@ class Backbone(nn.Module):
         normalization: Normalization = IMAGENET,
         new_layers: tuple[str, ...] = (),
         unused: tuple[str, ...] = (),
-        textures: Layer | None = None,
         low_level: Layer | None = None,
     ):
         super().__init__()
         self.body = body
         self.groups, self.channels, self.layout, self.stages = groups, sum(groups), layout, stages
         self.normalize, self.new_layers, self.unused = normalization, new_layers, unused
-        self.textures, self.low_level = textures, low_level
+        self.low_level = low_level
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
@@ -112,13 +110,6 @@ class Backbone(nn.Module):
         """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
         (height, width), (h, w) = images.shape[-2:], features.shape[-2:]
         return self.layout.grids((height, width), (h, w))
-
-    def watching_textures(self) -> contextlib.AbstractContextManager[list[Tensor]]:
-        """Collects the output of the layer of textures, (B, C', h, w), in the first forward pass of the block.
-
-        The block's value is a list that holds that output once the pass is done; nothing where there is no such layer.
-        """
-        return contextlib.nullcontext([]) if self.textures is None else self._watching(self.textures)
 
     @contextlib.contextmanager
     def _watching(self, layer: Layer) -> Iterator[list[Tensor]]:
@@ -191,7 +182,6 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         layout=Layout(stride),
         stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
-        textures=early,
         low_level=early,
     )
 
@@ -231,7 +221,6 @@ def vgg16() -> Backbone:
         stages=(*_VGG16_STAGES, "extra_convs."),
         new_layers=("body.extra_convs",),
         unused=_HEADS,
-        textures=Layer("features.16", 256, halves),  # pool3
         low_level=Layer("features.9", 128, Layout(4, 1.5)),  # pool2
     )
 
@@ -251,7 +240,6 @@ def vgg16_largefov() -> Backbone:
         layout=Layout(8),
         stages=_VGG16_STAGES,
         unused=_HEADS,
-        textures=Layer("features.16", 256, Layout(8)),
         low_level=Layer("features.9", 128, Layout(4)),
     )
 
@@ -280,7 +268,6 @@ def _resnet(name: str) -> Backbone:
         layout=Layout(8),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
         unused=_HEADS,
-        textures=Layer("layer2", 512, Layout(8)),
         low_level=Layer("layer1", 256, Layout(4)),
     )
 
@@ -338,9 +325,7 @@ def vit_b_16() -> Backbone:
     patches = Layout(16, None)
     body = Vit()
     blocks = ("", *(f"encoder.layers.encoder_layer_{block}." for block in range(1, len(body.encoder.layers))))
-    return Backbone(
-        body, groups=(768,), layout=patches, stages=blocks, unused=_HEADS, textures=Layer("conv_proj", 768, patches)
-    )
+    return Backbone(body, groups=(768,), layout=patches, stages=blocks, unused=_HEADS)
 
 
 BACKBONES: Mapping[str, Callable[..., Backbone]] = {

@@ -141,17 +141,10 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
                 (f"r{r}", f"{training}-itself", "other images than its own"),
                 (f"r{r}", f"{training}-wrong-class-r{r}", "that they share the class"),
                 (f"r{r}", f"{training}-identity-r{r}", "W_P as it was trained"),
-                (f"evidence-r{r}", f"none-evidence-r{r}", "training, with evidence"),
             )
         ]
     differences += [
         Difference(case=f"co-contrastive-r{r}", control=f"co-r{r}", shows="the contrastive term"),
-        Difference(case=f"none-evidence-r{r}", control="none-single", shows="evidence"),
-        Difference(
-            case=f"none-evidence-r{r}",
-            control=f"none-evidence-wrong-class-r{r}",
-            shows="evidence: that they share the class",
-        ),
     ]
     names = {case.name for case in cases}
     return [of for of in differences if of.case != of.control and {of.case, of.control} <= names]
@@ -174,10 +167,6 @@ def _variants(training: str, related: Sequence[int], config: Config) -> Iterator
         yield _Variant(f"wrong-class-r{most}", most, {**_CO_ATTENTION, **_WRONG_CLASS})
     if not untrained:
         yield _Variant(f"identity-r{most}", most, {**_CO_ATTENTION, "localize.method.affinity": "identity"})
-    if config.localize.method.name == "evidence":
-        yield from (_Variant(f"evidence-r{r}", r, {}) for r in related)
-        if training == "none":
-            yield _Variant(f"evidence-wrong-class-r{most}", most, _WRONG_CLASS)
 
 
 def _trained_alone(variants: Sequence[_Variant], related_by: str, most: int) -> list[_Variant]:
@@ -191,11 +180,7 @@ def _trained_alone(variants: Sequence[_Variant], related_by: str, most: int) -> 
 
 
 def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until: str, paper: float | None) -> Case:
-    values = {
-        **variant.values,
-        "localize.related": variant.related,
-        "localize.paper_maps": False,
-    }  # it is a case itself
+    values = {**variant.values, "localize.related": variant.related}
     return Case(
         name=name,
         training=training,

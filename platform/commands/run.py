@@ -43,7 +43,7 @@ def demo(
     assignments: Assignments = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the whole pipeline on an embedded data set, drawn on the spot: tags and painted saliency maps to masks."""
+    """Run the whole pipeline on an embedded data set, drawn on the spot: from tags to masks."""
     with plain_errors(verbose):
         from mcis.platform.commands.demo import SALIENCY, demo_configuration
         from mcis.platform.runs.progress import console

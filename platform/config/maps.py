@@ -7,8 +7,6 @@ from pydantic import Field
 
 from mcis.platform.config.section import Fraction, NonNegative, Positive, Rate, Section
 
-BankSize = Annotated[int, Field(gt=0, le=256)]
-
 
 class CoAttention(Section):
     """Mean over the co-attentive activations of the related images (section 3.2)."""
@@ -17,11 +15,6 @@ class CoAttention(Section):
     """Which method this is."""
     contrastive: bool = False
     """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
-    evidence: NonNegative = 0.0
-    """Weight of shared evidence: how much better a position's texture is found again in the related images than in
-    images without the class, times the activations' deviation, added to the map. 0 = none (the paper)."""
-    bank: BankSize = 32
-    """Images, drawn at random, among which those without a class stand for all images without it (evidence)."""
     averaged: bool = False
     """Average the co-attentive map with the single-round one."""
     affinity: Literal["trained", "identity"] = "trained"
@@ -34,16 +27,13 @@ class CoAttention(Section):
     def in_words(self) -> str:
         """How a map is made of related images, as scores name it."""
         form = " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
-        added = f" + evidence {self.evidence:g}" if self.evidence else ""
-        added += ", mean with single round" if self.averaged else ""
+        added = ", mean with single round" if self.averaged else ""
         return f"co-attention{form}{added}" + (" + contrastive" if self.contrastive else "")
 
 
 class Released(Section):
     """Mean of the co-attentive map and four maps of self pairs (RELEASED_RECIPE, "Localization maps")."""
 
-    evidence: ClassVar[float] = 0.0  # these maps are no activations that evidence could be added to
-    bank: ClassVar[int] = 0
     affinity: ClassVar[Literal["trained"]] = "trained"
     averaged: ClassVar[bool] = False
     target: ClassVar[Literal["m"]] = "m"
@@ -58,28 +48,7 @@ class Released(Section):
         return "released" + (" + contrastive" if self.contrastive else "")
 
 
-class SharedEvidence(Section):
-    """The single-round activation plus shared evidence, without co-attention."""
-
-    contrastive: ClassVar[bool] = False
-    affinity: ClassVar[Literal["trained"]] = "trained"
-    averaged: ClassVar[bool] = False
-    target: ClassVar[Literal["m"]] = "m"
-
-    name: Literal["evidence"] = "evidence"
-    """Which method this is."""
-    evidence: Rate = 6.0
-    """Weight of shared evidence: how much better a position's texture is found again in the related images than in
-    images without the class, times the activations' deviation, added to the map."""
-    bank: BankSize = 32
-    """Images, drawn at random, among which those without a class stand for all images without it."""
-
-    def in_words(self) -> str:
-        """How a map is made of related images, as scores name it."""
-        return f"evidence {self.evidence:g}"
-
-
-Method = Annotated[CoAttention | Released | SharedEvidence, Field(discriminator="name")]
+Method = Annotated[CoAttention | Released, Field(discriminator="name")]
 
 
 class LocalizeConfig(Section):
@@ -94,9 +63,6 @@ class LocalizeConfig(Section):
     of them that are nearest by the mean of what the affinity compares over an image (`datasets/neighbors.py`); or, as
     controls of what these bring, its own image alone (`itself`) or images without its class (`wrong_class`). Where
     every image has the class, the latter takes images with it."""
-    paper_maps: bool = False
-    """Make and score the paper's own maps too, where `method` is another and the classifier has co-attention: a row to
-    compare with, of which no mask is made. They are seen from m, as the released code has it."""
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code
     (RELEASED_RECIPE, "Localization maps")."""

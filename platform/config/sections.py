@@ -14,7 +14,7 @@ from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.section import Contradictions, Section
-from mcis.platform.config.training import TIMM, ClassifierConfig, SegmenterConfig
+from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
 
 
 class Config(Section):
@@ -65,17 +65,9 @@ class Config(Section):
         yield from _pretrained_features_without_weights(self)
         yield from _a_scale_of_activations_for_released_maps(self)
         yield from _a_segmenter_unlike_its_classifier(self)
-        yield from _evidence_without_textures(self)
         yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
         yield from _a_classifiers_backbone_without_a_classifier(self)
-
-    @property
-    def paper_maps(self) -> bool:
-        """Whether the paper's own maps are made beside those of another method."""
-        localize = self.localize
-        another = localize.related > 0 and localize.method.name != "co_attention"
-        return localize.paper_maps and another and self.classifier.attention != "none"
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -101,11 +93,11 @@ def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
 def _related_images_without_co_attention(config: Config) -> Iterator[str]:
     related, method = config.localize.related, config.localize.method
     learnt = config.classifier.affinity.w_p == "learnt" and method.affinity == "trained"
-    if config.classifier.attention == "none" and related and method.name != "evidence" and learnt:
+    if config.classifier.attention == "none" and related and learnt:
         yield (
             f"localize.related is {related} but classifier.attention is none, which trains no W_P to relate images by; "
-            "set localize.related=0, classifier.attention=co, or what needs none: classifier.affinity.w_p=identity, "
-            "localize.method.name=evidence, or localize.method.affinity=identity of localize.method.name=co_attention"
+            "set localize.related=0, classifier.attention=co, or what needs none: classifier.affinity.w_p=identity, or "
+            "localize.method.affinity=identity of localize.method.name=co_attention"
         )
 
 
@@ -147,15 +139,6 @@ def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
         yield (
             f"segmenter.init is classifier, but the segmenter's backbone {s.backbone} ({s.channels} channels) is "
             f"not the classifier's {c.backbone} ({c.channels} channels); make them equal or use init=pretrained"
-        )
-
-
-def _evidence_without_textures(config: Config) -> Iterator[str]:
-    backbone = config.classifier.backbone
-    if config.localize.related and config.localize.method.evidence and backbone.startswith(TIMM):
-        yield (
-            f"localize.method.evidence needs a backbone's layer of textures, which {backbone} has none of; set "
-            "localize.method.name=co_attention, or choose a classifier.backbone of the project's own or torchvision's"
         )
 
 

@@ -29,7 +29,6 @@ from mcis.models.backbones import Backbone
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier
 from mcis.models.crf import dense_crf
 from mcis.models.dropout import number_samples
-from mcis.models.evidence import texture_match
 from mcis.models.localization import score_maps
 from mcis.models.losses import pair_losses, pixel_ce
 from mcis.models.segmenters import predict
@@ -59,7 +58,6 @@ class Passes(NamedTuple):
         head: the layers behind it.
         pair: trained on; of a backbone's outputs where `keeps_outputs`.
         relate: attention of an image to a related one, for a map.
-        texture: the textures of an image found again in another.
         paint: scores at the pixels of an image, and the PNG of its labels.
         mask_crf: the dense CRF of a pseudo mask, against one of two thresholds.
         crop: trained on by the segmenter.
@@ -73,7 +71,6 @@ class Passes(NamedTuple):
     head: float
     pair: float
     relate: float
-    texture: float
     paint: float
     mask_crf: float
     crop: float
@@ -138,10 +135,8 @@ def _localization(config: Config, counts: Counts, passes: Passes, *, kept: bool)
         return counts.tagged * image
     related = 1 if localize.related_by == "itself" else localize.related
     others = related * (counts.tags / max(1, counts.tagged) - 1) if localize.method.contrastive else 0
-    attended = 0 if localize.method.name == "evidence" else related + others + (4 if released else 0)
-    attended += related if config.paper_maps else 0
-    found = counts.tagged * localize.method.bank + counts.tags * related if localize.method.evidence else 0
-    return counts.tagged * image + counts.tags * attended * passes.relate + found * passes.texture
+    attended = related + others + (4 if released else 0)
+    return counts.tagged * image + counts.tags * attended * passes.relate
 
 
 class Pictures(NamedTuple):
@@ -163,7 +158,7 @@ def measure(config: Config, counts: Counts, pictures: Pictures, *, kept: bool) -
         kept: as of `keeps_outputs`.
     """
     picture = sorted(pictures.images, key=lambda image: image.size)[len(pictures.images) // 2]
-    unused = dict.fromkeys(("backbone", "head", "pair", "relate", "texture", "mask_crf"), 0.0)
+    unused = dict.fromkeys(("backbone", "head", "pair", "relate", "mask_crf"), 0.0)
     with _one_thread():
         of_tags = _passes_of_tags(config, counts, picture, kept=kept) if config.supervision == "tags" else {}
         crop, segment = _passes_of_segmenter(config, counts, picture)
@@ -208,14 +203,11 @@ def _passes_of_tags(config: Config, counts: Counts, picture: NDArray[np.uint8], 
         seconds["backbone"] = _by_area(lambda side: model.backbone(_noise(1, side)), c.input_size, stride)
         seconds["head"] = _timed(lambda: model.activations(model.embedding(outputs)))
         embedding = model.embedding(outputs)
-        if config.localize.related and (config.localize.method.name != "evidence" or config.paper_maps):
+        if config.localize.related:
             query = model.query(
                 embedding[0], kind=torch.tensor([0]), identity=config.localize.method.affinity == "identity"
             )
             seconds["relate"] = _timed(lambda: model.co_map(embedding[0], embedding, 0, query=query))
-        if config.localize.related and config.localize.method.evidence and model.backbone.textures:
-            vectors = torch.randn(outputs[0, 0].numel(), model.backbone.textures.channels)
-            seconds["texture"] = _timed(lambda: texture_match(vectors, vectors[None]))
         if config.pseudo_masks.background == "crf" or counts.salient < counts.tagged:
             seconds["mask_crf"] = _crf(config.pseudo_masks.crf, picture, labels)
     if config.weights.classifier is None:

@@ -230,8 +230,6 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
     if config.classifier.from_features:
         learning = _measure(classifier, classifier.embedding, *features_shape(config.classifier))
     labeling = _measure(segmenter, segmenter, 3, crop, crop)
-    textures = classifier.backbone.textures
-    kept = textures.channels if textures and config.localize.method.evidence else 0
     trained = config.weights.classifier is None
     steps = classifier_steps(config, counts) if trained else 0
     parts = {
@@ -239,7 +237,7 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
         "train_classifier": _training(config, "classifier", learning, steps, 0),
-        "localize": _localization(config, counts, embedding, kept),
+        "localize": _localization(config, counts, embedding),
         "pseudo_masks": Need(
             "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
         ),
@@ -321,13 +319,11 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
     return Need(f"train_{label}", leaves, checkpoints, config.compute.workers * worker if steps else worker)
 
 
-def _localization(config: Config, counts: Counts, network: _Network, textures: int) -> Need:
+def _localization(config: Config, counts: Counts, network: _Network) -> Need:
     """Tables of maps; beside them the features, and the tables of each round where there are several."""
     channels, height, width = network.shape
-    tables = (2 + config.paper_maps) * _table(
-        config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64)
-    )
-    features = 2 * (channels + textures) * height * width * counts.tagged if config.localize.related else 0
+    tables = 2 * _table(config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64))
+    features = 2 * channels * height * width * counts.tagged if config.localize.related else 0
     bound = int(config.localize.features_gb * _GIB)
     beside = min(features, bound) + (tables if features > bound else 0)
     if config.localize.method.name == "released" and config.localize.related:

@@ -17,7 +17,7 @@ from mcis.models.coattention import positions
 from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
-from mcis.platform.reporting.panels import UNUSED, Steps, Tile, heat_picture
+from mcis.platform.reporting.panels import Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
@@ -32,9 +32,8 @@ def attention_steps(config: Config, context: RunContext, image_ids: list[str]) -
     """How the maps of some training images were made, one picture per step.
 
     The image with its single-round map; up to three related images with the attention that each of their positions
-    receives from the positions of the image where the final map is strong; the co-attentive map, `unused` where the
-    final one is made of evidence alone; what evidence added, `found again`; the map as it is used. The images are
-    embedded here once more, for display alone.
+    receives from the positions of the image where the final map is strong; the co-attentive map; the map as it is used.
+    The images are embedded here once more, for display alone.
     """
     if not config.localize.related:
         return []
@@ -79,8 +78,6 @@ class _Maker:
         learnt = self.model.affinity.learnt and method.affinity == "trained"
         if self.model.attention != "none" or not learnt:
             tiles += self._co_attention(row, tag, related, embedding, final)
-        if method.name == "evidence":
-            tiles.append(self._tile("found again", row, tag, final.float() - single))
         return (*tiles, self._tile("the map", row, tag, final))
 
     def _co_attention(self, row: int, tag: int, related: list[int], embedding: Tensor, final: Tensor) -> list[Tile]:
@@ -92,8 +89,7 @@ class _Maker:
         received = attention[:, strong].mean(dim=1).view(len(related), *of_related.shape[2:])
         tiles = [self._tile("attended to", image, tag, heat) for image, heat in zip(related, received, strict=True)]
         co_attentive = self.model.co_map(embedding, of_related, tag, query=query)
-        title = UNUSED if self.config.localize.method.name == "evidence" else "co-attentive"
-        return [*tiles, self._tile(title, row, tag, co_attentive)]
+        return [*tiles, self._tile("co-attentive", row, tag, co_attentive)]
 
     def _query(self, row: int, related: list[int], embedding: Tensor) -> Tensor:
         """The image's side of the affinity to each related image, (R, HW, C'), or to all, (HW, C')."""

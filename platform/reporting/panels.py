@@ -57,9 +57,6 @@ class Panel:
         return {column: mask for column, mask in masks.items() if mask is not None}
 
 
-UNUSED = "co-attentive, unused"
-
-
 class Tile(NamedTuple):
     """A step of a localization map: its title and its picture."""
 
@@ -68,10 +65,7 @@ class Tile(NamedTuple):
 
 
 class Steps(NamedTuple):
-    """How a localization map was made: image, class, and a tile per step, all of one height.
-
-    The tile UNUSED shows what the map could have been made of, but is not.
-    """
+    """How a localization map was made: image, class, and a tile per step, all of one height."""
 
     image_id: str
     name: str

@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mcis.platform.reporting.html import data_uri, picture_uri
-from mcis.platform.reporting.panels import COLUMNS, UNUSED, Panel, cells, describe, labels, legend
+from mcis.platform.reporting.panels import COLUMNS, Panel, cells, describe, labels, legend
 from mcis.platform.reporting.plots import STAGE_TITLES, THEMES, Plot, best_point
 from mcis.platform.reporting.run_data import Counts, ReportData, TrainingLog
 from mcis.platform.reporting.score_table import iou_table, is_number, score_table, tile
@@ -95,7 +95,6 @@ def _gallery_view(data: ReportData) -> dict[str, Any]:
         "legend": legend(data.panels, data.classes),
         "truth_shown": any(panel.truth is not None for panel in data.panels),
         "maps_shown": any(panel.maps for panel in data.panels),
-        "attention_unused": any(tile.title == UNUSED for steps in data.attention for tile in steps.tiles),
         "attention": [
             (steps.image_id, steps.name, [(title, picture_uri(p, "JPEG"), p.size) for title, p in steps.tiles])
             for steps in data.attention

@@ -37,6 +37,5 @@ def draw_relations(
         related_may_repeat=config.related_may_repeat,
         related_from=config.related_from,
         contrastive=config.method.contrastive,
-        bank=config.method.bank if config.method.evidence else 0,
         vectors=vectors,
     )

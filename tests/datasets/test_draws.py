@@ -82,7 +82,6 @@ FIRST_ORDERS = {
     Order.TARGETS: 122,
     Order.SOURCES: 973,
     Order.SLOTS: 89,
-    Order.BANK: 587,
     Order.STATISTICS: 735,
 }
 

@@ -267,7 +267,7 @@ def corners(place: tuple[float, float], grids: Grids) -> Iterator[tuple[float, i
         yield wy * wx, y, x
 
 
-def test_maps_are_scaled_with_and_without_evidence_against_a_class() -> None:
+def test_maps_are_scaled_by_their_maximum_or_their_range() -> None:
     maps = torch.tensor([[[-2.0, 0.0], [1.0, 2.0]]])
     torch.testing.assert_close(scale_maps(maps, "maximum"), torch.tensor([[[0.0, 0.0], [0.5, 1.0]]]))
     torch.testing.assert_close(scale_maps(maps, "range"), torch.tensor([[[0.0, 0.5], [0.75, 1.0]]]))

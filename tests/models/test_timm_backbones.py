@@ -56,7 +56,6 @@ def test_the_features_are_the_stages_at_the_output_stride(built: dict[str, Backb
     assert backbone.groups == GROUPS[name]
     assert backbone.channels == sum(GROUPS[name])
     assert backbone.layout == LAYOUTS[name]
-    assert backbone.textures is None
     with torch.inference_mode():
         assert backbone(images(1, 3, 64, 96)).shape == (1, backbone.channels, 4, 6)
 

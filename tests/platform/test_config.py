@@ -11,7 +11,6 @@ from mcis.platform.config.maps import (
     LocalizeConfig,
     PseudoMasksConfig,
     Released,
-    SharedEvidence,
 )
 from mcis.platform.config.section import Section
 from mcis.platform.config.sections import Config
@@ -148,9 +147,8 @@ def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize(
     ("method", "extra"),
     [
-        ({"name": "released", "evidence": 6}, "evidence"),
-        ({"name": "released", "bank": 8}, "bank"),
-        ({"name": "evidence", "contrastive": True}, "contrastive"),
+        ({"name": "released", "averaged": True}, "averaged"),
+        ({"name": "released", "target": "n"}, "target"),
     ],
 )
 def test_a_method_has_no_fields_of_another_one(method: dict[str, Any], extra: str) -> None:
@@ -163,12 +161,11 @@ def test_a_method_has_no_fields_of_another_one(method: dict[str, Any], extra: st
     ("method", "words"),
     [
         (CoAttention(), "co-attention"),
-        (CoAttention(evidence=2.5, contrastive=True), "co-attention + evidence 2.5 + contrastive"),
-        (CoAttention(target="n", evidence=1), "co-attention (target n) + evidence 1"),
+        (CoAttention(averaged=True, contrastive=True), "co-attention, mean with single round + contrastive"),
+        (CoAttention(target="n"), "co-attention (target n)"),
         (CoAttention(affinity="identity", target="n"), "co-attention (W_P = I)"),
         (Released(), "released"),
         (Released(contrastive=True), "released + contrastive"),
-        (SharedEvidence(), "evidence 6"),
     ],
 )
 def test_a_method_says_in_words_how_maps_are_made(method: Any, words: str) -> None:
@@ -178,13 +175,8 @@ def test_a_method_says_in_words_how_maps_are_made(method: Any, words: str) -> No
 def test_the_words_of_a_score_name_the_control() -> None:
     controls = [LocalizeConfig(related_by=by).in_words() for by in ("class", "itself", "wrong_class")]
     assert controls == ["co-attention", "co-attention with itself", "co-attention with wrong-class images"]
-    evidence = LocalizeConfig(method=SharedEvidence(), related_by="wrong_class")
-    assert evidence.in_words() == "evidence 6 with wrong-class images"
-
-
-def test_evidence_without_weight_is_no_method() -> None:
-    with pytest.raises(ValidationError, match="greater than 0"):
-        SharedEvidence(evidence=0)
+    released = LocalizeConfig(method=Released(), related_by="wrong_class")
+    assert released.in_words() == "released with wrong-class images"
 
 
 def test_contradictions_between_sections_are_said_together() -> None:

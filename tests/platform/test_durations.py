@@ -29,7 +29,6 @@ PASSES = Passes(
     head=0.1,
     pair=3.0,
     relate=0.2,
-    texture=0.02,
     paint=0.05,
     mask_crf=2.0,
     crop=4.0,
@@ -63,8 +62,8 @@ def test_stages_repeat_their_passes() -> None:
 
 def test_maps_cost_scales_mirror_images_and_related_images() -> None:
     def localize(*assignments: str, kept: bool = False) -> float:
-        base = ["localize.extra_scales=[]", "localize.mirror=false", "localize.method.name=co_attention"]
-        return estimated(*base, "localize.paper_maps=false", *assignments, kept=kept)["localize"]
+        base = ["localize.extra_scales=[]", "localize.mirror=false"]
+        return estimated(*base, *assignments, kept=kept)["localize"]
 
     alone = localize("localize.related=0")
     assert localize("localize.related=0", "localize.mirror=true") - alone == pytest.approx(100 * 1.1)
@@ -74,10 +73,6 @@ def test_maps_cost_scales_mirror_images_and_related_images() -> None:
     nearest = localize("localize.related=4", "localize.related_by=nearest")
     assert nearest - localize("localize.related=4") == pytest.approx(100 * 1.11)
     assert localize("localize.related=0", kept=True) == pytest.approx(100 * 0.1)
-    evidence = ["localize.related=4", "localize.method.name=evidence", "localize.method.bank=8"]
-    found = (100 * 8 + 150 * 4) * 0.02
-    assert localize(*evidence) - alone == pytest.approx(found)
-    assert localize(*evidence, "localize.paper_maps=true") - alone == pytest.approx(found + 150 * 4 * 0.2)
     released = localize("localize.method.name=released", "maps.scale=maximum", "localize.related=3")
     assert released - alone == pytest.approx(100 * 5.5625 * 1.1 + 150 * 7 * 0.2)
 
@@ -125,7 +120,7 @@ def test_a_long_pass_is_timed_on_a_small_picture_alone(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("recipe", "assignments"),
     [
-        ("small", ["classifier.input_size=32", "segmenter.crop=32"]),
+        ("small", ["classifier.input_size=32", "segmenter.crop=32", "localize.related=3"]),
         ("photos", ["classifier.input_size=64", "segmenter.crop=64", "predict.crop=48", "segmenter.dropout=0.5"]),
         ("small", ["supervision=full", "segmenter.init=pretrained", "segmenter.crop=32"]),
     ],
@@ -136,8 +131,7 @@ def test_passes_are_those_of_the_configured_networks(recipe: str, assignments: l
     passes = measure(config, COUNTS, Pictures([picture], 0.01, 0.003), kept=keeps_outputs(config, COUNTS))
     learns = config.supervision == "tags"
     timed = {name for name, seconds in passes._asdict().items() if seconds > 0}
-    absent = {"backbone", "head", "pair", "relate", "texture", "mask_crf"} if not learns else set()
-    absent |= {"texture"} if recipe == "photos" else set()
+    absent = {"backbone", "head", "pair", "relate", "mask_crf"} if not learns else set()
     assert timed == set(Passes._fields) - absent
 
 

@@ -81,7 +81,7 @@ def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) 
     plain = " ".join(line.removeprefix("# ") for line in text.splitlines())
     assert all(meaning.replace("\n", " ") in plain for meaning in meanings(resolved.config).values())
     assert "related = 5  # --set" in text
-    assert 'name = "evidence"  # recipe small' in text
+    assert 'name = "co_attention"' in text
     assert "[classifier.optimizer]" in text
     assert "[localize.method]" in text
 
@@ -141,7 +141,7 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
         [clasifier]
         [localize.method]
         name = "released"
-        evidence = 3.0
+        averaged = true
         [predict]
         crop = 3
         split = 1979-05-27
@@ -157,7 +157,7 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
         "unknown key 'maps'",
         "classifier.color_jitter.3: .*found 9",
         "unknown key 'clasifier'",
-        "unknown key 'localize.method.evidence' .*co_attention or evidence",
+        "unknown key 'localize.method.averaged' .*co_attention",
         "predict.split: .*found datetime",
     ):
         caught.match(f"{path}: {said}")

@@ -42,7 +42,7 @@ from mcis.platform.stages.localization.workers import Embed, Relate
 TINY = (
     "classifier.epochs=4",
     "classifier.channels=24",
-    "localize.paper_maps=false",
+    "localize.related=3",
     "classifier.head=own",  # a layer of its own for co-attentive features, so that a mistaken one shows
     "segmenter.channels=24",
     "classifier.input_size=64",
@@ -51,7 +51,6 @@ TINY = (
     "compute.shard_rows=4",
     "compute.threads=1",
 )
-PAPER = ("localize.method.name=co_attention",)  # unless a test says otherwise
 FEATURES = 2 * 24 * 8 * 8  # bytes an image
 
 
@@ -64,7 +63,7 @@ class Trained:
 
     def config(self, *assignments: str) -> Config:
         options = {"data.voc": str(self.root), "data.classes": str(self.root / "classes.txt")}
-        return resolve("voc", "small", options, [*TINY, *PAPER, *assignments]).config
+        return resolve("voc", "small", options, [*TINY, *assignments]).config
 
     def into(self, part: Path) -> RunContext:
         part.mkdir(parents=True, exist_ok=True)
@@ -125,8 +124,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
     method = config.localize.method
-    co_attention = method.name != "evidence"
-    layer = model.common_head if co_attention and model.own_head else model.phi
+    layer = model.common_head if model.own_head else model.phi
 
     @functools.cache
     def features(image: int) -> torch.Tensor:
@@ -161,68 +159,12 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     with torch.inference_mode():
         for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
             first, last = relations.others_start[number : number + 2]
-            if co_attention:
-                parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
-                parts += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
-                out.append(torch.stack(parts).mean(dim=0))
-            else:
-                out.append(model.phi(features(image))[0, tag])
-            if config.localize.method.evidence:
-                out[-1] = out[-1] + literal_evidence(config, context, image, tag, relations.related[number].tolist())
+            parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
+            parts += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
+            out.append(torch.stack(parts).mean(dim=0))
+            if method.averaged:
+                out[-1] = (out[-1] + model.phi(features(image))[0, tag]) / 2
     return out
-
-
-def literal_evidence(config: Config, context: RunContext, image: int, tag: int, related: list[int]) -> torch.Tensor:
-    """What related images add to a map, position by position, (H, W)."""
-    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
-    rows = split_rows(context, "train", tagged=True)
-    relations, _ = relations_of(config, context)
-
-    @functools.cache
-    def seen(position: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Features and textures of an image: the body's layers up to the second ReLU, averaged around the features.
-
-        Their positions are 4 pixels apart and the features' 8: the mean over 8 pixels takes in two neighbors by half.
-        """
-        pixels = torch.from_numpy(read_rgb(rows["uri"][position].as_py(), config.classifier.input_size))[None]
-        how, images = config.localize, IMAGENET(to_unit(pixels))
-        features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
-        assert isinstance(model.backbone.body, torch.nn.Sequential)
-        textures = model.backbone.body[:4](images)
-        for side in (2, 3):
-            lines = textures.unbind(side)
-            around = [
-                lines[0] / 1.5 + lines[1] / 3
-                if n == 0
-                else (lines[2 * n - 1] + lines[2 * n + 1]) / 4 + lines[2 * n] / 2
-                for n in range(features.shape[side])
-            ]
-            textures = torch.stack(around, dim=side)
-        return features[0], textures[0]
-
-    bank = relations.bank.tolist()
-    assert len(set(bank)) == min(config.localize.method.bank, len(rows))
-    activations = torch.stack([model.phi(seen(b)[0][None])[0] for b in bank])
-    channels = torch.stack([seen(b)[1].flatten(1) for b in bank], dim=1).flatten(1)
-    mean, deviation = channels.mean(dim=1), channels.std(dim=1)
-
-    def vectors(position: int) -> NDArray[np.float64]:
-        flat = ((seen(position)[1].flatten(1).T - mean) / deviation).double().numpy()
-        return flat / np.linalg.norm(flat, axis=1, keepdims=True)
-
-    def found_again(others: list[int]) -> NDArray[np.float64]:
-        targets = vectors(image)
-        matches = [[np.sort(vectors(other) @ position)[-5:].mean() for position in targets] for other in others]
-        return np.mean(matches, axis=0)
-
-    without = [b for b in bank if tag not in rows["tags"][b].as_py()]
-    related = [other for other in related if other != image]
-    if not related:
-        return torch.zeros(seen(image)[0].shape[1:])
-    evidence = (
-        (found_again(related) - found_again(without)) * config.localize.method.evidence * activations.std().item()
-    )
-    return torch.from_numpy(evidence).float().view(seen(image)[0].shape[1:])
 
 
 def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
@@ -301,11 +243,10 @@ def same_tables(one: Path, other: Path) -> None:
     [
         (),
         ("localize.method.contrastive=true", "localize.related=2"),
-        ("localize.method.evidence=6",),
-        ("localize.method.name=evidence", "localize.method.evidence=3", "localize.method.bank=5"),
+        ("localize.method.averaged=true",),
         ("localize.method.target=n",),
         ("localize.method.affinity=identity", "localize.related_by=wrong_class"),
-        ("localize.related_by=itself", "localize.method.evidence=6"),
+        ("localize.related_by=itself",),
     ],
     ids=str,
 )
@@ -335,13 +276,9 @@ def test_controls_of_related_images_are_counted(trained: Trained, tmp_path: Path
     assert "30 map(s) are related to images of their class although" in " ".join(wrong.notes)
     assert "29 map(s) of classes that too few images lack repeat" in " ".join(wrong.notes)
     assert wrong.counts["maps"] == 59
-    evidence = ("localize.method.name=evidence", "localize.related_by=itself")
-    itself = localization.run(made.config(*evidence), made.into(tmp_path / "itself"))
+    itself = localization.run(made.config("localize.related_by=itself"), made.into(tmp_path / "itself"))
     assert itself.counts["maps related to their own image alone"] == 59
-    assert itself.counts["maps without evidence, related to their own image alone"] == 59
     assert "maps whose related images repeat" not in itself.counts
-    maps, single = (np.stack(read_table(tmp_path / "itself" / name)["map"].to_pylist()) for name in ("maps", "single"))
-    np.testing.assert_allclose(maps, single, atol=5e-3 * np.abs(single).max())  # float16 features
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
@@ -384,7 +321,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
             tmp_path / "features.npy",
             embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror),
         )
-    relate = Relate(config, weights, classes, False, tmp_path / "features.npy", None, source, None)
+    relate = Relate(config, weights, classes, False, tmp_path / "features.npy", None, source)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
     for row in relate_rows(rows, relations, range(classes), everyone).to_pylist():
@@ -394,10 +331,9 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     assert difference < 1e-5
 
 
-@pytest.mark.parametrize("method", ["localize.method.name=evidence", "localize.method.affinity=identity"])
-def test_controls_need_no_training_of_co_attention(trained: Trained, tmp_path: Path, method: str) -> None:
-    """The controls of the study of effects: a classifier without W_P, related images all the same."""
-    plain = ("classifier.attention=none", method)
+def test_a_control_needs_no_training_of_co_attention(trained: Trained, tmp_path: Path) -> None:
+    """The control of the study of effects: a classifier without W_P, related images all the same."""
+    plain = ("classifier.attention=none", "localize.method.affinity=identity")
     config, context = trained.config(*plain), trained.into(tmp_path / "part")
     model = build_classifier(config.classifier, len(context.classes))
     state = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcis.datasets.errors import UserError
 from mcis.platform.config import resolve as layers_of
 from mcis.platform.config.keys import explicit, keys_of, leaves, meanings
-from mcis.platform.config.maps import CoAttention, Released, SharedEvidence
+from mcis.platform.config.maps import CoAttention, Released
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
 from mcis.platform.config.sections import Config
@@ -71,42 +71,42 @@ def test_keys_of_the_class_and_of_a_configuration_are_the_same() -> None:
 
 
 def test_another_method_drops_what_an_earlier_layer_gave_the_first() -> None:
-    assert values("small")["localize.method.evidence"] == 6
-    found = resolve("voc", "small", assignments=["localize.method.name=co_attention"])
+    assert values("paper")["localize.method.target"] == "n"
+    found = resolve("voc", "released", assignments=["localize.method.name=co_attention"])
     assert found.config.localize.method == CoAttention()
     assert found.origins["localize.method.name"] == "--set"
-    assert found.origins["localize.method.evidence"] == "default"
-    other = resolve("voc", "small", assignments=["localize.method.name=released", "maps.scale=maximum"])
+    assert found.origins["localize.method.target"] == "default"
+    other = resolve("voc", "paper", assignments=["localize.method.name=released"])
     assert other.config.localize.method == Released()
 
 
 def test_the_same_method_keeps_what_an_earlier_layer_gave_it() -> None:
     """The order of assignments tells nothing: the name is read first."""
-    options = {"localize.method.bank": 5}
-    found = resolve("voc", "small", options, ["localize.method.evidence=2", "localize.method.name=evidence"])
-    assert found.config.localize.method == SharedEvidence(evidence=2, bank=5)
-    assert found.origins["localize.method.bank"] == "command line"
+    options = {"localize.method.averaged": True}
+    found = resolve("voc", "paper", options, ["localize.method.affinity=identity", "localize.method.name=co_attention"])
+    assert found.config.localize.method == CoAttention(averaged=True, affinity="identity", target="n")
+    assert found.origins["localize.method.averaged"] == "command line"
 
 
 def test_a_field_of_another_method_says_which_one_has_it() -> None:
     with pytest.raises(UserError) as caught:
-        resolve("voc", "released", assignments=["localize.method.evidence=3"])
+        resolve("voc", "released", assignments=["localize.method.averaged=true"])
     caught.match(
-        "unknown key 'localize.method.evidence' with localize.method.name=released; "
-        "it goes with localize.method.name=co_attention or evidence"
+        "unknown key 'localize.method.averaged' with localize.method.name=released; "
+        "it goes with localize.method.name=co_attention"
     )
     with pytest.raises(UserError, match=r"did you mean .*localize\.method\.contrastive"):
         resolve("voc", "released", assignments=["localize.method.contrastiv=true"])
 
 
 def test_an_unknown_method_lists_the_choices() -> None:
-    with pytest.raises(UserError, match=r"localize\.method\.name: .*'released', 'evidence' \(found 'papr'\)"):
+    with pytest.raises(UserError, match=r"localize\.method\.name: .*'released' \(found 'papr'\)"):
         resolve("voc", "paper", assignments=["localize.method.name=papr"])
 
 
 def test_a_wrong_value_of_a_method_is_named_by_its_key() -> None:
-    with pytest.raises(UserError, match=r"localize\.method\.bank: .*found 'many'"):
-        resolve("voc", "small", assignments=["localize.method.bank=many"])
+    with pytest.raises(UserError, match=r"localize\.method\.averaged: .*found 'many'"):
+        resolve("voc", "small", assignments=["localize.method.averaged=many"])
 
 
 def test_a_partial_override_keeps_the_other_defaults_of_its_section() -> None:
@@ -216,7 +216,6 @@ def test_all_problems_are_said_together() -> None:
         (["classifier.attention=none"], "localize.related is 3 but classifier.attention is none"),
         (["classifier.keep_epoch=15"], "keep_epoch 15 is not before classifier.epochs 15"),
         (["classifier.backbone=timm/resnett18"], r"timm has no network resnett18; .* timm/resnet18 or"),
-        (["classifier.backbone=timm/resnet18", "localize.method.name=evidence"], "which timm/resnet18 has none of"),
         (["classifier.trained=neck", "weights.backbone=none"], "classifier.trained is neck but weights.backbone is"),
         (["classifier.trained=neck"], r"set classifier\.trained=1"),
         (["segmenter.trained=2", "weights.segmenter=none"], "segmenter.trained is 2 but weights.segmenter is none"),

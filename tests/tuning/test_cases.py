@@ -46,21 +46,7 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     assert {case.until for case in effect_cases(resolved, TRAININGS, (3,), "localize")} == {"localize"}
 
 
-def test_evidence_is_a_case_where_it_is_the_recipes_method_and_co_attention_has_none_of_it() -> None:
-    resolved = resolve("voc", "small", assignments=["localize.method.evidence=2", "localize.method.bank=8"])
-    cases = {case.name: case for case in effect_cases(resolved, ("none", "co"), (5, 1), "evaluate")}
-    assert list(cases) == [
-        "none-single", "none-identity-r5", "none-evidence-r1", "none-evidence-r5", "none-evidence-wrong-class-r5",
-        "co-single", "co-r1", "co-r5", "co-itself", "co-wrong-class-r5", "co-identity-r5",
-        "co-evidence-r1", "co-evidence-r5", "co-alone-single", "co-alone-r5",
-    ]  # fmt: skip
-    methods = {name: configured(resolved, case.values).localize.method for name, case in cases.items()}
-    for name, method in methods.items():
-        own = method.name == "evidence"
-        assert own == ("evidence" in name)
-        assert (method.evidence, method.bank) == ((2, 8) if own else (0, 32))
-    assert cases["none-evidence-wrong-class-r5"].inference == "evidence 2 with wrong-class images"
-    assert "localize.method.evidence" not in trial_values(resolved, cases["co-r1"].values)
+def test_a_trial_keeps_what_the_user_changed_of_the_method() -> None:
     other = resolve("voc", "paper", assignments=["localize.method.target=m"])
     (case,) = (case for case in effect_cases(other, ("co",), (3,), "evaluate") if case.name == "co-r3")
     assert trial_values(other, case.values)["localize.method.target"] == "m"
@@ -99,7 +85,6 @@ def test_differences_are_between_cases_that_there_are(recipe: str, trainings: tu
     if recipe != "photos":
         assert ("none-identity-r3", "none-single") in pairs
         assert (("co-r3", "none-identity-r3") in pairs) == ("co" in trainings)
-    assert (("none-evidence-r3", "none-evidence-wrong-class-r3") in pairs) == (recipe == "small")
     if trainings == TRAININGS:
         # Every case with the most related images is a side of some difference.
         assert {name for name in names if not name.endswith("r1")} == {name for pair in pairs for name in pair}

@@ -11,9 +11,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform.config.keys import leaves
-from mcis.platform.config.maps import CoAttention
-from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
 from mcis.tuning.studies import effect, references
@@ -43,17 +41,19 @@ def drawn(root: Path) -> dict[str, str]:
     return {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
 
 
-PAPER = ("localize.method.name=co_attention",)
-
-
 @pytest.mark.parametrize(
     ("study", "values", "until", "found"),
     [
-        ("references", ("classifier.attention=none", "localize.related=0", *PAPER), "pseudo_masks", "by --set"),
+        ("references", ("classifier.attention=none", "localize.related=0"), "pseudo_masks", "by --set"),
         ("references", ("localize.related=3",), "pseudo_masks", "localize.related by --set"),
         ("references", (), "train_classifier", "--until train_classifier"),
         ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "attention and localize.related by"),
-        ("effect", ("localize.method.contrastive=true", *PAPER), "pseudo_masks", "trains no contrastive co-attention"),
+        (
+            "effect",
+            ("localize.method.contrastive=true", "localize.related=3"),
+            "pseudo_masks",
+            "trains no contrastive",
+        ),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
         ("effect", ("data.masks=absent",), "pseudo_masks", "no image has a ground-truth mask"),
@@ -74,30 +74,25 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
 
 
 def test_related_images_without_co_attention_are_refused_before_the_first_trial(tmp_path: Path) -> None:
-    values = ["classifier.attention=none", "localize.method.name=evidence"]
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
-    paper = resolved.config.localize.model_copy(update={"method": CoAttention()})
-    config = resolved.config.model_copy(update={"localize": paper})
-    origins = {key: resolved.origins.get(key, "default") for key, _ in leaves(config)}
-    other = Resolved(config, {**origins, "localize.method.name": "--set"})
+    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), ["classifier.attention=none"])
     with pytest.raises(UserError, match=r"attention is none, which trains no W_P"):
-        references(other, tmp_path / "w", "study", until="pseudo_masks", parallel=1)
+        references(resolved, tmp_path / "w", "study", until="pseudo_masks", parallel=1)
 
 
 @pytest.mark.slow
 def test_effects_beside_their_controls(ray_local: None, tmp_path: Path) -> None:
     """Every case for every seed; a classifier a training and seed, and maps that differ where the cases do."""
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), (*TINY, *PAPER, "seed=4"))
+    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), (*TINY, "seed=4"))
     workspace = tmp_path / "workspace"
     some: dict[str, Any] = {"trainings": ("none", "co"), "related": (2,), "until": "pseudo_masks", "parallel": 2}
     figures = effect(resolved, workspace, "study", seeds=2, **some)
     assert [of.case.name for of in figures] == [
         "none-single", "none-identity-r2",
-        "co-single", "co-r2", "co-itself", "co-wrong-class-r2", "co-identity-r2",
+        "co-single", "co-r2", "co-itself", "co-wrong-class-r2", "co-identity-r2", "co-alone-single", "co-alone-r2",
     ]  # fmt: skip
     assert all(of.seeds == [4, 5] for of in figures)
     assert all(set(of.miou) == {"localization maps", "pseudo masks"} for of in figures)
-    assert len(list((workspace / "store").glob("train_classifier-*"))) == 4
+    assert len(list((workspace / "store").glob("train_classifier-*"))) == 6
     maps = {tuple(of.miou["localization maps"]) for of in figures}
     assert len(maps) == len(figures)
     folder = workspace / "runs" / "study"

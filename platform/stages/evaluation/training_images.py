@@ -16,7 +16,6 @@ from mcis.datasets.maps import Shards
 from mcis.datasets.masks import read_saliency, tags_of_mask
 from mcis.models.localization import score_maps
 from mcis.models.metrics import best_tag_mask, confusion, map_histogram, mean_iou, random_tag_mask, sweep
-from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
@@ -31,8 +30,8 @@ class TrainingSums(Sums):
     """What was counted on training images with K classes.
 
     Attributes:
-        single_round, related, paper: (K + 1, K, bins) histograms of the localization maps (`metrics.map_histogram`),
-            without and with related images, and of the paper's own beside these.
+        single_round, related: (K + 1, K, bins) histograms of the localization maps (`metrics.map_histogram`), without
+            and with related images.
         pseudo_masks, random_tag, best_tag: (K + 1, K + 1) confusions of the pseudo masks and the two baselines.
         ignored, by_maps: () the pseudo masks' shares of ignored pixels, and of those that maps decided.
         disagreeing: () images whose tags are not the classes of their mask.
@@ -40,7 +39,6 @@ class TrainingSums(Sums):
 
     single_round: NDArray[np.int64]
     related: NDArray[np.int64]
-    paper: NDArray[np.int64]
     pseudo_masks: NDArray[np.int64]
     random_tag: NDArray[np.int64]
     best_tag: NDArray[np.int64]
@@ -55,7 +53,6 @@ class TrainingSums(Sums):
         return cls(
             single_round=np.zeros(histogram, np.int64),
             related=np.zeros(histogram, np.int64),
-            paper=np.zeros(histogram, np.int64),
             pseudo_masks=np.zeros(matrix, np.int64),
             random_tag=np.zeros(matrix, np.int64),
             best_tag=np.zeros(matrix, np.int64),
@@ -75,7 +72,6 @@ class ScoreTrain:
         salient: saliency, of 255, from which a pixel is salient for the baselines.
         seed: of the random tag.
         single, related: tables of localization maps without and with related images.
-        paper: the paper's own maps beside these, or None.
         masks: the table of pseudo masks; None where the run ended before them.
     """
 
@@ -86,7 +82,6 @@ class ScoreTrain:
     seed: int
     single: Shards
     related: Shards
-    paper: Shards | None
     masks: Shards | None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -96,8 +91,6 @@ class ScoreTrain:
             sums.disagreeing += tags_of_mask(truth, self.classes) != row["tags"]
             sums.single_round += self._histogram(self.single, row["image_id"], truth)
             sums.related += self._histogram(self.related, row["image_id"], truth)
-            if self.paper:
-                sums.paper += self._histogram(self.paper, row["image_id"], truth)
             if self.masks:
                 mask = self.masks.rows(row["image_id"])
                 assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
@@ -140,7 +133,6 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
         seed=config.seed,
         single=Shards(context.inputs["localize"] / "single"),
         related=Shards(context.inputs["localize"] / "maps"),
-        paper=Shards(context.inputs["localize"] / "paper_maps") if config.paper_maps else None,
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
     )
     part = context.part / "train"
@@ -168,14 +160,9 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
 
 
 def localization_maps(scorer: Scorer, sums: TrainingSums) -> Iterator[tuple[Score, Curve]]:
-    """The maps' scores at their best threshold: single round, the paper's own if asked for, with related images."""
+    """The maps' scores at their best threshold: single round, and with related images."""
     localize = scorer.config.localize
     yield _at_best_threshold(scorer, sums.single_round, "single round", 0, None)
-    if scorer.config.paper_maps:
-        paper = localize.model_copy(update={"method": CoAttention()})
-        yield _at_best_threshold(
-            scorer, sums.paper, f"R = {localize.related}, as in the paper", localize.related, paper.in_words()
-        )
     if localize.related:
         name = f"R = {localize.related}"
         yield _at_best_threshold(scorer, sums.related, name, localize.related, localize.in_words())

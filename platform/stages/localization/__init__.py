@@ -1,10 +1,9 @@
 """Stage 3: classifier + index -> localization maps of every training image's tags, float16 (MAPS_SCHEMA).
 
 A map holds class activations at feature resolution, unscaled; `models.localization.scale_maps` makes them comparable.
-Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2); a third one,
-`paper_maps`, the paper's own where these are asked for beside those of another method. Each image is embedded once; its
-features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory stays bounded by
-what the operating system caches and a map costs attention alone.
+Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
+once; its features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory stays
+bounded by what the operating system caches and a map costs attention alone.
 
 Where the features of all images exceed `localize.features_gb`, the classes are localized in rounds, each with a file
 of the features that its maps need, and an image is embedded once in every round that needs it. The maps are the same.
@@ -26,7 +25,6 @@ from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
 from mcis.datasets.relations import Relations
 from mcis.datasets.tags import Tags
-from mcis.platform.config.maps import CoAttention
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
@@ -41,6 +39,8 @@ from mcis.platform.stages.localization.account import account_of
 from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
 from mcis.platform.stages.localization.workers import Embed, Merge, Pool, Relate
+
+_TABLES = ("single", "maps")
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -69,7 +69,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         return StageResult(busy=_single_round_alone(config, context, rows), counts=counts)
     job = _prepare(config, context, rows)
     busy = 0.0
-    if any(job.missing(rows, job.folder / name) for name in ("single", *job.methods)):
+    if any(job.missing(rows, job.folder / name) for name in _TABLES):
         job.start_afresh_unless_it_fits()
         for turn in rounds_of(job.plan, job.folder, rows, job.relations):
             busy += _embed_and_relate(job, turn)
@@ -113,14 +113,6 @@ class _Job:
     def selves(self) -> Path | None:
         """The file of the self pairs' maps; only the released maps have them."""
         return self.folder / "selves.npy" if self.config.localize.method.name == "released" else None
-
-    @property
-    def methods(self) -> dict[str, Config]:
-        """The tables of maps with related images, by name, with the configuration that makes each."""
-        if not self.config.paper_maps:
-            return {"maps": self.config}
-        localize = self.config.localize.model_copy(update={"method": CoAttention()})
-        return {"maps": self.config, "paper_maps": self.config.model_copy(update={"localize": localize})}
 
     def missing(self, rows: pa.Table, table: Path) -> bool:
         """Whether a table of `rows` lacks a shard."""
@@ -198,20 +190,14 @@ def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Featu
 def _embed_and_relate(job: _Job, turn: Round) -> float:
     """Embeds the round's images and makes the maps of its classes; returns the busy seconds."""
     single, busy = turn.folder / "single", 0.0
-    if job.missing(turn.to_embed, single) or any(job.missing(turn.to_relate, turn.folder / n) for n in job.methods):
+    if job.missing(turn.to_embed, single) or job.missing(turn.to_relate, turn.folder / "maps"):
         if not turn.features.exists():  # then the finished single-round maps cannot save embedding the images again
             shutil.rmtree(single, ignore_errors=True)
             create_file(turn.features, (len(turn.images), *job.plan.shape), np.float16)
-        arguments = job.weights, job.classes, job.gpu, turn.features, job.selves
-        to_embed = job.config, *arguments, job.outputs
-        busy += job.map(turn.to_embed, Embed, to_embed, single, f"embed{turn.label}")
-        for name, config in job.methods.items():
-            bank = None
-            if config.localize.method.evidence:
-                bank = np.searchsorted(turn.images, job.relations.bank), job.tags.matrix(job.relations.bank)
-            related = config, *arguments, job.source[turn.images], bank
-            label = f"localize{turn.label}" if name == "maps" else f"paper's maps{turn.label}"
-            busy += job.map(turn.to_relate, Relate, related, turn.folder / name, label)
+        arguments = job.config, job.weights, job.classes, job.gpu, turn.features, job.selves
+        busy += job.map(turn.to_embed, Embed, (*arguments, job.outputs), single, f"embed{turn.label}")
+        related = *arguments, job.source[turn.images]
+        busy += job.map(turn.to_relate, Relate, related, turn.folder / "maps", f"localize{turn.label}")
     turn.features.unlink(missing_ok=True)
     return busy
 
@@ -220,7 +206,7 @@ def _merge(job: _Job) -> float:
     """Writes the tables out of those of several rounds; returns the busy seconds."""
     folders, busy = round_folders(job.plan, job.folder), 0.0
     if len(folders) > 1:
-        for name in ("single", *job.methods):
+        for name in _TABLES:
             tables = [Shards(folder / name) for folder in folders]
             busy += job.map(job.rows, Merge, (tables,), job.folder / name, f"merge {name}")
     return busy

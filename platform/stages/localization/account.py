@@ -28,7 +28,7 @@ def account_of(
         _controls(config, relations, tags),
         _repeats(config, relations),
         _domains(config, relations, source),
-        _evidence(config, relations, tags),
+        _contrast(config, relations),
         _rounds(config, plan, len(tags)),
     ):
         counts |= some_counts
@@ -75,18 +75,10 @@ def _domains(config: LocalizeConfig, relations: Relations, source: NDArray[np.bo
     return {"maps whose related images are of the other domain": moved}, [note] if moved else []
 
 
-def _evidence(config: LocalizeConfig, relations: Relations, tags: Tags) -> Account:
-    counts, notes = {}, []
-    if config.method.evidence:
-        alone = int((relations.related == relations.image[:, None]).all(axis=1).sum())
-        counts["maps without evidence, related to their own image alone"] = alone
-        everywhere = np.flatnonzero(tags.matrix(relations.bank).all(axis=0))
-        counts["maps without unrelated images in the bank"] = missing = int(np.isin(relations.tag, everywhere).sum())
-        if missing:
-            notes.append(f"{missing} map(s) have no evidence: every image of the bank has their class")
-    if config.method.contrastive:
-        counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
-    return counts, notes
+def _contrast(config: LocalizeConfig, relations: Relations) -> Account:
+    if not config.method.contrastive:
+        return {}, []
+    return {"maps with a contrastive part": int((np.diff(relations.others_start) > 0).sum())}, []
 
 
 def _rounds(config: LocalizeConfig, plan: Plan, images: int) -> Account:

@@ -14,7 +14,7 @@ from mcis.platform.runs.workspace import disk_errors
 
 
 def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int, int]:
-    """(D, H, W) of what is kept of an image: its embedding, and behind it its textures where evidence needs these.
+    """(D, H, W) of an image's embedding.
 
     Args:
         weights: folder of the trained classifier of `classes` classes.
@@ -23,8 +23,7 @@ def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int
     with torch.inference_mode():
         model = load_classifier(config.classifier, weights, classes)
         d, h, w = model.embed(torch.zeros(1, 3, size, size)).shape[1:]
-    textures = model.backbone.textures
-    return d + (textures.channels if textures and config.localize.method.evidence else 0), h, w
+    return d, h, w
 
 
 def create_file(path: Path, shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> None:

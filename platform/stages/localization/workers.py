@@ -16,7 +16,6 @@ from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
-from mcis.models.evidence import Bank
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
@@ -62,20 +61,16 @@ class Embed:
             images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
         else:
             images = self._images(rows["uri"].to_pylist())
-        with self.model.backbone.watching_textures() as textures:
-            embedding = embed(
-                self.model.backbone,
-                self.model.embedding,
-                images,
-                extra_scales=localize.extra_scales,
-                mirror=localize.mirror,
-                known=known,
-            )
+        embedding = embed(
+            self.model.backbone,
+            self.model.embedding,
+            images,
+            extra_scales=localize.extra_scales,
+            mirror=localize.mirror,
+            known=known,
+        )
         if self.features is not None:
-            kept = [embedding]
-            if localize.method.evidence:
-                kept.append(self._textures_at(images, embedding, textures[0]))
-            self._keep(self.features, rows, torch.cat(kept, dim=1)[: len(rows)].half())
+            self._keep(self.features, rows, embedding[: len(rows)].half())
         activations = self.model.activations(embedding)
         ids, tags, maps = [], [], [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
@@ -108,14 +103,6 @@ class Embed:
         both = [self.outputs(positions, np.full(len(positions), mirrored)) for mirrored in (False, True)]
         plain, mirrored = (torch.from_numpy(outputs).to(self.device).float() for outputs in both)
         return plain, mirrored
-
-    def _textures_at(self, images: Tensor, features: Tensor, textures: Tensor) -> Tensor:
-        """The mean textures of the unscaled images around the positions of their features, (B, C', h, w)."""
-        backbone = self.model.backbone
-        (height, width), (h, w) = images.shape[2:], textures.shape[2:]
-        assert backbone.textures is not None
-        source = backbone.textures.layout.grids((height, width), (h, w))
-        return resample(textures, source, backbone.grids(images, features), "area")
 
     def _keep(self, path: Path, rows: pa.Table, kept: Tensor) -> None:
         """Writes what is kept of the images of some rows, float16."""
@@ -156,19 +143,15 @@ class _Target(NamedTuple):
     """An image whose maps are made, with what all its maps share.
 
     Attributes:
-        slot: of its embedding.
         embedding: (D, H, W).
         single_round: its single-round maps, (K, H, W).
-        queries: for a related image of the target domain and one of the source, (2, HW, C'), or one for both; None
-            without co-attention.
-        textures: (HW, C') texture vectors, and how well each is found again in the bank, (B, HW); None without a bank.
+        queries: for a related image of the target domain and one of the source, (2, HW, C'), or one for both, (1, HW,
+            C').
     """
 
-    slot: int
     embedding: Tensor
     single_round: Tensor
-    queries: Tensor | None
-    textures: tuple[Tensor, Tensor] | None
+    queries: Tensor
 
 
 class Relate:
@@ -179,7 +162,6 @@ class Relate:
         features: file of the round's features.
         selves: file of the self pairs' maps, for the released maps.
         source: whether each image in `features` is of the source domain, (N,).
-        bank: slots of the bank's images (B,) and their tags (B, K); None = no evidence is asked for.
     """
 
     def __init__(
@@ -191,7 +173,6 @@ class Relate:
         features: Path,
         selves: Path | None,
         source: NDArray[np.bool_],
-        bank: tuple[NDArray[np.int64], NDArray[np.bool_]] | None,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
@@ -199,7 +180,6 @@ class Relate:
         model = load_classifier(config.classifier, weights, classes)
         self.model = move_channels_last(model, self.device)
         self.features, self.selves = features, selves
-        self.bank = None if bank is None else self._bank(*bank)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
@@ -217,61 +197,40 @@ class Relate:
 
     def _map(self, target: _Target, tag: int, number: int, related: list[int], others: list[int]) -> Tensor:
         """One map of class `tag`, (H, W), of slots of related images and of others for the contrastive part."""
-        embeddings, textures = self._kept(related)
-        if target.queries is None:
-            activation = target.single_round[tag]
-        else:
-            query = self._facing(target.queries, related)
-            activation = self.model.co_map(target.embedding, embeddings, tag, query=query)
-            if others:
-                query = self._facing(target.queries, others)
-                contrastive = self.model.contrastive_map(target.embedding, self._kept(others)[0], tag, query=query)
-                count = len(related) + len(others)
-                activation = (len(related) * activation + len(others) * contrastive) / count
-            if self.config.localize.method.averaged:
-                activation = (activation + target.single_round[tag]) / 2
-        different = [n for n, slot in enumerate(related) if slot != target.slot]
-        if self.bank and target.textures and different:  # an image finds itself again everywhere, which tells nothing
-            evidence = self.bank.evidence(*target.textures, textures[different], tag)
-            activation = activation + self.config.localize.method.evidence * evidence.view(activation.shape)
+        query = self._facing(target.queries, related)
+        activation = self.model.co_map(target.embedding, self._embeddings(related), tag, query=query)
+        if others:
+            query = self._facing(target.queries, others)
+            contrastive = self.model.contrastive_map(target.embedding, self._embeddings(others), tag, query=query)
+            count = len(related) + len(others)
+            activation = (len(related) * activation + len(others) * contrastive) / count
+        if self.config.localize.method.averaged:
+            activation = (activation + target.single_round[tag]) / 2
         if self.selves is not None:
             selves = torch.from_numpy(read_rows(self.selves, number)).to(self.device)
             activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
         return activation
 
     def _target(self, slot: int) -> _Target:
-        (embedding,), (textures,) = self._kept([slot])
-        queries = None
+        embedding = self._embeddings([slot])[0]
         method = self.config.localize.method
         if method.affinity == "identity":
             queries = self.model.query(embedding, identity=True)[None]
-        elif method.name != "evidence":
+        else:
             # F_n^T W_P depends on the other image's domain alone, so that all maps of an image share it.
             source = self.source[slot]
             kinds, target_is_n = pair_kinds(source, self.domains), seen_from_n(source, self.domains, method.target)
             queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
             queries = queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
-        of_bank = None
-        if self.bank:
-            vectors = self.bank.texture_vectors(textures)
-            of_bank = vectors, self.bank.match(vectors)
-        single = self.model.activations(embedding[None])[0]
-        return _Target(slot, embedding, single, queries, of_bank)
+        return _Target(embedding, self.model.activations(embedding[None])[0], queries)
 
     def _facing(self, queries: Tensor, images: list[int]) -> Tensor:
         """The query for each of some other images, (R, HW, C'), or the only one there is, (HW, C')."""
         return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
 
-    def _kept(self, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """Embeddings (N, D, H, W) and textures (N, C', H, W) of images; C' is 0 where no evidence is asked for."""
-        kept = torch.from_numpy(read_rows(self.features, slots)).to(self.device)
-        return kept[:, : self.model.width], kept[:, self.model.width :]
-
-    @torch.inference_mode()
-    def _bank(self, slots: NDArray[np.int64], tags: NDArray[np.bool_]) -> Bank:
-        embeddings, textures = self._kept(slots.tolist())
-        activations = self.model.activations(embeddings)
-        return Bank(textures, torch.from_numpy(~tags).to(self.device), activations)
+    def _embeddings(self, slots: list[int]) -> Tensor:
+        """Embeddings of images, (N, D, H, W)."""
+        return torch.from_numpy(read_rows(self.features, slots)).to(self.device)
 
 
 class Pool:
