@@ -108,7 +108,7 @@ def small() -> Config:
     its maps (docs/RESULTS.md). The paper's are `localize.related=3`.
 
     Command: `mcis run voc --voc DIR --name NAME --recipe small`, for images of about 160 pixels such as the embedded
-    data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 72 of the pseudo masks of such a drawn set
+    data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 70 of the pseudo masks of such a drawn set
     with painted saliency maps (docs/RESULTS.md).
     """
     return Config(
@@ -167,7 +167,7 @@ def photos() -> Config:
     attention over the same features, with W_P = I, which needs no training; the dense CRF finds the background.
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: about
-    0.4 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 64 of the pseudo masks and 58 of the
+    0.2 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 63 of the pseudo masks and 60 of the
     segmentation network on photographs of six animals (docs/RESULTS.md).
     """
     adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
