@@ -48,12 +48,6 @@ def drawn(root: Path) -> dict[str, str]:
         ("references", ("localize.related=3",), "pseudo_masks", "localize.related by --set"),
         ("references", (), "train_classifier", "--until train_classifier"),
         ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "attention and localize.related by"),
-        (
-            "effect",
-            ("localize.method.contrastive=true", "localize.related=3"),
-            "pseudo_masks",
-            "trains no contrastive",
-        ),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
         ("effect", ("data.masks=absent",), "pseudo_masks", "no image has a ground-truth mask"),
