@@ -138,7 +138,7 @@ class Plain:
 
     def pseudo_masks(self) -> None:
         maps = Shards(self.folder / "maps")
-        make = pseudo_masks.MakeMasks(self.config.pseudo_masks, self.config.maps.scale, maps)
+        make = pseudo_masks.MakeMasks(self.config.pseudo_masks, self.config.maps.scale, maps, self.config.data.max_side)
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 
     def train_segmenter(self) -> None:
@@ -168,7 +168,7 @@ class Plain:
             bins=c.thresholds,
             scale=self.config.maps.scale,
             salient=c.salient,
-            seed=0,
+            seed=self.config.seed,
             single=single,
             related=maps,
             masks=masks,

@@ -71,7 +71,7 @@ class Order(enum.IntEnum):
     """Tagged images of the domain source, likewise: (turn)."""
     SLOTS = 3
     """Pairs of an epoch, which a mix assigns to the kinds: (epoch)."""
-    STATISTICS = 5
+    STATISTICS = 5  # 4 was an order that nothing draws any more
     """Training images, the first of which give the statistics of a backbone's channels: (0)."""
 
 

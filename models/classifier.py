@@ -138,8 +138,6 @@ class CoAttentionClassifier(nn.Module):
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
         phi_std: standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
-        attended: what an image of a pair attends to in training: its partner, or, as a control of what partners bring,
-            itself; the labels are those of the pair either way.
 
     Attributes:
         features_width: C.
@@ -162,11 +160,10 @@ class CoAttentionClassifier(nn.Module):
         affinity: Affinity | None = None,
         kinds: Literal[1, 3] = 1,
         phi_std: float | None = None,
-        attended: Attended = "partner",
     ):
         super().__init__()
         affinity = affinity or Affinity()
-        self.backbone, self.attention, self.affinity, self.attended = backbone, attention, affinity, attended
+        self.backbone, self.attention, self.affinity = backbone, attention, affinity
         self.neck = _neck(backbone.channels, neck) if neck else nn.Identity()
         self.features_width = c = neck or backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
@@ -245,7 +242,14 @@ class CoAttentionClassifier(nn.Module):
         return self.w_p[kind]
 
     def pair_scores(
-        self, m: Tensor, n: Tensor, kind: Tensor | None = None, *, attend: bool = True, contrastive: bool = True
+        self,
+        m: Tensor,
+        n: Tensor,
+        kind: Tensor | None = None,
+        *,
+        attend: bool = True,
+        attended: Attended = "partner",
+        contrastive: bool = True,
     ) -> PairScores:
         """Scores of B pairs from embeddings (B, D, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
 
@@ -255,6 +259,7 @@ class CoAttentionClassifier(nn.Module):
         Args:
             kind: of the pairs, (B,), where there are three W_P.
             attend: whether shared semantics are scored, if the classifier has co-attention.
+            attended: what an image of a pair attends to: its partner, or, as a control of what partners bring, itself.
             contrastive: whether unshared semantics are scored, too, if it has such a term.
         """
         basic = PairScores(pool(self.activations(m)), pool(self.activations(n)))
@@ -265,7 +270,7 @@ class CoAttentionClassifier(nn.Module):
         layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
         values_m, values_n = (nn.functional.conv2d(self.features(image), layers) for image in (m, n))
         keys_m, keys_n, w_p = self.keys(m), self.keys(n), self.affinity_weights(kind)
-        if self.attended == "partner":
+        if attended == "partner":
             common = self._coattend(keys_m, keys_n, w_p, values_m, values_n)
         else:
             of_m = self._coattend(keys_m, keys_m, w_p, values_m, values_m)
@@ -393,6 +398,7 @@ class CoAttentionClassifier(nn.Module):
         *,
         embedded: bool = False,
         attend: bool = True,
+        attended: Attended = "partner",
     ) -> BatchScores:
         """Scores of the pairs and of each self pair (m, tau m); one backbone pass embeds both images of a pair.
 
@@ -405,10 +411,11 @@ class CoAttentionClassifier(nn.Module):
                 no jitter.
             embedded: whether instead of images the backbone's outputs of them are given, (B, C_b, H, W).
             attend: False leaves out co-attention and all terms but the basic one.
+            attended: as of `pair_scores`.
         """
         both = torch.cat([images_m, images_n])
         m, n = self._embedding_to_train(both if embedded else self.backbone(both), attend).chunk(2)
-        pairs = self.pair_scores(m, n, kind, attend=attend)
+        pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
         plain = images_m if plain_m is None else plain_m
@@ -418,6 +425,7 @@ class CoAttentionClassifier(nn.Module):
                 self._embedding_to_train(self.backbone(transform(plain, name)), attend),
                 self_kind,
                 attend=attend,
+                attended=attended,
                 contrastive=False,
             )
             for name in self_transforms

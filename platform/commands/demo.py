@@ -13,10 +13,10 @@ from mcis.platform.runs.workspace import Workspace, disk_errors
 
 # The embedded images are small and few: smaller inputs, more passes and fewer updates than for photographs.
 SIZES = Config(
-    classifier=ClassifierConfig(input_size=256, epochs=16, attention_from_epoch=12),
+    classifier=ClassifierConfig(input_size=256, epochs=16, attention_epochs=4),
     segmenter=SegmenterConfig(crop=160, steps=200),
 )
-SALIENCY = "The embedded saliency maps are painted from the ground truth: what used them owes much to them."
+SALIENCY = "Saliency maps are painted from the ground truth here: pseudo masks and segmentation owe much to them."
 
 
 def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> Resolved:

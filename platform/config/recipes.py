@@ -180,7 +180,7 @@ def photos() -> Config:
             trained="neck",
             standardize=True,
             input_size=384,
-            attention_from_epoch=6,
+            attention_epochs=2,
             contrastive_weight=3.0,
             phi_std=0.03,
             affinity=AffinityConfig(form="cosine", scale=60.0, w_p="identity"),

@@ -148,9 +148,9 @@ class ClassifierConfig(Section):
     short training of a linear layer on pretrained features does not get rid of."""
     affinity: AffinityConfig = AffinityConfig()
     """How positions of two images are compared (Eq. 2), in training and in maps with related images."""
-    attention_from_epoch: int = Field(default=0, ge=0)
-    """First epoch, from 0, in which pairs attend to each other; before, the basic term alone makes phi a class layer
-    that the common and contrastive terms can work on."""
+    attention_epochs: int | None = Field(default=None, gt=0)
+    """The last epochs, in which pairs attend to each other; before, the basic term alone makes phi a class layer that
+    the common and contrastive terms can work on. None = all epochs."""
     contrastive_weight: Rate = 1.0
     """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 5). Beside the
     basic term the gradient of the contrastive one is small."""
@@ -208,6 +208,18 @@ class ClassifierConfig(Section):
     """Update rule, rates and schedule."""
 
     @property
+    def trained_epochs(self) -> int:
+        """Epochs until training ends, which may be before the schedule does."""
+        return self.epochs if self.keep_epoch is None else self.keep_epoch + 1
+
+    @property
+    def attention_begins(self) -> int:
+        """The first epoch, from 0, in which pairs attend to each other."""
+        if self.attention == "none":
+            return self.trained_epochs
+        return 0 if self.attention_epochs is None else max(0, self.trained_epochs - self.attention_epochs)
+
+    @property
     def from_features(self) -> bool:
         """Whether training reads what the backbone makes of images, computed once, rather than the images."""
         changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing != "squash"
@@ -218,12 +230,8 @@ class ClassifierConfig(Section):
         yield from self.affinity.problems()
         if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
             yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
-        last = self.epochs - 1 if self.keep_epoch is None else self.keep_epoch
-        if self.attention != "none" and self.attention_from_epoch > last:
-            yield (
-                f"classifier.attention_from_epoch {self.attention_from_epoch} is behind the last epoch, {last}, and "
-                f"classifier.attention is {self.attention}; choose an earlier one, or attention=none"
-            )
+        if self.attended == "itself" and self.attention == "none":
+            yield "classifier.attended is itself but classifier.attention is none, which attends to nothing"
 
 
 class SegmenterConfig(Section):

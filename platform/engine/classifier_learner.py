@@ -64,7 +64,9 @@ class ClassifierLearner:
 
     @property
     def rests_parameters(self) -> bool:
-        return self.config.attention != "none" and self.config.attention_from_epoch > 0
+        c = self.config
+        of_attention = c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learnt"
+        return c.attention != "none" and c.attention_begins > 0 and of_attention
 
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
@@ -114,13 +116,14 @@ class ClassifierLearner:
         """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs."""
         c = self.config
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
-        attend = self.schedule.epoch(step) >= c.attention_from_epoch
+        attend = self.schedule.epoch(step) >= c.attention_begins
         if isinstance(self.images, Features):
             outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
-            scores, self_scores = model(*outputs, kind=kind, embedded=True, attend=attend)
+            scores, self_scores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=c.attended)
         else:
             images_m, images_n, plain_m = self._images(batch, device)
-            scores, self_scores = model(images_m, images_n, c.self_pairs, kind, plain_m, attend=attend)
+            images = images_m, images_n, c.self_pairs, kind, plain_m
+            scores, self_scores = model(*images, attend=attend, attended=c.attended)
 
         tags_m, tags_n = (
             torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)

@@ -89,7 +89,6 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
         ),
         kinds=config.kinds,
         phi_std=config.phi_std,
-        attended=config.attended,
     )
 
 

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.features import features_bytes
 from mcis.datasets.grids import pixels
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing
@@ -36,7 +35,7 @@ from mcis.platform.config.maps import CrfConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter, crf_parameters, freeze
 from mcis.platform.networks.features import features_shape
-from mcis.platform.networks.needs import Counts, classifier_steps, counts_of
+from mcis.platform.networks.needs import Counts, classifier_steps, counts_of, keeps_outputs
 
 _MOST = 0.25
 """Seconds that a pass may take to be timed at its full size, and to be repeated."""
@@ -76,13 +75,6 @@ class Passes(NamedTuple):
     crop: float
     segment: float
     predict_crf: float
-
-
-def keeps_outputs(config: Config, counts: Counts) -> bool:
-    """Whether a frozen backbone's outputs are computed once, and both the training and the maps read them."""
-    if config.weights.classifier is not None or not config.classifier.from_features:
-        return False
-    return counts.tagged * features_bytes(features_shape(config.classifier)) <= config.compute.cache_gb * 2**30
 
 
 def durations(config: Config, counts: Counts, passes: Passes, cores: int, *, kept: bool) -> dict[str, float]:
@@ -223,7 +215,7 @@ def _passes_of_tags(config: Config, counts: Counts, picture: NDArray[np.uint8], 
                 stride,
             )
 
-        attending = max(0.0, 1 - c.attention_from_epoch / c.epochs)
+        attending = 1 - c.attention_begins / c.trained_epochs
         shares = {True: attending, False: 1 - attending}
         seconds["pair"] = sum(share * step(attend) for attend, share in shares.items() if share) / _SAMPLES
     return seconds

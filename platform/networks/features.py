@@ -17,7 +17,7 @@ from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, move_channels_last
 from mcis.platform.networks.pretrained import load_backbone
 
-_BATCH = 8
+FEATURES_BATCH = 8
 
 
 def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
@@ -45,7 +45,7 @@ class MakeFeatures:
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        parts = [self._batch(rows.slice(first, _BATCH)) for first in range(0, len(rows), _BATCH)]
+        parts = [self._batch(rows.slice(first, FEATURES_BATCH)) for first in range(0, len(rows), FEATURES_BATCH)]
         features = torch.cat(parts)
         if not features.isfinite().all():
             raise UserError(

@@ -25,10 +25,11 @@ from mcis.datasets.files import stamps
 from mcis.datasets.images import image_bytes
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import SHARD_BYTES
+from mcis.models.classifier import MOST_ENTRIES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
 from mcis.platform.networks.build import build_classifier, build_segmenter, freeze
-from mcis.platform.networks.features import features_shape
+from mcis.platform.networks.features import FEATURES_BATCH, features_shape
 from mcis.platform.networks.pretrained import download_bytes
 from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.workspace import Workspace, bytes_in, free_bytes
@@ -40,6 +41,8 @@ _UNSEEN = 128 * 2**10
 """Size of an image's file where it cannot be asked for, bytes: that of a photograph of 500x375 pixels."""
 _SAMPLE = 64
 """Images whose files are asked for their size."""
+_AFFINITIES = 6
+"""Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
 
@@ -174,7 +177,7 @@ class _Network(NamedTuple):
 
     Attributes:
         weights: all of it, and `trained` what of it is trained.
-        kept: of one image, the outputs of layers that a backward pass reads.
+        kept: of one image, what a backward pass reads: inputs of trained layers, and what is computed of their outputs.
         largest: of one image, the largest output of a layer, or what is passed in.
         shape: of the output, (C, H, W).
     """
@@ -189,9 +192,13 @@ class _Network(NamedTuple):
 def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], *shape: int) -> _Network:
     """Passes an input (C, H, W) without values through a network on the device `meta`."""
     outputs: list[Tensor] = []
+    kept: dict[int, Tensor] = {}  # by identity, as a layer may hand on what it was given
 
-    def watch(layer: nn.Module, inputs: object, output: Tensor) -> None:
+    def watch(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         outputs.append(output)
+        trained = any(parameter.requires_grad for parameter in layer.parameters(recurse=False))
+        read = (*inputs, output) if trained else (output,) if output.requires_grad else ()
+        kept.update((id(tensor), tensor) for tensor in read)
 
     hooks = [layer.register_forward_hook(watch) for layer in network.modules() if not list(layer.children())]
     image = torch.zeros(1, *shape, device="meta")
@@ -202,7 +209,7 @@ def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], *shape: in
     return _Network(
         weights=_bytes(network.state_dict().values()),
         trained=_bytes(parameter for parameter in network.parameters() if parameter.requires_grad),
-        kept=_bytes(output for output in outputs if output.requires_grad),
+        kept=_bytes(kept.values()),
         largest=max(_bytes([output]) for output in (image, *outputs)),
         shape=(c, h, w),
     )
@@ -226,9 +233,12 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         freeze(classifier, config.classifier)
         freeze(segmenter, config.segmenter)
     side, crop = config.classifier.input_size, config.segmenter.crop
-    embedding = learning = _measure(classifier, classifier.embed, 3, side, side)
-    if config.classifier.from_features:
-        learning = _measure(classifier, classifier.embedding, *features_shape(config.classifier))
+    embedding = _measure(classifier, classifier.embed, 3, side, side)
+    if keeps_outputs(config, counts):
+        shape = features_shape(config.classifier)
+        learning = _measure(classifier, lambda outputs: classifier.activations(classifier.embedding(outputs)), *shape)
+    else:
+        learning = _measure(classifier, lambda images: classifier.activations(classifier.embed(images)), 3, side, side)
     labeling = _measure(segmenter, segmenter, 3, crop, crop)
     trained = config.weights.classifier is None
     steps = classifier_steps(config, counts) if trained else 0
@@ -236,7 +246,7 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         "index": Need("index", _table(config, counts.images, 512) + 512 * counts.images),
         "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
-        "train_classifier": _training(config, "classifier", learning, steps, 0),
+        "train_classifier": _classifier(config, learning, embedding, steps, kept=keeps_outputs(config, counts)),
         "localize": _localization(config, counts, embedding),
         "pseudo_masks": Need(
             "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
@@ -282,8 +292,7 @@ def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int
     c = config.classifier
     if c.from_features:
         features = (counts.tagged + counts.val) * features_bytes(features_shape(c))
-        kept = features <= config.compute.cache_gb * _GIB
-        return features + _table(config, counts.tagged + counts.val, 0) if kept else 0
+        return features + _table(config, counts.tagged + counts.val, 0) if keeps_outputs(config, counts) else 0
     wanted = 0 if c.sizing == "random_crop" else counts.tagged
     wanted += counts.val if c.val_every else 0
     taken = sum(bytes_in(folder) for folder in workspace.cache.iterdir() if folder.is_dir()) if workspace else 0
@@ -294,8 +303,31 @@ def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int
 def classifier_steps(config: Config, counts: Counts) -> int:
     """Updates of the classifier's training."""
     c = config.classifier
-    epochs = c.epochs if c.keep_epoch is None else c.keep_epoch + 1
-    return math.ceil(epochs * (c.epoch_pairs or counts.tagged) / c.batch)
+    return math.ceil(c.trained_epochs * (c.epoch_pairs or counts.tagged) / c.batch)
+
+
+def keeps_outputs(config: Config, counts: Counts) -> bool:
+    """Whether a frozen backbone's outputs are computed once, and both the training and the maps read them."""
+    if config.weights.classifier is not None or not config.classifier.from_features:
+        return False
+    features = (counts.tagged + counts.val) * features_bytes(features_shape(config.classifier))
+    return features <= config.compute.cache_gb * _GIB
+
+
+def _classifier(config: Config, network: _Network, embedding: _Network, steps: int, *, kept: bool) -> Need:
+    """The classifier's training, with its affinities where they are laid out, and the tasks that keep features for it.
+
+    Args:
+        network, embedding: as it is trained, and from images to embeddings.
+        kept: as of `keeps_outputs`.
+    """
+    c, need = config.classifier, _training(config, "classifier", network, steps, 0)
+    pairs = math.ceil(c.batch / config.compute.workers)
+    entries = min(pairs, config.compute.micro_batch or pairs) * math.prod(embedding.shape[1:]) ** 2
+    laid_out = c.attention != "none" and steps and entries <= MOST_ENTRIES
+    memory = need.memory + (config.compute.workers * _AFFINITIES * 4 * entries if laid_out else 0)
+    tasks = _processes(config) * (_PROCESS + embedding.weights + 2 * FEATURES_BATCH * embedding.largest) if kept else 0
+    return need._replace(memory=max(memory, tasks))
 
 
 def _training(config: Config, label: str, network: _Network, steps: int, masks: float) -> Need:

@@ -74,10 +74,7 @@ class _Maker:
         single = self.model.activations(embedding[None])[0, tag]
         final = self._final_map(row, tag)
         tiles = [self._tile("single round", row, tag, single)]
-        method = self.config.localize.method
-        learnt = self.model.affinity.learnt and method.affinity == "trained"
-        if self.model.attention != "none" or not learnt:
-            tiles += self._co_attention(row, tag, related, embedding, final)
+        tiles += self._co_attention(row, tag, related, embedding, final)
         return (*tiles, self._tile("the map", row, tag, final))
 
     def _co_attention(self, row: int, tag: int, related: list[int], embedding: Tensor, final: Tensor) -> list[Tile]:

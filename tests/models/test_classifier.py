@@ -111,9 +111,9 @@ def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatc
 
 @pytest.mark.parametrize("options", FORMS[:5], ids=str)
 def test_as_a_control_images_attend_to_themselves_in_training(options: dict[str, Any]) -> None:
-    model, control = classifier(**options), classifier(**options, attended="itself")
+    model = classifier(**options)
     f_m, f_n = features(1, 1, 2, 3), features(2, 1, 3, 2)
-    got = present(control.pair_scores(f_m, f_n))
+    got = present(model.pair_scores(f_m, f_n, attended="itself"))
     of_m, of_n = (section_3_1(model, f[0].flatten(1).numpy(), f[0].flatten(1).numpy()) for f in (f_m, f_n))
     for name, scores in got.items():
         np.testing.assert_allclose(scores[0].detach(), (of_m if name.endswith("_m") else of_n)[name], atol=1e-10)

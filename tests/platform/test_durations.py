@@ -16,10 +16,9 @@ from mcis.platform.networks.durations import (
     durations,
     expected_duration,
     in_words,
-    keeps_outputs,
     measure,
 )
-from mcis.platform.networks.needs import Counts, counts_of
+from mcis.platform.networks.needs import Counts, counts_of, keeps_outputs
 
 COUNTS = Counts(classes=20, images=120, tagged=100, tags=150, salient=40, val=10, predicted=20, file_bytes=1e5)
 PASSES = Passes(
@@ -78,7 +77,7 @@ def test_maps_cost_scales_mirror_images_and_related_images() -> None:
 
 
 def test_what_a_frozen_backbone_makes_of_images_is_computed_once() -> None:
-    seconds = estimated("classifier.epochs=4", "classifier.attention_from_epoch=3", recipe="photos", kept=True)
+    seconds = estimated("classifier.epochs=4", recipe="photos", kept=True)
     assert seconds["train_classifier"] == pytest.approx(25 * 16 * 3.0 + 110 * (0.01 + 2.0) + 4 * 10 * 0.1)
     photos = resolve("voc", "photos").config
     assert keeps_outputs(photos, COUNTS)

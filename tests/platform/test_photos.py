@@ -20,7 +20,7 @@ from mcis.platform.stages import train_classifier
 
 TINY = (
     "classifier.epochs=2",
-    "classifier.attention_from_epoch=1",
+    "classifier.attention_epochs=1",
     "classifier.input_size=64",
     "classifier.batch=8",
     "data.max_side=48",  # smaller than the images

@@ -118,8 +118,9 @@ class Recorder:
         plain_m: Tensor | None,
         *,
         attend: bool,
+        attended: str,
     ) -> tuple[PairScores, list[PairScores]]:
-        assert attend
+        assert (attend, attended) == (True, "partner")
         self.m, self.n, self.transforms, self.plain = images_m, images_n, transforms, plain_m
         b = len(images_m)
         scores = [torch.full((b, K), 0.1 * i) for i in range(6)]

@@ -149,7 +149,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
         head="own",
         affinity=AffinityConfig(form="cosine", scale=10, init=1.0),
         self_pairs=("flip",),
-        attention_from_epoch=1,
+        attention_epochs=3,
         contrastive_weight=1.5,
         contrastive_from_epoch=2,
         contrastive_needs_unshared=True,
