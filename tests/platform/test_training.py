@@ -211,7 +211,7 @@ def test_the_plain_loop_does_train(here: Surroundings) -> None:
     """What the others are compared with: its losses fall, and its terms begin and weigh as configured."""
     _, terms = plain_loop(here.learner)
     common, contrastive = (np.array([t[name] for t in terms[5:]]) for name in ("common", "contrastive"))
-    assert common[10:].mean() < 0.98 * common[:5].mean()
+    assert common[10:].mean() < 0.95 * common[:3].mean()
     assert contrastive[10:].mean() < 0.8 * contrastive[5:10].max()
     assert [sorted(t) for t in terms[:5]] == [["basic", "self_basic"]] * 5, "pairs attend from epoch 1 on"
     assert (contrastive[:5] == 0).all(), "it begins with epoch 2"
