@@ -6,13 +6,13 @@ No backbone uses statistics of the batch (batch norm is frozen, or there is no n
 not depend on the other images of its batch or on the number of workers.
 """
 
-import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
@@ -69,7 +69,8 @@ class Backbone(nn.Module):
             (RELEASED_RECIPE, "Classifier").
         unused: prefixes of the names in a file of pretrained weights that the body has no place for: classification
             layers.
-        low_level: the last layer of stride 4, which a segmenter may read beside the features, or None.
+        levels: earlier layers, from the finest to the coarsest, that may be read beside the features. The first one of
+            convolutional networks has stride 4.
     """
 
     def __init__(
@@ -82,48 +83,39 @@ class Backbone(nn.Module):
         normalization: Normalization = IMAGENET,
         new_layers: tuple[str, ...] = (),
         unused: tuple[str, ...] = (),
-        low_level: Layer | None = None,
+        levels: tuple[Layer, ...] = (),
     ):
         super().__init__()
         self.body = body
         self.groups, self.channels, self.layout, self.stages = groups, sum(groups), layout, stages
         self.normalize, self.new_layers, self.unused = normalization, new_layers, unused
-        self.low_level = low_level
+        self.levels = levels
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
 
-    def with_low_level(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (B, C, h, w) and the output of `low_level`, (B, C', h', w'), of one forward pass.
-
-        Raises:
-            ValueError: the backbone has no such layer.
-        """
-        if self.low_level is None:
-            raise ValueError("a backbone without a layer of low level")
-        with self._watching(self.low_level) as outputs:
+    def with_levels(self, images: Tensor) -> list[Tensor]:
+        """The outputs of all levels, (B, C', h', w') each, and the features (B, C, h, w), of one forward pass."""
+        outputs: dict[str, Tensor] = {}
+        handles = [self._watch(level.name, outputs) for level in self.levels]
+        try:
             features = self(images)
-        return features, outputs[0]
+        finally:
+            for handle in handles:
+                handle.remove()
+        return [*(outputs[level.name] for level in self.levels), features]
 
     def grids(self, images: Tensor, features: Tensor) -> Grids:
         """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
         (height, width), (h, w) = images.shape[-2:], features.shape[-2:]
         return self.layout.grids((height, width), (h, w))
 
-    @contextlib.contextmanager
-    def _watching(self, layer: Layer) -> Iterator[list[Tensor]]:
-        outputs: list[Tensor] = []
+    def _watch(self, name: str, outputs: dict[str, Tensor]) -> RemovableHandle:
+        def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            outputs.setdefault(name, output)
 
-        def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            if not outputs:
-                outputs.append(output)
-
-        handle = self.body.get_submodule(layer.name).register_forward_hook(watch)
-        try:
-            yield outputs
-        finally:
-            handle.remove()
+        return self.body.get_submodule(name).register_forward_hook(keep)
 
 
 def train_last(backbone: Backbone, count: int) -> None:
@@ -182,7 +174,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         layout=Layout(stride),
         stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
-        low_level=early,
+        levels=(early,),
     )
 
 
@@ -221,7 +213,7 @@ def vgg16() -> Backbone:
         stages=(*_VGG16_STAGES, "extra_convs."),
         new_layers=("body.extra_convs",),
         unused=_HEADS,
-        low_level=Layer("features.9", 128, Layout(4, 1.5)),  # pool2
+        levels=(Layer("features.9", 128, Layout(4, 1.5)), Layer("features.16", 256, halves)),  # pool2, pool3
     )
 
 
@@ -240,7 +232,7 @@ def vgg16_largefov() -> Backbone:
         layout=Layout(8),
         stages=_VGG16_STAGES,
         unused=_HEADS,
-        low_level=Layer("features.9", 128, Layout(4)),
+        levels=(Layer("features.9", 128, Layout(4)), Layer("features.16", 256, Layout(8))),  # pool2, pool3
     )
 
 
@@ -268,7 +260,7 @@ def _resnet(name: str) -> Backbone:
         layout=Layout(8),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
         unused=_HEADS,
-        low_level=Layer("layer1", 256, Layout(4)),
+        levels=(Layer("layer1", 256, Layout(4)), Layer("layer2", 512, Layout(8)), Layer("layer3", 1024, Layout(8))),
     )
 
 

@@ -54,29 +54,30 @@ class LargeFov(nn.Module):
 class Skip(nn.Module):
     """A light decoder in the manner of DeepLab-v3+ (Chen et al., ECCV 2018), for small backbones of a coarse stride.
 
-    The features pass a 1x1 and two dilated 3x3 convolutions, are resized to the positions of the backbone's low level,
-    and meet it there, reduced to 48 channels; two depthwise separable 3x3 convolutions and a 1x1 follow.
+    The features pass a 1x1 and two dilated 3x3 convolutions, are resized to the positions of the backbone's finest
+    level, and meet it there, reduced to 48 channels; two depthwise separable 3x3 convolutions and a 1x1 follow.
 
     Args:
-        backbone: features (B, C, h, w), with a low level.
+        backbone: features (B, C, h, w), with a level of stride 4.
         labels: K + 1, background first.
         width: channels of the decoder.
         dilation: of the two 3x3 convolutions on the features.
         dropout: fraction of units dropped before the last layer.
 
     Raises:
-        UserError: the backbone has no low level.
+        UserError: the backbone has no such level.
     """
 
     def __init__(self, backbone: Backbone, *, labels: int, width: int = 256, dilation: int = 2, dropout: float = 0.0):
         super().__init__()
-        if backbone.low_level is None:
+        if not backbone.levels:
             raise UserError(
                 "the segmentation network skip with a backbone without a layer of stride 4",
                 "a convolutional backbone",
                 "choose another `backbone`, or set `network` to largefov",
             )
-        self.backbone, self.low_layout = backbone, backbone.low_level.layout
+        finest = backbone.levels[0]
+        self.backbone, self.finest_layout = backbone, finest.layout
         self.head = nn.Sequential(
             nn.Conv2d(backbone.channels, width, 1),
             nn.ReLU(inplace=True),
@@ -85,7 +86,7 @@ class Skip(nn.Module):
             nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation),
             nn.ReLU(inplace=True),
         )
-        self.reduce = nn.Sequential(nn.Conv2d(backbone.low_level.channels, _REDUCED, 1), nn.ReLU(inplace=True))
+        self.reduce = nn.Sequential(nn.Conv2d(finest.channels, _REDUCED, 1), nn.ReLU(inplace=True))
         self.decoder = nn.Sequential(
             *_separable(width + _REDUCED, width),
             *_separable(width, width),
@@ -95,18 +96,18 @@ class Skip(nn.Module):
         _initialize(self.head, self.reduce, self.decoder)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the low level."""
+        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the finest level."""
         padded = _padded(images, self.backbone.layout)
-        features, low_level = self.backbone.with_low_level(padded)
+        finest, *_, features = self.backbone.with_levels(padded)
         coarse = self.head(features)
         height, width = padded.shape[2:]
-        fine = self.low_layout.grids((height, width), (low_level.shape[2], low_level.shape[3]))
+        fine = self.finest_layout.grids((height, width), (finest.shape[2], finest.shape[3]))
         upsampled = resample(coarse, self.backbone.grids(padded, coarse), fine)
-        logits = self.decoder(torch.cat([upsampled, self.reduce(low_level)], dim=1))
+        logits = self.decoder(torch.cat([upsampled, self.reduce(finest)], dim=1))
         return _at_pixels(logits, fine, padded, images)
 
 
-_REDUCED = 48  # channels of the low level in the decoder, as in DeepLab-v3+
+_REDUCED = 48  # channels of the finest level in the decoder, as in DeepLab-v3+
 
 
 def _separable(inputs: int, outputs: int) -> list[nn.Module]:

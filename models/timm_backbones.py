@@ -25,7 +25,7 @@ PREFIX = "timm/"
 """What precedes timm's name of a network in the name of a backbone."""
 _STRIDE = 16  # of convolutional networks, unless another one is asked for
 _SIDE = 256  # of the image without values that a network is measured with, a multiple of all strides
-_LOW = 4  # stride of the layer of low level
+_FINEST = 4  # stride of the finest level
 
 
 class TimmBackbone(Backbone):
@@ -75,7 +75,7 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
         stages=facts.stages,
         normalization=timm_normalization(name),
         unused=facts.unused,
-        low_level=facts.low_level,
+        levels=facts.levels,
     )
 
 
@@ -133,7 +133,7 @@ class _Facts(NamedTuple):
     layout: Layout
     stages: tuple[str, ...]
     unused: tuple[str, ...]
-    low_level: Layer | None
+    levels: tuple[Layer, ...]
     file_bytes: int
 
 
@@ -163,8 +163,8 @@ def _facts(name: str, stride: int | None) -> _Facts:
     else:
         indices, layout = (len(measured) - 1,), Layout(patch, None)
     names = [part["module"] for part in network.feature_info]  # type: ignore[union-attr]
-    low = [n for n, reduction in enumerate(strides) if reduction == _LOW and patch is None]
-    low_level = Layer(names[low[-1]], measured[low[-1]].shape[1], Layout(_LOW, offsets[_LOW])) if low else None
+    finer = {reduction: n for n, reduction in enumerate(strides) if _FINEST <= reduction < strides[-1]}
+    levels = tuple(Layer(names[n], measured[n].shape[1], Layout(r, offsets[r])) for r, n in finer.items())
     network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
     return _Facts(
         indices=indices,
@@ -173,7 +173,7 @@ def _facts(name: str, stride: int | None) -> _Facts:
         layout=layout,
         stages=_first_parameters(network, names),
         unused=tuple(sorted(set(state) - set(network.state_dict()))),
-        low_level=low_level,
+        levels=levels,
         file_bytes=sum(value.numel() * value.element_size() for value in state.values()),
     )
 

@@ -23,6 +23,7 @@ from mcis.models.backbones import (
     to_unit,
     vgg16,
 )
+from mcis.models.layouts import Layout
 from mcis.models.pretrained import PRETRAINED, load_pretrained, pretrained_url
 
 WIDTHS = {
@@ -115,23 +116,29 @@ def slow_resnet101(names: Iterable[str]) -> list[Any]:
 
 
 class Visible:
-    """A dot's place in a feature map: the center of what it changes."""
+    """A dot's place in the levels and features of a backbone: the center of what it changes."""
 
     def __init__(self, backbone: Backbone, side: int):
         self.backbone, self.side = backbone, side
         self.empty = torch.zeros(1, 3, side, side)
-        self.features = backbone(self.empty)
+        self.layouts = [*(level.layout for level in backbone.levels), backbone.layout]
+        self.outputs = backbone.with_levels(self.empty)
 
-    def place(self, y: int, x: int) -> tuple[float, float]:
-        """The center of the change, in fractions of the image's sides, for a dot at a pixel."""
+    def places(self, y: int, x: int) -> list[tuple[float, float]]:
+        """The center of the change in each level and the features, in pixels, for a dot at a pixel."""
         dotted = self.empty.clone()
         dotted[:, :, y, x] = 1
-        change = (self.backbone(dotted) - self.features)[0].double().square().sum(dim=0)
+        outputs = zip(self.layouts, self.backbone.with_levels(dotted), self.outputs, strict=True)
+        return [self._center(layout, (got - without)[0]) for layout, got, without in outputs]
+
+    def _center(self, layout: Layout, changes: Tensor) -> tuple[float, float]:
+        change = changes.double().square().sum(dim=0)
         change = change.where(change >= change.max() / 2, 0)  # a transformer's dot changes every position a little
-        grids = self.backbone.grids(dotted, change)
+        grids = layout.grids((self.side, self.side), (change.shape[0], change.shape[1]))
         places = (torch.tensor([grid.first + n * grid.step for n in range(grid.positions)]) for grid in grids)
         across, along = (change.sum(dim=1 - axis) for axis in (0, 1))
-        return tuple(float((w * p).sum() / w.sum()) for w, p in zip((across, along), places, strict=True))  # type: ignore[return-value]
+        y, x = (float((w * p).sum() / w.sum()) * self.side - 0.5 for w, p in zip((across, along), places, strict=True))
+        return y, x
 
 
 @pytest.mark.parametrize("name", slow_resnet101(BACKBONES))
@@ -151,8 +158,7 @@ def test_a_dot_moves_with_its_pixel(name: str) -> None:
         errors = []
         for shift in range(0, stride, 2):
             y, x = (side // 2 - stride // 2 + moved for moved in (shift, 3 * shift % stride))
-            places = visible.place(y, x)
-            errors.append([place * side - 0.5 - pixel for place, pixel in zip(places, (y, x), strict=True)])
+            errors.append([(place[0] - y, place[1] - x) for place in visible.places(y, x)])
     off = torch.tensor(errors).mean(dim=0)
     assert off.abs().max() < 1.5, f"{off.tolist()} pixels"
 

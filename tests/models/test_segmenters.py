@@ -279,7 +279,7 @@ def test_networks_are_found_by_name() -> None:
     assert {"largefov": LargeFov, "skip": Skip} == SEGMENTERS
 
 
-# --- the network with a low level
+# --- the network with a finer level
 
 
 def skip(backbone: Backbone | None = None, **options: float) -> Skip:
@@ -292,12 +292,12 @@ def skip(backbone: Backbone | None = None, **options: float) -> Skip:
 
 
 @pytest.mark.parametrize("size", [(24, 24), (17, 30), (1, 5)])
-def test_logits_with_a_low_level_have_the_size_of_the_images(size: tuple[int, int]) -> None:
+def test_logits_with_a_finer_level_have_the_size_of_the_images(size: tuple[int, int]) -> None:
     assert skip()(picture(*size, batch=2)).shape == (2, 4, *size)
 
 
-def test_logits_with_a_low_level_lie_on_its_positions() -> None:
-    """Composed by hand; every fourth pixel is a logit of a position of the low level itself."""
+def test_logits_with_a_finer_level_lie_on_its_positions() -> None:
+    """Composed by hand; every fourth pixel is a logit of a position of the finer level itself."""
     model = skip(dilation=2).eval()
     image = picture(33, 49, batch=1)
     layers = [layer for part in (model.head, model.reduce, model.decoder) for layer in part]
@@ -305,14 +305,14 @@ def test_logits_with_a_low_level_lie_on_its_positions() -> None:
     assert (reduce.in_channels, reduce.out_channels) == (4, 48)
     assert [layer.kernel_size for layer in rest] == [(3, 3), (1, 1), (3, 3), (1, 1), (1, 1)]
     with torch.inference_mode():
-        features, low_level = model.backbone.with_low_level(image)
+        finest, *_, features = model.backbone.with_levels(image)
         for layer, dilation in ((first, 0), (second, 2), (third, 2)):
             features = torch.relu(
                 functional.conv2d(features, layer.weight, layer.bias, padding=dilation, dilation=max(1, dilation))
             )
         assert features.shape[2:] == (5, 7)
         upsampled = functional.interpolate(features, size=(9, 13), mode="bilinear", align_corners=True)
-        x = torch.cat([upsampled, torch.relu(functional.conv2d(low_level, reduce.weight, reduce.bias))], dim=1)
+        x = torch.cat([upsampled, torch.relu(functional.conv2d(finest, reduce.weight, reduce.bias))], dim=1)
         for depthwise, pointwise in (rest[:2], rest[2:4]):
             x = functional.conv2d(x, depthwise.weight, depthwise.bias, padding=1, groups=len(depthwise.weight))
             x = torch.relu(functional.conv2d(x, pointwise.weight, pointwise.bias))
@@ -322,7 +322,7 @@ def test_logits_with_a_low_level_lie_on_its_positions() -> None:
 
 @pytest.mark.parametrize("backbone", ["small", "vgg16_largefov", "timm/tf_efficientnet_lite0", "timm/convnext_atto"])
 def test_a_dot_moves_with_its_pixel_through_the_decoder(backbone: str) -> None:
-    """Both ways: through the low level with the features silenced, and through the features alone."""
+    """Both ways: through the finer level with the features silenced, and through the features alone."""
     torch.manual_seed(0)
     built = timm_backbone(backbone.removeprefix("timm/")) if "timm/" in backbone else BACKBONES[backbone]()
     model, stride = skip(built, dilation=1).eval(), built.layout.stride
@@ -353,8 +353,8 @@ def test_a_dot_moves_with_its_pixel_through_the_decoder(backbone: str) -> None:
             weight.copy_(kept)
 
 
-def test_the_gradient_reaches_the_low_level() -> None:
-    """By its own way: with the features silenced, the layers up to the low level still learn."""
+def test_the_gradient_reaches_the_finer_level() -> None:
+    """By its own way: with the features silenced, the layers up to the finer level still learn."""
     model = skip()
     first = model.head[0]
     assert isinstance(first, nn.Conv2d)
@@ -366,7 +366,7 @@ def test_the_gradient_reaches_the_low_level() -> None:
     assert not reached["body.4.weight"]
 
 
-def test_a_backbone_without_a_low_level_has_no_such_network() -> None:
+def test_a_backbone_without_a_finer_level_has_no_such_network() -> None:
     backbone = Backbone(nn.Conv2d(3, 4, 1), groups=(4,), layout=Layout(1))
     with pytest.raises(UserError, match="without a layer of stride 4") as raised:
         Skip(backbone, labels=3)

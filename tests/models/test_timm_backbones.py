@@ -27,7 +27,12 @@ GROUPS = {"resnet18": (256, 512), "convnext_atto": (160, 320), LITE0: (112, 320)
 LAYOUTS = {
     "resnet18": Layout(16, 0.0), "convnext_atto": Layout(16, 7.5), LITE0: Layout(16, 0.0), VIT: Layout(16, None),
 }  # fmt: skip
-LOW_LEVELS = {"resnet18": (64, 0.0), "convnext_atto": (40, 1.5), LITE0: (24, 0.0)}
+LEVELS = {
+    "resnet18": [(64, Layout(4)), (128, Layout(8))],
+    "convnext_atto": [(40, Layout(4, 1.5)), (80, Layout(8, 3.5))],
+    LITE0: [(24, Layout(4)), (40, Layout(8))],
+    VIT: [],
+}
 STAGES = {"resnet18": 4, "convnext_atto": 4, LITE0: 5, VIT: 12}
 
 
@@ -61,19 +66,15 @@ def test_the_features_are_the_stages_at_the_output_stride(built: dict[str, Backb
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_low_level_comes_from_the_same_pass(built: dict[str, Backbone], name: str) -> None:
+def test_the_levels_come_from_the_same_pass(built: dict[str, Backbone], name: str) -> None:
     backbone, pictures = built[name].eval(), images(1, 3, 64, 96)
-    if name == VIT:
-        assert backbone.low_level is None
-        with pytest.raises(ValueError, match="low level"):
-            backbone.with_low_level(pictures)
-        return
-    channels, offset = LOW_LEVELS[name]
-    assert backbone.low_level is not None
-    assert (backbone.low_level.channels, backbone.low_level.layout) == (channels, Layout(4, offset))
+    levels = LEVELS[name]
+    assert [(level.channels, level.layout) for level in backbone.levels] == levels
     with torch.inference_mode():
-        features, low_level = backbone.with_low_level(pictures)
-        assert low_level.shape == (1, channels, 16, 24)
+        *outputs, features = backbone.with_levels(pictures)
+        assert [tuple(output.shape) for output in outputs] == [
+            (1, channels, 64 // layout.stride, 96 // layout.stride) for channels, layout in levels
+        ]
         close(features, backbone(pictures))
 
 
@@ -158,7 +159,7 @@ def test_a_network_without_values_draws_no_random_numbers() -> None:
 
 @pytest.mark.parametrize(("name", "stride"), [*((name, None) for name in NETWORKS), ("convnext_atto", 8)])
 def test_a_dot_moves_with_its_pixel(name: str, stride: int | None) -> None:
-    """What a dot changes is centered at its pixel, on average over a stride, in each stage and the low level.
+    """What a dot changes is centered at its pixel, on average over a stride, in each stage and level.
 
     Kernels are made even over their pixels: drawn ones lean to a side.
     """
@@ -174,15 +175,12 @@ def test_a_dot_moves_with_its_pixel(name: str, stride: int | None) -> None:
                 layer.get_buffer("weight").fill_(
                     1
                 )  # a block's last one starts as zero, which leaves the shortcut alone
-        low = backbone.low_level
 
         def stages(pictures: Tensor) -> list[Tensor]:
-            if low is None:
-                return [backbone(pictures)]
-            features, low_level = backbone.with_low_level(pictures)
-            return [*features.split(backbone.groups, dim=1), low_level]
+            *levels, features = backbone.with_levels(pictures)
+            return [*features.split(backbone.groups, dim=1), *levels]
 
-        layouts = [backbone.layout] * len(backbone.groups) + ([] if low is None else [low.layout])
+        layouts = [backbone.layout] * len(backbone.groups) + [level.layout for level in backbone.levels]
         empty = torch.zeros(1, 3, side, side)
         unchanged = stages(empty)
         for shift in range(0, step, 2):
