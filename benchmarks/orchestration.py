@@ -137,8 +137,7 @@ class Plain:
         write_table(folder / "maps" / "part-000000.parquet", related)
 
     def pseudo_masks(self) -> None:
-        maps = Shards(self.folder / "maps")
-        make = pseudo_masks.MakeMasks(self.config.pseudo_masks, self.config.maps.scale, maps, self.config.data.max_side)
+        make = pseudo_masks.MakeMasks(self.config, Shards(self.folder / "maps"), None, False)
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 
     def train_segmenter(self) -> None:

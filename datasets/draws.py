@@ -57,6 +57,8 @@ class Draw(enum.IntEnum):
     """Images that a map is related to although they lack its class, a control: (class, image)."""
     CHANCE = 15
     """Class scores of an image that know nothing of it: (repetition, image)."""
+    AFFINITY_JITTER = 16
+    """Color jitter of a crop that the affinity network is trained on: (epoch, image)."""
 
 
 @enum.unique

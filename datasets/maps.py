@@ -1,4 +1,4 @@
-"""Tables of localization maps, pseudo masks and predictions: their schemas, and reading an image's rows from them."""
+"""Tables of localization maps, labels, pseudo masks and predictions: their schemas, and reading an image's rows."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -32,7 +32,16 @@ MASKS_SCHEMA = pa.schema(
         pa.field("ignored", pa.float32(), nullable=False, metadata={"about": "fraction of ignored pixels"}),
         pa.field("foreground", pa.float32(), nullable=False, metadata={"about": "fraction of pixels of a class"}),
         pa.field("by_maps", pa.float32(), nullable=False, metadata={"about": "fraction of pixels that maps decided"}),
-        pa.field("cue", pa.string(), nullable=False, metadata={"about": "of the background: saliency or crf"}),
+        pa.field(
+            "cue", pa.string(), nullable=False, metadata={"about": "of the background: saliency, crf or affinity"}
+        ),
+    ]
+)
+LABELS_SCHEMA = pa.schema(
+    [
+        pa.field("image_id", pa.string(), nullable=False),
+        pa.field("mask", pa.binary(), nullable=False, metadata={"about": "PNG, confident labels, 255 elsewhere"}),
+        pa.field("confident", pa.float32(), nullable=False, metadata={"about": "fraction of pixels with a label"}),
     ]
 )
 PREDICTIONS_SCHEMA = pa.schema(

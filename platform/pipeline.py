@@ -31,9 +31,21 @@ from mcis.platform.stages import (
     predict,
     pseudo_masks,
     report,
+    train_affinity,
     train_classifier,
     train_segmenter,
 )
+
+
+def learns_from_tags(config: Config) -> bool:
+    """Whether there is a classifier; where supervision is full, the truth takes the place of pseudo masks."""
+    return config.supervision == "tags"
+
+
+def walks(config: Config) -> bool:
+    """Whether pseudo masks need affinities."""
+    return config.walks
+
 
 STAGES = (
     Stage(name="index", module=index, sections=("data", "setting"), version=2),
@@ -42,7 +54,7 @@ STAGES = (
         module=train_classifier,
         needs=("index",),
         sections=("seed", "classifier"),
-        from_tags=True,
+        takes_part=learns_from_tags,
     ),
     Stage(
         name="localize",
@@ -50,12 +62,19 @@ STAGES = (
         needs=("index", "train_classifier"),
         sections=("seed", "classifier", "localize"),
         version=2,
-        from_tags=True,
+        takes_part=learns_from_tags,
+    ),
+    Stage(
+        name="train_affinity",
+        module=train_affinity,
+        needs=("index", "train_classifier", "localize"),
+        sections=("seed", "classifier", "maps", "affinity_net"),
+        takes_part=walks,
     ),
     Stage(
         name="pseudo_masks",
         module=pseudo_masks,
-        needs=("index", "localize"),
+        needs=("index", "localize", "train_affinity"),
         sections=("supervision", "maps", "pseudo_masks"),
         version=3,
     ),
@@ -112,7 +131,7 @@ def check(
     workspace.run(name, create=False)
     listed = listing(config)
     for stage in STAGES[: _number(until) + 1]:
-        if _takes_part(stage, config):
+        if stage.takes_part(config):
             stage.module.check(config, listed, workspace)
     return listed
 
@@ -154,7 +173,7 @@ def run(
         for number, stage in enumerate(STAGES):
             if number == 1 <= last:
                 _check_disk(config, context, until, start)
-            if _takes_part(stage, config) and (number <= last or stage.closes in context.inputs):
+            if stage.takes_part(config) and (number <= last or stage.closes in context.inputs):
                 context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
                 if stage.kept and config.compute.stop_if_nothing_is_learnt and problem is None:
                     problem = context.result(stage.name, StageResult).problem
@@ -177,7 +196,7 @@ def _check_disk(config: Config, context: RunContext, until: str | None, start: s
     ahead = [
         stage
         for stage in STAGES[1:]
-        if stage.kept and _takes_part(stage, config) and (stage.name in reached or stage.closes in reached)
+        if stage.kept and stage.takes_part(config) and (stage.name in reached or stage.closes in reached)
     ]
     if plan.disk([stage.name for stage in ahead]) > free_bytes(context.workspace.root):
         left = unfinished(ahead, config, context, STAGE_NAMES[_number(start) :])
@@ -190,10 +209,6 @@ def _raise_problem(found: str, expected: str, remedy: str, folder: RunFolder) ->
         expected,
         f"{remedy}; or go on all the same with --set compute.stop_if_nothing_is_learnt=false",
     )
-
-
-def _takes_part(stage: Stage, config: Config) -> bool:
-    return config.supervision == "tags" or not stage.from_tags
 
 
 def _number(stage: str | None) -> int:

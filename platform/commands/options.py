@@ -18,6 +18,7 @@ STAGE_NAMES = (
     "index",
     "train_classifier",
     "localize",
+    "train_affinity",
     "pseudo_masks",
     "train_segmenter",
     "predict",

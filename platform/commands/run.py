@@ -50,7 +50,7 @@ def demo(
 
         configuration = demo_configuration(workspace, assignments or [])
         run_pipeline(configuration, workspace, name, verbose=verbose)
-        if configuration.config.pseudo_masks.background != "crf":
+        if configuration.config.pseudo_masks.reads_saliency:
             console.print(SALIENCY, markup=False)
 
 

@@ -124,3 +124,10 @@ class WeightsConfig(Section):
     """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
     segmenter: WeightsFile | None = None
     """The segmenter's, likewise; None = as `backbone`, for a word, and for a file that fits both."""
+    affinity_net: WeightsFile | None = None
+    """The affinity network's, likewise."""
+
+    def origin(self, network: str) -> str:
+        """Where the pretrained weights of the `segmenter` or the `affinity_net` come from."""
+        origin: str = getattr(self, network) or self.backbone
+        return origin

@@ -155,12 +155,25 @@ class MapsConfig(Section):
     0, 0.55 is 1, 0.66 is 8, 0.95 is 544."""
 
 
+class WalkConfig(Section):
+    """Random walk of the localization maps over learnt affinities (Ahn and Kwak, CVPR 2018)."""
+
+    beta: Rate = 8.0
+    """Power of the affinities: the higher, the less the low ones count."""
+    steps: int = Field(default=256, ge=1, le=4096)
+    """Steps of the walk."""
+    max_side: Positive = 512
+    """Longest side at which images pass the affinity network, pixels: larger ones are made smaller for it, and the
+    maps are brought back."""
+
+
 class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue."""
 
-    background: Literal["auto", "saliency", "crf"] = "auto"
+    background: Literal["auto", "saliency", "crf", "affinity"] = "auto"
     """What tells background from foreground. `saliency`: saliency maps, which every tagged training image must have;
-    `crf`: thresholds refined by the dense CRF; `auto`: saliency for images with a map, crf for those without."""
+    `crf`: thresholds refined by the dense CRF; `affinity`: the same, of maps that have walked over the affinities of
+    `affinity_net`, which is trained for it; `auto`: saliency for images with a map, crf for those without."""
     floor: Fraction = 0.3
     """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
     conflict: Fraction = 0.99
@@ -172,13 +185,21 @@ class PseudoMasksConfig(Section):
     smallest: Fraction = 0.01
     """An image with a smaller fraction of foreground is ignored whole (RELEASED_RECIPE, "Pseudo masks")."""
     threshold: Fraction = 0.3
-    """Cue `crf`: background score against which foreground must win. What suits depends on `maps.scale`: with
-    `logarithm` 0.5 is activation 0 and 0.66 is 8; a surer classifier wants more, as the sweep of the scores says."""
+    """Cues `crf` and `affinity`: background score against which foreground must win. What suits depends on the maps;
+    with `maps.scale=logarithm` 0.5 is activation 0 and 0.66 is 8. A surer classifier wants more, as the sweep of the
+    scores says."""
     background_threshold: Fraction = 0.1
-    """Cue `crf`: background score that is background for certain where it wins, at most `threshold`; what lies
+    """The same cues: background score that is background for certain where it wins, at most `threshold`; what lies
     between the two is ignored. With `logarithm` 0.55 is activation 1."""
     crf: PseudoMasksCrf = PseudoMasksCrf()
-    """Cue `crf`: the CRF that moves edges."""
+    """The same cues: the CRF that moves edges."""
+    walk: WalkConfig = WalkConfig()
+    """Cue `affinity`: the walk; each walked map is divided by its maximum."""
+
+    @property
+    def reads_saliency(self) -> bool:
+        """Whether saliency maps are a cue, where there are any."""
+        return self.background in ("auto", "saliency")
 
     def problems(self) -> Iterator[str]:
         """A threshold for certain background above the one for background."""

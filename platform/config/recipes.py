@@ -15,10 +15,12 @@ from mcis.platform.config.maps import (
     PseudoMasksConfig,
     PseudoMasksCrf,
     Released,
+    WalkConfig,
 )
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import (
     AffinityConfig,
+    AffinityNetConfig,
     ClassifierConfig,
     Optimizer,
     SegmenterConfig,
@@ -171,6 +173,7 @@ def photos() -> Config:
     segmentation network on photographs of six animals (docs/RESULTS.md).
     """
     adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
+    crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
         recipe="photos",
         data=DataConfig(max_side=1024),
@@ -190,11 +193,25 @@ def photos() -> Config:
             optimizer=Optimizer.model_validate(adamw | {"learning_rate": 0.003}),
         ),
         localize=LocalizeConfig(related=24, related_by="nearest", mirror=True),
-        pseudo_masks=PseudoMasksConfig(
-            background="crf",
+        affinity_net=AffinityNetConfig(
+            kind="boundaries",
+            backbone="timm/tf_efficientnet_lite0",
             threshold=0.45,
             background_threshold=0.3,
-            crf=PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200),
+            crf=crf,
+            crop=256,
+            batch=16,
+            steps=100,
+            optimizer=SegmenterOptimizer.model_validate(
+                adamw | {"learning_rate": 0.003, "new_layer_rate": 1.0, "bias_rate": 1.0}
+            ),
+        ),
+        pseudo_masks=PseudoMasksConfig(
+            background="affinity",
+            threshold=0.44,
+            background_threshold=0.3,
+            crf=crf,
+            walk=WalkConfig(beta=4.0, steps=64, max_side=384),
         ),
         segmenter=SegmenterConfig(
             network="skip",

@@ -14,7 +14,7 @@ from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.section import Contradictions, Section
-from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
+from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
 
 class Config(Section):
@@ -40,6 +40,8 @@ class Config(Section):
     """Stage localize."""
     maps: MapsConfig = MapsConfig()
     """Stages pseudo_masks and evaluate."""
+    affinity_net: AffinityNetConfig = AffinityNetConfig()
+    """Stage train_affinity, which takes part where `pseudo_masks.background` is affinity."""
     pseudo_masks: PseudoMasksConfig = PseudoMasksConfig()
     """Stage pseudo_masks."""
     segmenter: SegmenterConfig = SegmenterConfig()
@@ -53,6 +55,11 @@ class Config(Section):
     compute: ComputeConfig = ComputeConfig()
     """Workers, memory, threads; changes no result."""
 
+    @property
+    def walks(self) -> bool:
+        """Whether maps walk over learnt affinities, which a network is trained for."""
+        return self.supervision == "tags" and self.pseudo_masks.background == "affinity"
+
     def problems(self) -> Iterator[str]:
         """What contradicts itself, within the sections and between them."""
         for name in type(self).model_fields:
@@ -64,7 +71,7 @@ class Config(Section):
         yield from _contrastive_maps_without_their_training(self)
         yield from _pretrained_features_without_weights(self)
         yield from _a_scale_of_activations_for_released_maps(self)
-        yield from _a_segmenter_unlike_its_classifier(self)
+        yield from _networks_unlike_their_classifier(self)
         yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
         yield from _a_classifiers_backbone_without_a_classifier(self)
@@ -132,18 +139,28 @@ def _a_scale_of_activations_for_released_maps(config: Config) -> Iterator[str]:
         )
 
 
-def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
-    s, c = config.segmenter, config.classifier
-    same = s.backbone == c.backbone and (s.backbone != "small" or s.channels == c.channels)
-    if s.init == "classifier" and not same:
-        yield (
-            f"segmenter.init is classifier, but the segmenter's backbone {s.backbone} ({s.channels} channels) is "
-            f"not the classifier's {c.backbone} ({c.channels} channels); make them equal or use init=pretrained"
-        )
+def _later_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
+    """The networks behind the classifier that take part, by the names of their sections."""
+    affinity: dict[str, SegmenterConfig | AffinityNetConfig] = (
+        {"affinity_net": config.affinity_net} if config.walks else {}
+    )
+    return {"segmenter": config.segmenter, **affinity}
+
+
+def _networks_unlike_their_classifier(config: Config) -> Iterator[str]:
+    c = config.classifier
+    for name, network in _later_networks(config).items():
+        same = network.backbone == c.backbone and (network.backbone != "small" or network.channels == c.channels)
+        if network.init == "classifier" and not same:
+            yield (
+                f"{name}.init is classifier, but the {name}'s backbone {network.backbone} ({network.channels} "
+                f"channels) is not the classifier's {c.backbone} ({c.channels} channels); make them equal or use "
+                "init=pretrained"
+            )
 
 
 def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
-    c, s, weights = config.classifier, config.segmenter, config.weights
+    c, weights = config.classifier, config.weights
     if c.trained != "all" and weights.classifier is None and weights.backbone == "none":
         yield f"classifier.trained is {c.trained} but weights.backbone is none: what is not trained would stay random"
     if c.trained == "neck" and c.backbone == "vgg16" and weights.classifier is None:
@@ -151,8 +168,12 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
             "classifier.trained is neck but classifier.backbone is vgg16, whose last layers are new: they would stay "
             "random; set classifier.trained=1, which trains these"
         )
-    if s.trained != "all" and s.init == "pretrained" and (weights.segmenter or weights.backbone) == "none":
-        yield f"segmenter.trained is {s.trained} but weights.segmenter is none: what is not trained would stay random"
+    for name, network in _later_networks(config).items():
+        origin = weights.origin(name)
+        if network.trained != "all" and network.init == "pretrained" and origin == "none":
+            yield (
+                f"{name}.trained is {network.trained} but weights.{name} is none: what is not trained would stay random"
+            )
 
 
 def _a_classifiers_backbone_without_a_classifier(config: Config) -> Iterator[str]:
@@ -165,6 +186,7 @@ def _a_classifiers_backbone_without_a_classifier(config: Config) -> Iterator[str
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:
     workers = config.compute.workers
-    for name, batch in (("classifier", config.classifier.batch), ("segmenter", config.segmenter.batch)):
+    batches = {name: network.batch for name, network in _later_networks(config).items()}
+    for name, batch in {"classifier": config.classifier.batch, **batches}.items():
         if batch < workers:
             yield f"{name}.batch is {batch} for compute.workers {workers}; every worker needs a sample"

@@ -1,4 +1,4 @@
-"""Sections of the two trainings: the co-attention classifier, the segmentation network, and their optimizers."""
+"""Sections of the trainings: co-attention classifier, affinity network, segmentation network, and their optimizers."""
 
 from collections.abc import Callable, Iterator
 from difflib import get_close_matches
@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.maps import PseudoMasksCrf
 from mcis.platform.config.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
 
 Schedule = Literal["step", "poly", "cosine"]
@@ -271,3 +272,62 @@ class SegmenterConfig(Section):
     """Updates."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
     """Update rule, rates and schedule."""
+
+
+class AffinityNetConfig(Section):
+    """Affinities between neighboring positions, learnt from the confident labels of localization maps, for
+    `pseudo_masks.background=affinity`."""
+
+    kind: Literal["boundaries", "features"] = "features"
+    """What tells two positions apart: the distance of `features` (AffinityNet), or `boundaries` between them (IRN)."""
+    backbone: SegmenterBackbone = "resnet50"
+    """Its levels and features are read: a name as of `segmenter.backbone`."""
+    channels: int = Field(default=96, gt=0, multiple_of=3)
+    """Width of the backbone `small`."""
+    stride: int | None = Field(default=None, gt=0)
+    """Input pixels per position of the backbone's features; None = its own. Affinities lie at its finest level."""
+    trained: Literal["all", "head"] | Positive = "head"
+    """What is trained: all; `head` = the layers on the backbone alone, as in IRN; N = its last N stages, too."""
+    init: Literal["pretrained", "classifier"] = "pretrained"
+    """Start from `weights.backbone`, or from the trained classifier's backbone (same backbone and width)."""
+    width: int = Field(default=32, gt=0, multiple_of=4)
+    """Channels that each level is reduced to."""
+    embedding: Positive = 64
+    """Channels of the features that are compared (kind=features)."""
+    radius: int = Field(default=5, ge=2, le=16)
+    """Positions that are closer than so many steps are compared (AffinityNet, IRN: 5)."""
+    threshold: Fraction = 0.3
+    """Of the confident labels: background score against which foreground must win, before the dense CRF."""
+    background_threshold: Fraction = 0.1
+    """Of the confident labels: background score that background has to win with; pixels between both teach nothing."""
+    crf: PseudoMasksCrf = PseudoMasksCrf()
+    """The CRF that moves the edges of confident labels."""
+    crop: Positive = 321
+    """Side of a training crop, pixels."""
+    scales: tuple[Rate, ...] = (0.7, 0.85, 1.0, 1.15, 1.3)
+    """Factors of the image's size, one drawn for each training image."""
+    mirror: bool = True
+    """Mirror each training image with probability 1/2."""
+    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
+    """Strength of brightness, contrast, saturation and hue jitter."""
+    batch: Positive = 16
+    """Images per step, over all workers."""
+    steps: Positive = 2000
+    """Updates."""
+    optimizer: SegmenterOptimizer = SegmenterOptimizer()
+    """Update rule, rates and schedule."""
+
+    def problems(self) -> Iterator[str]:
+        """A threshold for certain background above the one for background."""
+        if self.background_threshold > self.threshold:
+            yield f"affinity_net.background_threshold {self.background_threshold} is above threshold {self.threshold}"
+
+
+NetworkConfig = ClassifierConfig | SegmenterConfig | AffinityNetConfig
+"""The sections of networks on a backbone."""
+NETWORKS: dict[type[NetworkConfig], Literal["classifier", "segmenter", "affinity_net"]] = {
+    ClassifierConfig: "classifier",
+    SegmenterConfig: "segmenter",
+    AffinityNetConfig: "affinity_net",
+}
+"""Their names in the configuration."""

@@ -13,12 +13,13 @@ from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import WorkerShard
 from mcis.models.augment import Augmentation
+from mcis.models.backbones import Backbone
 from mcis.models.losses import pixel_ce
 from mcis.models.metrics import IGNORE
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_segmenter, freeze, normalization_of
-from mcis.platform.networks.pretrained import load_backbone
+from mcis.platform.networks.pretrained import start_backbone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +65,8 @@ class SegmenterLearner:
 
     def model(self) -> nn.Module:
         model = build_segmenter(self.config, self.classes)
-        assert isinstance(model.backbone, nn.Module)
-        if self.backbone is not None:
-            model.backbone.load_state_dict(self.backbone)
-        elif self.pretrained:
-            load_backbone("segmenter", model.backbone, self.pretrained)  # type: ignore[arg-type]
+        assert isinstance(model.backbone, Backbone)
+        start_backbone("segmenter", model.backbone, self.backbone, self.pretrained)
         freeze(model, self.config)
         return model
 

@@ -7,19 +7,27 @@ import torch
 from torch import nn
 
 from mcis.datasets.errors import UserError
+from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import BACKBONES, IMAGENET, Backbone, Normalization, train_last
 from mcis.models.classifier import Affinity, CoAttentionClassifier
 from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
 from mcis.platform.config.maps import CrfConfig
-from mcis.platform.config.training import TIMM, ClassifierConfig, SegmenterConfig
+from mcis.platform.config.training import (
+    NETWORKS,
+    TIMM,
+    AffinityNetConfig,
+    ClassifierConfig,
+    NetworkConfig,
+    SegmenterConfig,
+)
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.arguments import errors_name_keys
 
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def build_backbone(config: ClassifierConfig | SegmenterConfig) -> Backbone:
+def build_backbone(config: NetworkConfig) -> Backbone:
     """The backbone of one of the networks as configured, with its initial weights.
 
     Raises:
@@ -52,7 +60,7 @@ def normalization_of(name: str) -> Normalization:
     return IMAGENET
 
 
-def freeze(network: nn.Module, config: ClassifierConfig | SegmenterConfig) -> None:
+def freeze(network: nn.Module, config: NetworkConfig) -> None:
     """Freezes what the configuration does not train of a network's backbone, before its optimizer is made.
 
     Raises:
@@ -64,9 +72,9 @@ def freeze(network: nn.Module, config: ClassifierConfig | SegmenterConfig) -> No
             train_last(network.backbone, 0 if isinstance(config.trained, str) else config.trained)
 
 
-def _keys(config: ClassifierConfig | SegmenterConfig) -> dict[str, str]:
+def _keys(config: NetworkConfig) -> dict[str, str]:
     """The configuration keys that errors of a network's backbone name."""
-    section = "classifier" if isinstance(config, ClassifierConfig) else "segmenter"
+    section = NETWORKS[type(config)]
     return {name: f"{section}.{name}" for name in ("backbone", "network", "stride", "trained")}
 
 
@@ -103,7 +111,7 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     """The segmentation network as configured, with its initial weights.
 
     Raises:
-        UserError: the backbone cannot have the stride, or has no low level where the network needs it.
+        UserError: the backbone cannot have the stride, or has no level of stride 4 where the network needs it.
     """
     backbone = build_backbone(config)
     with errors_name_keys(_keys(config)):
@@ -115,6 +123,28 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
 def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:
     """The trained network of a finished stage, in evaluation mode."""
     model = build_segmenter(config, classes)
+    load_weights(model, folder / WEIGHTS)
+    return model.eval()
+
+
+def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
+    """The affinity network as configured, with its initial weights.
+
+    Raises:
+        UserError: the backbone cannot have the stride.
+    """
+    return AffinityNet(
+        build_backbone(config),
+        kind=config.kind,
+        width=config.width,
+        embedding=config.embedding,
+        radius=config.radius,
+    )
+
+
+def load_affinity_net(config: AffinityNetConfig, folder: Path) -> AffinityNet:
+    """The trained network of a finished stage, in evaluation mode."""
+    model = build_affinity_net(config)
     load_weights(model, folder / WEIGHTS)
     return model.eval()
 

@@ -24,16 +24,18 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.grids import pixels
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing
+from mcis.models.affinity_net import affinity_losses
 from mcis.models.backbones import Backbone
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier
 from mcis.models.crf import dense_crf
 from mcis.models.dropout import number_samples
 from mcis.models.localization import score_maps
 from mcis.models.losses import pair_losses, pixel_ce
+from mcis.models.random_walk import random_walk
 from mcis.models.segmenters import predict
 from mcis.platform.config.maps import CrfConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_classifier, build_segmenter, crf_parameters, freeze
+from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, crf_parameters, freeze
 from mcis.platform.networks.features import features_shape
 from mcis.platform.networks.needs import Counts, classifier_steps, counts_of, keeps_outputs
 
@@ -59,6 +61,8 @@ class Passes(NamedTuple):
         relate: attention of an image to a related one, for a map.
         paint: scores at the pixels of an image, and the PNG of its labels.
         mask_crf: the dense CRF of a pseudo mask, against one of two thresholds.
+        pairs_crop: trained on by the affinity network.
+        walk: an image through that network, and the walk of its maps.
         crop: trained on by the segmenter.
         segment: the segmenter's probabilities of an image, at scale 1 and not mirrored.
         predict_crf: the dense CRF of a prediction.
@@ -72,6 +76,8 @@ class Passes(NamedTuple):
     relate: float
     paint: float
     mask_crf: float
+    pairs_crop: float
+    walk: float
     crop: float
     segment: float
     predict_crf: float
@@ -88,8 +94,13 @@ def durations(config: Config, counts: Counts, passes: Passes, cores: int, *, kep
     if config.supervision == "tags":
         seconds["train_classifier"] = _classifier(config, counts, passes, kept=kept)
         seconds["localize"] = _localization(config, counts, passes, kept=kept)
-        by_crf = counts.tagged - (0 if config.pseudo_masks.background == "crf" else counts.salient)
+        by_crf = counts.tagged - (counts.salient if config.pseudo_masks.reads_saliency else 0)
         seconds["pseudo_masks"] = counts.tagged * (passes.read_smaller + passes.paint) + 2 * by_crf * passes.mask_crf
+        if config.walks:
+            labels = counts.tagged * (passes.read_smaller + passes.paint + 2 * passes.mask_crf)
+            crops = config.affinity_net.steps * config.affinity_net.batch
+            seconds["train_affinity"] = labels + crops * (passes.pairs_crop + passes.read_smaller)
+            seconds["pseudo_masks"] += counts.tagged * passes.walk
     seconds["train_segmenter"] = config.segmenter.steps * config.segmenter.batch * (passes.crop + passes.read_smaller)
     views = sum(scale**2 for scale in config.predict.scales) * (1 + config.predict.mirror)
     each = passes.read_smaller + views * passes.segment + passes.paint + passes.predict_crf
@@ -150,9 +161,10 @@ def measure(config: Config, counts: Counts, pictures: Pictures, *, kept: bool) -
         kept: as of `keeps_outputs`.
     """
     picture = sorted(pictures.images, key=lambda image: image.size)[len(pictures.images) // 2]
-    unused = dict.fromkeys(("backbone", "head", "pair", "relate", "mask_crf"), 0.0)
+    unused = dict.fromkeys(("backbone", "head", "pair", "relate", "mask_crf", "pairs_crop", "walk"), 0.0)
     with _one_thread():
         of_tags = _passes_of_tags(config, counts, picture, kept=kept) if config.supervision == "tags" else {}
+        of_tags |= _passes_of_affinities(config, counts, picture) if config.walks else {}
         crop, segment = _passes_of_segmenter(config, counts, picture)
         return Passes(
             read=pictures.read,
@@ -200,7 +212,7 @@ def _passes_of_tags(config: Config, counts: Counts, picture: NDArray[np.uint8], 
                 embedding[0], kind=torch.tensor([0]), identity=config.localize.method.affinity == "identity"
             )
             seconds["relate"] = _timed(lambda: model.co_map(embedding[0], embedding, 0, query=query))
-        if config.pseudo_masks.background == "crf" or counts.salient < counts.tagged:
+        if not config.pseudo_masks.reads_saliency or counts.salient < counts.tagged:
             seconds["mask_crf"] = _crf(config.pseudo_masks.crf, picture, labels)
     if config.weights.classifier is None:
         model.train()
@@ -219,6 +231,29 @@ def _passes_of_tags(config: Config, counts: Counts, picture: NDArray[np.uint8], 
         shares = {True: attending, False: 1 - attending}
         seconds["pair"] = sum(share * step(attend) for attend, share in shares.items() if share) / _SAMPLES
     return seconds
+
+
+def _passes_of_affinities(config: Config, counts: Counts, picture: NDArray[np.uint8]) -> dict[str, float]:
+    """The passes of the affinity network."""
+    c, walk = config.affinity_net, config.pseudo_masks.walk
+    model = build_affinity_net(c)
+    freeze(model, c)
+    maps, stride = max(1, round(counts.tags / max(1, counts.tagged))), model.backbone.layout.stride
+
+    def step(side: int) -> None:
+        affinities = model(_noise(_SAMPLES, side))
+        labels = torch.randint(2, (_SAMPLES, *affinities.shape[2:]))
+        torch.stack(list(affinity_losses(affinities, labels, c.radius).values())).sum().backward()
+
+    @torch.inference_mode()
+    def walked(side: int) -> None:
+        height, width = _shrunk(picture, side).shape[:2]
+        affinities = model(torch.randn(1, 3, height, width))[0]
+        start = torch.rand(maps, *affinities.shape[1:])
+        random_walk(start, affinities, radius=c.radius, beta=walk.beta, steps=walk.steps)
+
+    seconds = {"pairs_crop": _by_area(step, c.crop, stride) / _SAMPLES}
+    return seconds | {"walk": _by_area(walked, min(max(picture.shape), walk.max_side), stride)}
 
 
 def _classifier_step(config: Config, model: CoAttentionClassifier, images: Tensor, *, kept: bool, attend: bool) -> None:

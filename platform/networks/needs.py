@@ -25,10 +25,11 @@ from mcis.datasets.files import stamps
 from mcis.datasets.images import image_bytes
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import SHARD_BYTES
+from mcis.models.affinity_net import AffinityNet
 from mcis.models.classifier import MOST_ENTRIES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
-from mcis.platform.networks.build import build_classifier, build_segmenter, freeze
+from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, freeze
 from mcis.platform.networks.features import FEATURES_BATCH, features_shape
 from mcis.platform.networks.pretrained import download_bytes
 from mcis.platform.runs.read_index import of_split
@@ -43,6 +44,10 @@ _SAMPLE = 64
 """Images whose files are asked for their size."""
 _AFFINITIES = 6
 """Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients."""
+_PLANES = {"boundaries": 16, "features": 12}
+"""Values that a training step holds for each affinity, by kind: along its line, and in the losses."""
+_ENTRY = 64
+"""Bytes of an entry of the walk's matrix while it is made: indices, order and weights."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
 
@@ -232,6 +237,9 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         )
         freeze(classifier, config.classifier)
         freeze(segmenter, config.segmenter)
+        affinity_net = build_affinity_net(config.affinity_net) if config.walks else None
+        if affinity_net:
+            freeze(affinity_net, config.affinity_net)
     side, crop = config.classifier.input_size, config.segmenter.crop
     embedding = _measure(classifier, classifier.embed, 3, side, side)
     if keeps_outputs(config, counts):
@@ -248,8 +256,12 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
         "train_classifier": _classifier(config, learning, embedding, steps, kept=keeps_outputs(config, counts)),
         "localize": _localization(config, counts, embedding),
+        **(_affinity_net(config, counts, affinity_net, workspace) if affinity_net else {}),
         "pseudo_masks": Need(
-            "pseudo_masks", _table(config, counts.tagged, 2 * _picture(counts)), 0, _processes(config) * _PROCESS
+            "pseudo_masks",
+            _table(config, counts.tagged, 2 * _picture(counts)),
+            0,
+            _processes(config) * (_PROCESS + (_walk(config, affinity_net) if affinity_net else 0)),
         ),
         "segmenter's pretrained weights": Need("train_segmenter", _pretrained(config, "segmenter", workspace)),
         "train_segmenter": _training(
@@ -279,12 +291,12 @@ def _processes(config: Config) -> int:
 
 def _pretrained(config: Config, network: str, workspace: Workspace | None) -> int:
     """Bytes of weights that are to be downloaded for one of the networks."""
-    backbone: str = config.segmenter.backbone
-    origin, starts = config.weights.segmenter or config.weights.backbone, config.segmenter.init == "pretrained"
+    section = getattr(config, network)
     if network == "classifier":
-        backbone, origin = config.classifier.backbone, config.weights.backbone
-        starts = config.weights.classifier is None
-    return download_bytes(backbone, workspace) if starts and origin == "download" else 0
+        origin, starts = config.weights.backbone, config.weights.classifier is None
+    else:
+        origin, starts = config.weights.origin(network), section.init == "pretrained"
+    return download_bytes(section.backbone, workspace) if starts and origin == "download" else 0
 
 
 def _decoded(config: Config, counts: Counts, workspace: Workspace | None) -> int:
@@ -337,7 +349,7 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
         steps: updates; 0 where trained weights are taken over.
         masks: bytes of the pseudo masks that each worker may keep in memory.
     """
-    section = config.classifier if label == "classifier" else config.segmenter
+    section = getattr(config, label)
     optimizer: Optimizer = section.optimizer
     buffers = 2 if optimizer.name == "adamw" else 1
     checkpoints = 3 * (network.weights + buffers * network.trained) if steps > config.compute.checkpoint_steps else 0
@@ -349,6 +361,31 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
     worker = _PROCESS + network.weights + (1 + buffers) * network.trained + passed + int(min(masks, SHARD_BYTES))
     leaves = network.weights + 512 * (1 + steps // 10) + 4 * _SMALL
     return Need(f"train_{label}", leaves, checkpoints, config.compute.workers * worker if steps else worker)
+
+
+def _affinity_net(config: Config, counts: Counts, model: AffinityNet, workspace: Workspace | None) -> dict[str, Need]:
+    """Its weights, its training with the affinities that the losses read, and the table of confident labels."""
+    c, crop = config.affinity_net, config.affinity_net.crop
+    network = _measure(model, model, 3, crop, crop)
+    images = math.ceil(c.batch / config.compute.workers)
+    planes = min(images, config.compute.micro_batch or images) * 4 * math.prod(network.shape)
+    need = _training(config, "affinity_net", network, c.steps, counts.tagged * _picture(counts))
+    return {
+        "affinity network's pretrained weights": Need("train_affinity", _pretrained(config, "affinity_net", workspace)),
+        "confident labels": Need("train_affinity", _table(config, counts.tagged, _picture(counts))),
+        "train_affinity": need._replace(
+            stage="train_affinity", memory=need.memory + config.compute.workers * _PLANES[c.kind] * planes
+        ),
+    }
+
+
+def _walk(config: Config, model: AffinityNet) -> int:
+    """Bytes of a task whose maps walk: the network's outputs, and the matrix of a step while it is sorted."""
+    side = min(config.data.max_side or 500, config.pseudo_masks.walk.max_side)
+    network = _measure(model, model, 3, side, side)
+    planes, height, width = network.shape
+    entries = (2 * planes + 1) * height * width
+    return network.weights + 2 * network.largest + _ENTRY * entries
 
 
 def _localization(config: Config, counts: Counts, network: _Network) -> Need:

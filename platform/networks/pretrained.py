@@ -4,10 +4,12 @@ torch's own downloader fetches torchvision's weights and checks their hash; timm
 """
 
 import urllib.error
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
@@ -25,23 +27,44 @@ def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
     return backbone_weights(config.weights.backbone, config.classifier.backbone, workspace)
 
 
-def segmenter_weights(config: Config, workspace: Workspace) -> Path | None:
-    """The pretrained weights that the segmenter starts from; None where it starts from the classifier's backbone."""
-    if config.segmenter.init == "classifier":
+def later_weights(config: Config, network: Literal["segmenter", "affinity_net"], workspace: Workspace) -> Path | None:
+    """The pretrained weights that a network behind the classifier starts from; None: from the classifier's backbone."""
+    section = getattr(config, network)
+    if section.init == "classifier":
         return None
-    origin = config.weights.segmenter or config.weights.backbone
-    return backbone_weights(origin, config.segmenter.backbone, workspace)
+    return backbone_weights(config.weights.origin(network), section.backbone, workspace)
 
 
-def load_backbone(network: Literal["classifier", "segmenter"], backbone: Backbone, path: Path) -> None:
+def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], backbone: Backbone, path: Path) -> None:
     """Loads pretrained weights into the backbone of one of the networks.
 
     Raises:
         UserError: they do not fit; it names the configuration keys of the network.
     """
-    weights_key = {"classifier": "weights.backbone", "segmenter": "weights.segmenter"}[network]
+    weights_key = "weights.backbone" if network == "classifier" else f"weights.{network}"
     with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
         load_pretrained(backbone, path)
+
+
+def start_backbone(
+    network: Literal["segmenter", "affinity_net"],
+    backbone: Backbone,
+    state: Mapping[str, Tensor] | None,
+    pretrained: Path | None,
+) -> None:
+    """Gives the backbone of a network behind the classifier the weights that it starts from.
+
+    Args:
+        state: those of a trained backbone, or None.
+        pretrained: file of pretrained weights, used where there is no `state`; without either it stays random.
+
+    Raises:
+        UserError: they do not fit.
+    """
+    if state is not None:
+        backbone.load_state_dict(state)
+    elif pretrained:
+        load_backbone(network, backbone, pretrained)
 
 
 def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:

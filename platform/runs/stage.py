@@ -6,7 +6,7 @@ stages it needs. Outputs with the same key are the same: they are computed once,
 
 import dataclasses
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.index import Listing
@@ -31,6 +31,10 @@ class StageModule(Protocol):
         """Computes the output into `context.part`; what an interrupted call left there is continued."""
 
 
+def _always(config: Config) -> bool:
+    return True
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage of the pipeline.
@@ -43,7 +47,7 @@ class Stage:
         version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
         closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
-        from_tags: whether it is for learning from tags alone, and left out where supervision is full.
+        takes_part: whether a run of a configuration has this stage.
     """
 
     name: str
@@ -53,7 +57,7 @@ class Stage:
     version: int = 1
     closes: str | None = None
     kept: bool = True
-    from_tags: bool = False
+    takes_part: Callable[[Config], bool] = _always
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:

@@ -1,4 +1,4 @@
-"""Stage 6: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+"""Stage 7: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
 from collections.abc import Mapping
 

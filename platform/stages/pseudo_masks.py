@@ -1,30 +1,29 @@
-"""Stage 4: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
+"""Stage 5: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
 
 import collections
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.decode import encode_labels, fitted, resize_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
-from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.maps import MASKS_SCHEMA, Shards
 from mcis.datasets.masks import read_saliency
-from mcis.models.localization import score_maps
-from mcis.models.pseudo_masks import PseudoMask, decided_by_maps, from_crf, from_saliency
+from mcis.models.pseudo_masks import PseudoMask, decided_by_maps, from_saliency
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.networks.build import crf_parameters
+from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.runs.results import MasksResult
@@ -40,7 +39,7 @@ _SALIENT = 128
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """The background cue of the images: `saliency`, `crf`, or `saliency, crf for U of N`.
+    """The background cue of the images: `saliency`, `crf`, `affinity`, or `saliency, crf for U of N`.
 
     Raises:
         UserError: the configuration asks for saliency maps and some images have none.
@@ -55,27 +54,38 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
             "add the maps; or --set pseudo_masks.background=auto, which makes the masks of images without a map with "
             "the dense CRF; or --set pseudo_masks.background=crf, which makes all masks so and reads no saliency map",
         )
-    if config.background == "crf" or without == len(rows):
+    if not config.reads_saliency:
+        return config.background
+    if without == len(rows):
         return "crf"
     return "saliency" if not without else f"saliency, crf for {without} of {len(rows)}"
 
 
+def _saliency_is_read(config: Config, rows: pa.Table) -> bool:
+    """Whether some of the images' masks are made with saliency maps."""
+    return background_cue(config.pseudo_masks, rows).startswith("saliency")
+
+
 def cue_of(config: PseudoMasksConfig, row: dict[str, Any]) -> str:
-    """The background cue of an image: `saliency` or `crf`."""
-    return "saliency" if config.background != "crf" and row["saliency_uri"] is not None else "crf"
+    """The background cue of an image: `saliency`, `crf` or `affinity`."""
+    if not config.reads_saliency:
+        return config.background
+    return "saliency" if row["saliency_uri"] is not None else "crf"
 
 
 class MakeMasks:
     """Image rows -> pseudo masks (MASKS_SCHEMA).
 
     Args:
-        scale: how activations become scores, `maps.scale`.
         maps: the localization maps.
-        max_side: longest side of an image's mask, pixels, at which the image is read; None = the image's.
+        affinities: the folder of a trained affinity network that maps walk with, or None.
+        gpu: whether that network runs on one.
     """
 
-    def __init__(self, config: PseudoMasksConfig, scale: str, maps: Shards, max_side: int | None = None):
-        self.config, self.scale, self.maps, self.max_side = config, scale, maps, max_side
+    def __init__(self, config: Config, maps: Shards, affinities: Path | None, gpu: bool):
+        self.config, self.scale, self.max_side = config.pseudo_masks, config.maps.scale, config.data.max_side
+        self.maps = maps
+        self.walk = Walk(config, affinities, gpu) if affinities else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         out = []
@@ -109,29 +119,22 @@ class MakeMasks:
 
     def _mask(self, row: dict[str, Any], saliency: NDArray[np.uint8] | None) -> PseudoMask:
         """The pseudo mask of an image, with its saliency map (H, W) or, where that is None, with the CRF."""
-        c, (height, width) = self.config, fitted(row["height"], row["width"], self.max_side)
-        of_image = self.maps.maps(row["image_id"])
-        assert of_image is not None, f"localize wrote no map for the tagged image {row['image_id']}"
-        maps = score_maps(torch.from_numpy(of_image.maps), of_image.grids, self.scale, height, width).numpy()
-        if saliency is not None:
-            return from_saliency(
-                maps,
-                of_image.classes,
-                saliency,
-                stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
-                floor=c.floor,
-                conflict=c.conflict,
-                confident=c.confident,
-                doubt=c.doubt,
-                smallest=c.smallest,
-            )
-        return from_crf(
-            read_rgb(row["uri"], max_side=self.max_side),
-            maps,
-            of_image.classes,
-            threshold=c.threshold,
-            background_threshold=c.background_threshold,
-            parameters=crf_parameters(c.crf),
+        c = self.config
+        if self.walk:
+            return mask_by_crf(row, self.walk.pixel_scores(row, self.maps), c, self.max_side)
+        scores = pixel_scores(row, self.maps, self.scale, self.max_side)
+        if saliency is None:
+            return mask_by_crf(row, scores, c, self.max_side)
+        return from_saliency(
+            scores.values,
+            scores.classes,
+            saliency,
+            stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
+            floor=c.floor,
+            conflict=c.conflict,
+            confident=c.confident,
+            doubt=c.doubt,
+            smallest=c.smallest,
         )
 
 
@@ -183,7 +186,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
                 "a mask of each of them, which the segmentation network is to learn from",
                 "add the masks, or set supervision=tags",
             )
-    elif background_cue(config.pseudo_masks, rows) != "crf":
+    elif _saliency_is_read(config, rows):
         check_saliency_is_no_truth(rows)
 
 
@@ -220,7 +223,7 @@ def _files(config: Config, rows: pa.Table) -> Any:
     """The stamps of the files that the masks are made of, beside the images'."""
     if config.supervision == "full":
         return file_stamps(rows["mask_uri"].to_pylist())
-    if background_cue(config.pseudo_masks, rows) == "crf":
+    if not _saliency_is_read(config, rows):
         return None
     return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"].to_pylist())
 
@@ -235,9 +238,11 @@ def run(config: Config, context: RunContext) -> MasksResult:
     full = config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
     side = config.data.max_side
+    gpu = config.walks and uses_gpu(config.compute)
     made_of: tuple[Any, ...] = (len(context.classes), side)
     if not full:
-        made_of = config.pseudo_masks, config.maps.scale, Shards(context.inputs["localize"] / "maps"), side
+        maps = Shards(context.inputs["localize"] / "maps")
+        made_of = config, maps, context.inputs.get("train_affinity"), gpu
     mapped = map_table(
         rows,
         CopyTruth if full else MakeMasks,
@@ -245,6 +250,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         context.part / "masks",
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
+        gpu=gpu,
     )
     masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])

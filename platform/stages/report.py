@@ -1,4 +1,4 @@
-"""Stage 8: everything before -> runs/NAME/scores.json, report.html and pictures, and what MLflow keeps of the run."""
+"""Stage 9: everything before -> runs/NAME/scores.json, report.html and pictures, and what MLflow keeps of the run."""
 
 import collections
 import datetime
@@ -106,7 +106,8 @@ def _rejects(context: RunContext) -> list[Reject]:
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
     """The step logs of the trainings that were reached, by network; a classifier that was taken over has none."""
     logs = {}
-    for stage, network in (("train_classifier", "classifier"), ("train_segmenter", "segmenter")):
+    trainings = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
+    for stage, network in trainings.items():
         if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)[0]):
             logs[network] = records
     return logs

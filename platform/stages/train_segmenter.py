@@ -1,4 +1,4 @@
-"""Stage 5: training images + pseudo masks -> weights.pt of the segmentation network, steps.jsonl."""
+"""Stage 6: training images + pseudo masks -> weights.pt of the segmentation network, steps.jsonl."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, build_segmenter, freeze, load_classifier
-from mcis.platform.networks.pretrained import load_backbone, segmenter_weights
+from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
@@ -26,17 +26,17 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Loads the pretrained weights that the network starts from, and looks for the stages to be trained.
 
     Raises:
-        UserError: weights cannot be had or do not fit, or the backbone has no such stride, stages or low level.
+        UserError: weights cannot be had or do not fit, or the backbone has no such stride, stages or level.
     """
     with torch.device("meta"):
         freeze(build_segmenter(config.segmenter, len(listing.classes)), config.segmenter)
-    if path := segmenter_weights(config, workspace):
+    if path := later_weights(config, "segmenter", workspace):
         load_backbone("segmenter", build_backbone(config.segmenter), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The pretrained weights' file, and the precision."""
-    path = segmenter_weights(config, context.workspace)
+    path = later_weights(config, "segmenter", context.workspace)
     return file_stamps([str(path)] if path else []), precision_key(config.segmenter.optimizer, config.compute)
 
 
@@ -112,6 +112,6 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> SegmenterLe
         uris=rows["uri"].to_pylist(),
         masks=Shards(context.inputs["pseudo_masks"] / "masks", ["mask"]),
         backbone=backbone,
-        pretrained=segmenter_weights(config, context.workspace),
+        pretrained=later_weights(config, "segmenter", context.workspace),
         max_side=config.data.max_side,
     )

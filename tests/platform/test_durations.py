@@ -30,6 +30,8 @@ PASSES = Passes(
     relate=0.2,
     paint=0.05,
     mask_crf=2.0,
+    pairs_crop=6.0,
+    walk=8.0,
     crop=4.0,
     segment=5.0,
     predict_crf=7.0,
@@ -91,6 +93,14 @@ def test_what_is_left_out_takes_no_time() -> None:
     assert list(full) == ["index", "train_segmenter", "predict"]
     auto, crf = (estimated(f"pseudo_masks.background={cue}")["pseudo_masks"] for cue in ("auto", "crf"))
     assert crf - auto == pytest.approx(2 * 40 * 2.0), "40 images have a saliency map"
+
+
+def test_maps_that_walk_take_a_network_and_its_labels() -> None:
+    walks = "pseudo_masks.background=affinity"
+    seconds = estimated(walks, "affinity_net.steps=10", "affinity_net.batch=4", "affinity_net.backbone=small")
+    assert seconds["train_affinity"] == pytest.approx(100 * (0.053 + 2 * 2.0) + 40 * (6.0 + 0.003))
+    assert seconds["pseudo_masks"] == pytest.approx(100 * (0.053 + 2 * 2.0 + 8.0))
+    assert "train_affinity" not in estimated(walks, "supervision=full", "segmenter.init=pretrained")
 
 
 def test_seconds_are_told_in_a_fitting_unit() -> None:

@@ -66,7 +66,7 @@ def test_pseudo_masks_have_the_size_at_which_their_images_are_read(rows: pa.Tabl
     maps[..., :4] = 1000
     of_image = SimpleNamespace(maps=maps, grids=(pixels(6), pixels(8)), classes=np.array([0]))
     shards: Any = SimpleNamespace(maps=lambda image_id: of_image)
-    (row,) = pseudo_masks.MakeMasks(config.pseudo_masks, config.maps.scale, shards, 40)(rows).to_pylist()
+    (row,) = pseudo_masks.MakeMasks(config, shards, None, False)(rows).to_pylist()
     labels = decode_labels(row["labels"])
     assert labels.shape == (30, 40)
     assert (labels[:, :16] == 1).all()

@@ -11,7 +11,10 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.stages.pseudo_masks import check_saliency_is_no_truth, cue_counts, cue_of, uneven_cues
 
 
-@pytest.mark.parametrize(("background", "with_map", "without"), [("auto", "saliency", "crf"), ("crf", "crf", "crf")])
+@pytest.mark.parametrize(
+    ("background", "with_map", "without"),
+    [("auto", "saliency", "crf"), ("crf", "crf", "crf"), ("affinity", "affinity", "affinity")],
+)
 def test_an_images_cue_is_its_saliency_map_unless_it_has_none(background: Any, with_map: str, without: str) -> None:
     config = PseudoMasksConfig(background=background)
     assert cue_of(config, {"saliency_uri": "a.png"}) == with_map

@@ -1,4 +1,4 @@
-"""Stage 7: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
+"""Stage 8: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
 
 Scores what was reached: a run that ends at the pseudo masks has no predictions. Every truth pixel counts but the
 truth's own ignored ones; pseudo masks are scored by the label before ignore is applied, with the ignored share of the

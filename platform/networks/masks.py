@@ -1,0 +1,92 @@
+"""Localization maps of an image -> scores of its pixels, also by a walk over affinities, and pseudo masks of these."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from mcis.datasets.decode import fitted
+from mcis.datasets.images import read_rgb
+from mcis.datasets.maps import Shards
+from mcis.models.backbones import to_unit
+from mcis.models.localization import normalize_maps, scale_maps, score_maps
+from mcis.models.pseudo_masks import PseudoMask, from_crf
+from mcis.models.random_walk import random_walk
+from mcis.models.resampling import Grids, pixel_grids, resample
+from mcis.platform.config.maps import PseudoMasksConfig
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import AffinityNetConfig
+from mcis.platform.networks.build import crf_parameters, load_affinity_net, move_channels_last, normalization_of
+
+
+class PixelScores(NamedTuple):
+    """Scores in [0, 1] of an image's pixels, (T, H, W), and the class indices of the T maps, (T,)."""
+
+    values: NDArray[np.float32]
+    classes: NDArray[np.int64]
+
+
+def pixel_scores(row: dict[str, Any], table: Shards, scale: str, max_side: int | None) -> PixelScores:
+    """Scores of the pixels of an image of the index, at the size at which it is read.
+
+    Args:
+        row: of the index.
+        table: of localization maps.
+        scale: how activations become scores, `maps.scale`.
+        max_side: longest side at which images are read, pixels; None = as they are.
+    """
+    maps = table.maps(row["image_id"])
+    assert maps is not None, f"localize wrote no map for the tagged image {row['image_id']}"
+    size = fitted(row["height"], row["width"], max_side)
+    return PixelScores(score_maps(torch.from_numpy(maps.maps), maps.grids, scale, *size).numpy(), maps.classes)
+
+
+def mask_by_crf(
+    row: dict[str, Any], scores: PixelScores, config: PseudoMasksConfig | AffinityNetConfig, max_side: int | None
+) -> PseudoMask:
+    """The pseudo mask by two thresholds on the scores and the dense CRF."""
+    return from_crf(
+        read_rgb(row["uri"], max_side=max_side),
+        scores.values,
+        scores.classes,
+        threshold=config.threshold,
+        background_threshold=config.background_threshold,
+        parameters=crf_parameters(config.crf),
+    )
+
+
+class Walk:
+    """A trained affinity network, and the walk of maps over what it says of an image.
+
+    Args:
+        weights: the folder of the trained network.
+        gpu: whether the network and the walk run on one.
+    """
+
+    def __init__(self, config: Config, weights: Path, gpu: bool):
+        self.scale, self.max_side, self.walk = config.maps.scale, config.data.max_side, config.pseudo_masks.walk
+        self.device = torch.device("cuda" if gpu else "cpu")
+        self.model = move_channels_last(load_affinity_net(config.affinity_net, weights), self.device)
+        self.normalize = normalization_of(config.affinity_net.backbone)
+
+    @torch.inference_mode()
+    def pixel_scores(self, row: dict[str, Any], table: Shards) -> PixelScores:
+        """As `pixel_scores`, of maps that have walked.
+
+        Activations become scores at the network's positions, these walk, and each map is divided by its maximum.
+        """
+        maps = table.maps(row["image_id"])
+        assert maps is not None, f"localize wrote no map for the tagged image {row['image_id']}"
+        rgb = read_rgb(row["uri"], max_side=min(self.max_side or self.walk.max_side, self.walk.max_side))
+        image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))
+        neighbors = self.model.neighbors(image)
+        activations = torch.from_numpy(maps.maps).to(self.device)
+        start = scale_maps(resample(activations, Grids(*maps.grids), neighbors.grids, "bicubic"), self.scale)
+        walked = random_walk(
+            start, neighbors.affinities[0], radius=self.model.radius, beta=self.walk.beta, steps=self.walk.steps
+        )
+        size = fitted(row["height"], row["width"], self.max_side)
+        scores = resample(normalize_maps(walked), neighbors.grids, pixel_grids(*size))
+        return PixelScores(scores.cpu().numpy(), maps.classes)

@@ -1,0 +1,142 @@
+"""Stage 4: localization maps -> confident labels, and weights.pt of an affinity network that learnt from them.
+
+It takes part where `pseudo_masks.background` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from mcis.datasets.decode import encode_labels
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
+from mcis.datasets.maps import LABELS_SCHEMA, Shards
+from mcis.models.metrics import IGNORE
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.affinity_learner import AffinityLearner
+from mcis.platform.engine.learnt import LossTrend
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.precision import precision_key
+from mcis.platform.engine.training import fit
+from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze, load_classifier
+from mcis.platform.networks.masks import mask_by_crf, pixel_scores
+from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+
+
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Loads the pretrained weights that the network starts from, and looks for the stages to be trained.
+
+    Raises:
+        UserError: weights cannot be had or do not fit, or the backbone has no such stride or stages.
+    """
+    with torch.device("meta"):
+        freeze(build_affinity_net(config.affinity_net), config.affinity_net)
+    if path := later_weights(config, "affinity_net", workspace):
+        load_backbone("affinity_net", build_backbone(config.affinity_net), path)
+
+
+def inputs(config: Config, context: RunContext) -> Any:
+    """The pretrained weights' file, the precision, the scale of the maps and the size at which images are read."""
+    path = later_weights(config, "affinity_net", context.workspace)
+    stamps = file_stamps([str(path)] if path else [])
+    return stamps, precision_key(config.affinity_net.optimizer, config.compute), config.data.max_side
+
+
+class MakeLabels:
+    """Image rows -> their confident labels (LABELS_SCHEMA), by two thresholds and the dense CRF on their maps."""
+
+    def __init__(self, config: Config, maps: Shards):
+        self.config, self.maps = config, maps
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        c, side, out = self.config, self.config.data.max_side, []
+        for row in rows.to_pylist():
+            labels = mask_by_crf(row, pixel_scores(row, self.maps, c.maps.scale, side), c.affinity_net, side).mask
+            confident = float((labels != IGNORE).mean())
+            out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
+        return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)
+
+
+def run(config: Config, context: RunContext) -> TrainingResult:
+    """Makes confident labels in parallel tasks and trains the affinity network on them with Ray Train.
+
+    Raises:
+        UserError: there is no confident label, or the loss is not finite.
+    """
+    rows, maps = split_rows(context, "train", tagged=True), Shards(context.inputs["localize"] / "maps")
+    labels = context.part / "labels"
+    mapped = map_table(
+        rows, MakeLabels, (config, maps), labels, label="confident labels", shard_rows=config.compute.shard_rows
+    )
+    confident = read_table(labels, ["image_id", "confident"])
+    taught = _taught_rows(rows, confident)
+    learner = _learner(config, context, taught)
+    about = {"kind": config.affinity_net.kind, "backbone": config.affinity_net.backbone}
+    result = fit(learner, context.part, config.compute, context.tracker, label="affinity_net", about=about)
+    trend = LossTrend.of_log(context.part, "loss")
+    return TrainingResult(
+        busy=mapped.busy + result.seconds,
+        waiting=result.waiting,
+        precision=result.precision,
+        notes=result.notes("affinity network"),
+        counts={
+            "steps": learner.schedule.steps,
+            "training images": len(taught),
+            "without a confident label": len(rows) - len(taught),
+            "share of confident pixels": round(float(pc.mean(confident["confident"]).as_py()), 4),
+        },
+        problem=None
+        if trend is None or trend.fell
+        else (
+            f"the affinity network learnt nothing: {trend.in_words()}",
+            "a loss that falls",
+            "look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
+            "affinity_net.steps, or --set pseudo_masks.background=crf, which needs no such network",
+        ),
+    )
+
+
+def _taught_rows(rows: pa.Table, confident: pa.Table) -> pa.Table:
+    """The images with a confident label.
+
+    Raises:
+        UserError: there is none.
+    """
+    useful = set(confident.filter(pc.greater(confident["confident"], 0.0))["image_id"].to_pylist())
+    taught = rows.filter(pa.array([image_id in useful for image_id in rows["image_id"].to_pylist()]))
+    if not len(taught):
+        raise UserError(
+            f"none of {len(rows)} training images has a confident label",
+            "pixels of foreground or certain background in some of them",
+            "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
+            "affinity_net.background_threshold)",
+        )
+    return taught
+
+
+def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLearner:
+    c = config.affinity_net
+    with torch.device("meta"):
+        layout = build_affinity_net(c).layout
+    backbone: Mapping[str, torch.Tensor] | None = None
+    if c.init == "classifier":
+        classifier = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
+        backbone = classifier.backbone.state_dict()
+    return AffinityLearner(
+        config=c,
+        seed=config.seed,
+        layout=layout,
+        image_ids=rows["image_id"].to_pylist(),
+        uris=rows["uri"].to_pylist(),
+        labels=Shards(context.part / "labels", ["mask"]),
+        backbone=backbone,
+        pretrained=later_weights(config, "affinity_net", context.workspace),
+        max_side=config.data.max_side,
+    )

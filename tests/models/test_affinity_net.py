@@ -1,0 +1,145 @@
+"""Affinities between neighboring positions and their losses, against pair-by-pair references in float64."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from mcis.models.affinity_net import (
+    AffinityKind,
+    AffinityNet,
+    affinity_losses,
+    boundary_affinities,
+    line,
+    nearest_labels,
+    semantic_affinities,
+)
+from mcis.models.backbones import small
+from mcis.models.layouts import Layout
+from mcis.models.random_walk import directions
+from mcis.models.resampling import pixel_grids
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("radius", [2, 4])
+def test_features_are_compared_pair_by_pair(radius: int) -> None:
+    features = random(2, 3, 5, 6).double()
+    got = semantic_affinities(features, radius)
+    for plane, (dy, dx) in enumerate(directions(radius)):
+        for y in range(5):
+            for x in range(6):
+                there = 0 <= y + dy < 5 and 0 <= x + dx < 6
+                for image in range(2):
+                    expected = 0.0
+                    if there:
+                        difference = features[image, :, y, x] - features[image, :, y + dy, x + dx]
+                        expected = math.exp(-difference.abs().mean())
+                    assert got[image, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("radius", [2, 5])
+def test_the_highest_boundary_on_the_line_counts(radius: int) -> None:
+    boundaries = random(1, 1, 7, 6, seed=1).double()
+    got = boundary_affinities(boundaries, radius)
+    for plane, direction in enumerate(directions(radius)):
+        for y in range(7):
+            for x in range(6):
+                passed = [(y + dy, x + dx) for dy, dx in line(direction)]
+                inside = 0 <= passed[-1][0] < 7 and 0 <= passed[-1][1] < 6
+                expected = 1 - max(boundaries[0, 0, yy, xx].item() for yy, xx in passed) if inside else 0.0
+                assert got[0, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("direction", directions(6))
+def test_a_line_is_unbroken(direction: tuple[int, int]) -> None:
+    points = line(direction)
+    assert points[0] == (0, 0)
+    assert points[-1] == direction
+    assert all(max(abs(b - a) for a, b in zip(p, q, strict=True)) == 1 for p, q in itertools.pairwise(points))
+
+
+@settings(deadline=None, max_examples=20)
+@given(seed=st.integers(0, 99), radius=st.integers(2, 4))
+def test_losses_are_means_over_the_three_kinds_of_pairs(seed: int, radius: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = torch.from_numpy(rng.choice([0, 1, 2, 255], size=(2, 5, 4)).astype(np.uint8))
+    affinities = random(2, len(directions(radius)), 5, 4, seed=seed).double()
+    got = affinity_losses(affinities, labels, radius)
+    expected = dict.fromkeys(got, 0.0)
+    for image in range(2):
+        pairs: dict[str, list[float]] = {"background": [], "foreground": [], "different": []}
+        for plane, (dy, dx) in enumerate(directions(radius)):
+            for y in range(5):
+                for x in range(4):
+                    if not (0 <= y + dy < 5 and 0 <= x + dx < 4):
+                        continue
+                    one, other = int(labels[image, y, x]), int(labels[image, y + dy, x + dx])
+                    value = affinities[image, plane, y, x].item()
+                    if 255 in (one, other):
+                        continue
+                    kind = "different" if one != other else "foreground" if one else "background"
+                    pairs[kind].append(-math.log(max(1e-5, 1 - value if kind == "different" else value)))
+        for kind, values in pairs.items():
+            weight = 0.5 if kind == "different" else 0.25
+            expected[kind] += weight * (sum(values) / len(values) if values else 0.0)
+    for kind, value in expected.items():
+        assert got[kind].item() == pytest.approx(value, abs=1e-9), kind
+
+
+def test_losses_are_sums_over_the_images() -> None:
+    """So that workers and micro batches add up to the whole batch."""
+    labels = torch.from_numpy(np.random.default_rng(0).choice([0, 1, 255], size=(4, 8, 8)).astype(np.uint8))
+    affinities = random(4, len(directions(3)), 8, 8)
+    whole = affinity_losses(affinities, labels, 3)
+    parts = [affinity_losses(affinities[i : i + 1], labels[i : i + 1], 3) for i in range(4)]
+    for kind, value in whole.items():
+        torch.testing.assert_close(value, torch.stack([part[kind] for part in parts]).sum())
+
+
+@pytest.mark.parametrize("size", [(32, 32), (33, 47)])
+def test_labels_are_those_of_the_nearest_pixels(size: tuple[int, int]) -> None:
+    labels = torch.arange(size[0] * size[1]).reshape(1, *size)
+    h, w = (-(-side // 4) for side in size)
+    got = nearest_labels(labels, Layout(4).grids(size, (h, w)))
+    torch.testing.assert_close(got, labels[:, ::4, ::4])
+    torch.testing.assert_close(nearest_labels(labels, pixel_grids(*size)), labels)
+
+
+@pytest.mark.parametrize("kind", ["features", "boundaries"])
+def test_affinities_lie_at_the_finest_level(kind: AffinityKind) -> None:
+    model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=4, radius=3)
+    found = model.neighbors(random(2, 3, 40, 56))
+    assert found.affinities.shape == (2, len(directions(3)), 10, 14)
+    assert found.grids == model.layout.grids((40, 56), (10, 14))
+    assert found.affinities.min() >= 0
+    assert found.affinities.max() <= 1
+
+
+@pytest.mark.parametrize("kind", ["features", "boundaries"])
+def test_two_halves_are_told_apart_after_a_short_training(kind: AffinityKind) -> None:
+    """Images of two colors, of which a frame along the edge between them has no label."""
+    torch.manual_seed(0)
+    model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=8, radius=3)
+    images = random(4, 3, 32, 32) * 0.1
+    labels = torch.zeros(4, 8, 8, dtype=torch.uint8)
+    for number, column in enumerate((12, 16, 20, 24)):
+        images[number, :, :, column:] += 1
+        labels[number, :, column // 4 :] = 1
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    for _ in range(150):
+        optimizer.zero_grad()
+        torch.stack(list(affinity_losses(model(images), labels, 3).values())).sum().backward()
+        optimizer.step()
+    affinities = model(images).detach()
+    along = directions(3).index((0, 1))
+    for number, column in enumerate((3, 4, 5, 6)):
+        across, inside = affinities[number, along, :, column - 1], affinities[number, along, :, : column - 2]
+        assert across.mean() < 0.3 < 0.7 < inside.mean(), (number, across.mean(), inside.mean())
