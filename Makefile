@@ -3,6 +3,8 @@
 #   PYTHON=python3.12    the interpreter, >= 3.11; by default the first fit one of python3.11, python3.12, python3
 #   PIP_FLAGS='...'      further options of `pip install`; pip's own configuration and variables hold as they are
 #
+#   ONLY='index crf'    the benchmarks that `make bench` runs; by default all
+#
 # From PyPI, torch for Linux comes with gigabytes of CUDA libraries. Without an NVIDIA GPU, take PyTorch's CPU builds:
 #   make demo PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
 
@@ -11,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP_FLAGS ?=
+ONLY ?=
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3)
 
 .PHONY: help install demo test test-all bench lint clean
@@ -30,7 +33,7 @@ test-all: lint
 	$(BIN)/python -m pytest
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python benchmarks/run_all.py $(ONLY)
 
 # mypy sees the four folders through links in .venv; its messages name them as the repository does.
 lint: $(INSTALLED)

@@ -2,7 +2,7 @@
 
 The loop runs the demo's stages with the same numerics, drawn numbers and files, in one process without Ray, MLflow,
 progress bars and report, torch on all cores in training. Both sides begin with an empty workspace and the embedded
-data drawn. Target: at most 1.3.
+data drawn.
 """
 
 import argparse
@@ -30,10 +30,12 @@ from mcis.datasets.tags import Tags
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.demo import demo_configuration
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
+from mcis.platform.networks.build import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.predictor import Predictor
@@ -46,8 +48,9 @@ from mcis.platform.stages.evaluation.training_images import ScoreTrain
 from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate
+from mcis.platform.stages.train_affinity import MakeLabels
 
-TARGET = 1.3
+TARGET = 1.2
 SHARD = 64
 
 
@@ -136,8 +139,24 @@ class Plain:
         related = relate(relate_rows(rows, relations, range(self.classes), every_image))
         write_table(folder / "maps" / "part-000000.parquet", related)
 
+    def train_affinity(self) -> None:
+        config, maps = self.config, Shards(self.folder / "maps")
+        write_table(self.folder / "labels" / "part-000000.parquet", MakeLabels(config, maps)(self.rows))
+        learner = AffinityLearner(
+            config=config.affinity_net,
+            seed=config.seed,
+            layout=build_affinity_net(config.affinity_net).layout,
+            image_ids=self.rows["image_id"].to_pylist(),
+            uris=self.rows["uri"].to_pylist(),
+            labels=Shards(self.folder / "labels", ["mask"]),
+            backbone=None,
+            pretrained=bundled_file(),
+            max_side=config.data.max_side,
+        )
+        train(learner, self.folder / "affinity_net")
+
     def pseudo_masks(self) -> None:
-        make = pseudo_masks.MakeMasks(self.config, Shards(self.folder / "maps"), None, False)
+        make = pseudo_masks.MakeMasks(self.config, Shards(self.folder / "maps"), self.folder / "affinity_net", False)
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 
     def train_segmenter(self) -> None:
@@ -185,6 +204,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
     for stage in (
         plain.train_classifier,
         plain.localize,
+        plain.train_affinity,
         plain.pseudo_masks,
         plain.train_segmenter,
         plain.predict,
@@ -229,7 +249,7 @@ def main() -> None:
             print(f"{stage:18}{spent[stage]:10.1f}{seconds:10.1f}{spent[stage] - seconds:12.1f}")
         rest = wall - sum(spent.values())
         print(f"{'start, report, end':18}{rest:10.1f}{0:10.1f}{rest:12.1f}")
-    print(f"\nratio {statistics.median(ratios):.2f} target {TARGET}")
+    print(f"\nratio {statistics.median(ratios):.2f} target at most {TARGET}")
 
 
 if __name__ == "__main__":

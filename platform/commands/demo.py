@@ -7,13 +7,14 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.keys import explicit
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
+from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, disk_errors
 
 # The embedded images are small and few: smaller inputs, more passes and fewer updates than for photographs.
 SIZES = Config(
     classifier=ClassifierConfig(input_size=256, epochs=16, attention_epochs=4),
+    affinity_net=AffinityNetConfig(crop=160),
     segmenter=SegmenterConfig(crop=160, steps=200),
 )
 SALIENCY = "Saliency maps are painted from the ground truth here: pseudo masks and segmentation owe much to them."

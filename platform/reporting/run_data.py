@@ -80,7 +80,7 @@ class ReportData:
         classes: K names; class index k is label k + 1.
         notes: warnings in plain words.
         seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
-        training: the logs of the trainings "classifier" and "segmenter".
+        training: the logs of the trainings "classifier", "affinity network" and "segmenter", those that took part.
         curves: mIoU of localization maps over thresholds, by label.
         environment: versions and machine, by name.
         attention: how some localization maps were made.

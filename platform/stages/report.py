@@ -106,7 +106,7 @@ def _rejects(context: RunContext) -> list[Reject]:
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
     """The step logs of the trainings that were reached, by network; a classifier that was taken over has none."""
     logs = {}
-    trainings = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
+    trainings = {"train_classifier": "classifier", "train_affinity": "affinity network", "train_segmenter": "segmenter"}
     for stage, network in trainings.items():
         if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)[0]):
             logs[network] = records

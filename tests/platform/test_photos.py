@@ -10,9 +10,13 @@ from mcis.datasets.decode import decode_labels
 from mcis.datasets.features import Features
 from mcis.datasets.maps import Shards
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.models.pretrained import bundled_file, load_pretrained
+from mcis.models.timm_backbones import timm_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.networks.build import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
 from mcis.platform.runs.relations import VECTORS, read_vectors
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_table
@@ -25,6 +29,9 @@ TINY = (
     "classifier.batch=8",
     "data.max_side=48",  # smaller than the images
     "localize.related=3",
+    "affinity_net.steps=4",
+    "affinity_net.batch=4",
+    "affinity_net.crop=64",
     "report.panels=2",
     "compute.shard_rows=8",
     "compute.threads=1",
@@ -78,9 +85,6 @@ def test_training_on_kept_features_is_training_on_the_images(
 
 
 def test_the_backbone_stays_as_it_came(kept: pipeline.RunResult) -> None:
-    from mcis.models.pretrained import bundled_file, load_pretrained
-    from mcis.models.timm_backbones import timm_backbone
-
     backbone = timm_backbone("tf_efficientnet_lite0", stride=16)
     load_pretrained(backbone, bundled_file())
     state = weights(kept)
@@ -111,6 +115,38 @@ def test_masks_have_the_size_at_which_images_are_read_and_are_scored_at_that_of_
     assert {max(size) for size in sizes} == {48}
     (score,) = [score for score in kept.scores if score.what == "pseudo_masks"]
     assert score.images == 20
+
+
+def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> None:
+    """Over affinities that were learnt from confident labels: the same masks are had from the parts by hand."""
+    inputs, config = kept.context.inputs, settings(Path("unused")).config
+    masks = read_table(inputs["pseudo_masks"] / "masks")
+    assert set(masks["cue"].to_pylist()) == {"affinity"}
+    (score,) = [score for score in kept.scores if score.what == "pseudo_masks"]
+    assert score.background_cue == "affinity"
+    labels = read_table(inputs["train_affinity"] / "labels")
+    assert labels["image_id"].to_pylist() == masks["image_id"].to_pylist()
+    shares = [float((decode_labels(png.as_py()) != 255).mean()) for png in labels["mask"]]
+    np.testing.assert_allclose(labels["confident"].to_numpy(), shares, atol=1e-6)
+    rows = read_table(inputs["index"] / "index.parquet")
+    row = next(row for row in rows.to_pylist() if row["image_id"] == masks["image_id"][0].as_py())
+    table = Shards(inputs["localize"] / "maps")
+    walk = Walk(config, inputs["train_affinity"], gpu=False)
+    scores, still = walk.pixel_scores(row, table), pixel_scores(row, table, config.maps.scale, config.data.max_side)
+    assert scores.values.shape == still.values.shape
+    assert scores.values.max() <= 1
+    assert not np.allclose(scores.values, still.values, atol=0.01), "the walk moves them"
+    mask = mask_by_crf(row, scores, config.pseudo_masks, config.data.max_side).mask
+    np.testing.assert_array_equal(mask, decode_labels(masks["mask"][0].as_py()))
+
+
+def test_the_affinity_network_learns_on_a_backbone_that_stays(kept: pipeline.RunResult) -> None:
+    config = settings(Path("unused")).config.affinity_net
+    trained, fresh = load_affinity_net(config, kept.context.inputs["train_affinity"]), build_affinity_net(config)
+    load_pretrained(fresh.backbone, bundled_file())
+    for name, value in fresh.backbone.state_dict().items():
+        assert torch.equal(trained.backbone.state_dict()[name], value), name
+    assert not torch.equal(trained.last.weight, fresh.last.weight)
 
 
 def test_nearest_images_are_found_by_vectors_that_the_report_reads_again(kept: pipeline.RunResult) -> None:

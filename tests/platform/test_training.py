@@ -35,11 +35,13 @@ from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import (
     AffinityConfig,
+    AffinityNetConfig,
     ClassifierConfig,
     Optimizer,
     SegmenterConfig,
     SegmenterOptimizer,
 )
+from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
@@ -48,6 +50,7 @@ from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS, StepLog
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
+from mcis.platform.networks.build import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
@@ -291,6 +294,57 @@ def test_workers_train_the_last_stages_of_a_pretrained_network(
         torch.testing.assert_close(fitted[key], value, rtol=1e-3, atol=1e-5)
 
 
+def drawn_masks(here: Surroundings, folder: Path) -> list[str]:
+    """A table of random masks of the 24 images, half of them almost all ignored; returns the images' ids."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    shapes = [read_rgb(uri).shape[:2] for uri in here.learner.images.uris]
+    masks = [rng.integers(0, 5, shape).astype(np.uint8) for shape in shapes]
+    for mask in masks[::2]:
+        mask[4:] = 255
+    ids = [str(number) for number in range(24)]
+    table = pa.table({"image_id": ids, "mask": [encode_labels(mask) for mask in masks]})
+    pq.write_table(table, folder / "part-00000000-00000024.parquet")
+    return ids
+
+
+@pytest.mark.slow
+def test_an_affinity_network_weighs_images_whatever_the_workers_and_micro_batches(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    ids = drawn_masks(here, tmp_path / "masks")
+    optimizer = SegmenterOptimizer.model_validate(here.learner.config.optimizer.model_dump())
+    config = AffinityNetConfig(
+        backbone="small",
+        channels=12,
+        width=8,
+        kind="boundaries",
+        radius=3,
+        trained="all",
+        crop=32,
+        batch=5,
+        steps=10,
+        optimizer=optimizer,
+    )
+    learner = AffinityLearner(
+        config=config,
+        seed=3,
+        layout=build_affinity_net(config).layout,
+        image_ids=ids,
+        uris=here.learner.images.uris,
+        labels=Shards(tmp_path / "masks"),
+        backbone=None,
+        pretrained=None,
+    )
+    weights, terms = plain_loop(learner)
+    compute = ComputeConfig(workers=2, micro_batch=2, threads=1)
+    fit(learner, tmp_path, compute, here.tracker("affinity"), label="affinity_net")
+    for key, value in trained(tmp_path).items():
+        torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5)
+    (line,) = (tmp_path / STEPS).read_text().splitlines()
+    assert json.loads(line)["loss"] == pytest.approx(sum(terms[9].values()), rel=1e-4)
+
+
 @pytest.mark.slow
 def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
     here: Surroundings, tmp_path: Path, ray_local: None
@@ -299,15 +353,7 @@ def test_a_segmenter_weighs_pixels_whatever_the_workers_and_micro_batches(
 
     Dropout drops the same units of an image's features, whichever worker has it.
     """
-    (tmp_path / "masks").mkdir()
-    rng = np.random.default_rng(0)
-    shapes = [read_rgb(uri).shape[:2] for uri in here.learner.images.uris]
-    masks = [rng.integers(0, 5, shape).astype(np.uint8) for shape in shapes]
-    for mask in masks[::2]:
-        mask[4:] = 255
-    ids = [str(number) for number in range(24)]
-    table = pa.table({"image_id": ids, "mask": [encode_labels(mask) for mask in masks]})
-    pq.write_table(table, tmp_path / "masks" / "part-00000000-00000024.parquet")
+    ids = drawn_masks(here, tmp_path / "masks")
     optimizer = SegmenterOptimizer.model_validate(here.learner.config.optimizer.model_dump())
     learner = SegmenterLearner(
         config=SegmenterConfig(
