@@ -119,6 +119,7 @@ class AffinityNet(nn.Module):
         kind: what affinities are of: `features`, by their distance, or `boundaries`.
         width: channels of each level.
         embedding: channels of the features that are compared.
+        finest: stride of the finest level that is read.
         radius: positions closer than this are compared.
 
     Attributes:
@@ -126,12 +127,21 @@ class AffinityNet(nn.Module):
     """
 
     def __init__(
-        self, backbone: Backbone, *, kind: AffinityKind, width: int = 32, embedding: int = 64, radius: int = 5
+        self,
+        backbone: Backbone,
+        *,
+        kind: AffinityKind,
+        width: int = 32,
+        embedding: int = 64,
+        finest: int = 4,
+        radius: int = 5,
     ):
         super().__init__()
         self.backbone, self.kind, self.radius = backbone, kind, radius
-        self.layout = backbone.levels[0].layout if backbone.levels else backbone.layout
-        channels = [*(level.channels for level in backbone.levels), backbone.channels]
+        levels = [level for level in backbone.levels if level.layout.stride >= finest]
+        self.layouts = [*(level.layout for level in levels), backbone.layout]
+        self.layout = self.layouts[0]
+        channels = [*(level.channels for level in levels), backbone.channels]
         self.reduce = nn.ModuleList(
             nn.Sequential(nn.Conv2d(inputs, width, 1, bias=False), nn.GroupNorm(_GROUPS, width), nn.ReLU(inplace=True))
             for inputs in channels
@@ -145,21 +155,17 @@ class AffinityNet(nn.Module):
 
     def neighbors(self, images: Tensor) -> Neighbors:
         """Affinities of normalized images (B, 3, H, W), and where the positions that they are of lie."""
-        *levels, features = self.backbone.with_levels(images)
+        outputs = self.backbone.with_levels(images)[-len(self.layouts) :]
         size = images.shape[2], images.shape[3]
         grids = [
-            level.layout.grids(size, (maps.shape[2], maps.shape[3]))
-            for level, maps in zip(self.backbone.levels, levels, strict=True)
+            layout.grids(size, (maps.shape[2], maps.shape[3]))
+            for layout, maps in zip(self.layouts, outputs, strict=True)
         ]
-        grids.append(self.backbone.grids(images, features))
-        joined = torch.cat(
-            [
-                resample(reduce(maps), source, grids[0])
-                for reduce, maps, source in zip(self.reduce, (*levels, features), grids, strict=True)
-            ],
-            dim=1,
-        )
-        last = self.last(joined).float()
+        reduced = [
+            resample(reduce(maps), source, grids[0])
+            for reduce, maps, source in zip(self.reduce, outputs, grids, strict=True)
+        ]
+        last = self.last(torch.cat(reduced, dim=1)).float()
         if self.kind == "boundaries":
             return Neighbors(boundary_affinities(torch.sigmoid(last), self.radius), grids[0])
         return Neighbors(semantic_affinities(torch.relu(last), self.radius), grids[0])

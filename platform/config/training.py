@@ -285,7 +285,7 @@ class AffinityNetConfig(Section):
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`."""
     stride: int | None = Field(default=None, gt=0)
-    """Input pixels per position of the backbone's features; None = its own. Affinities lie at its finest level."""
+    """Input pixels per position of the backbone's features; None = its own."""
     trained: Literal["all", "head"] | Positive = "head"
     """What is trained: all; `head` = the layers on the backbone alone, as in IRN; N = its last N stages, too."""
     init: Literal["pretrained", "classifier"] = "pretrained"
@@ -294,6 +294,8 @@ class AffinityNetConfig(Section):
     """Channels that each level is reduced to."""
     embedding: Positive = 64
     """Channels of the features that are compared (kind=features)."""
+    finest: Literal[4, 8] = 4
+    """Stride of the backbone's finest level that is read, pixels; affinities lie at its positions (AffinityNet: 8)."""
     radius: int = Field(default=5, ge=2, le=16)
     """Positions that are closer than so many steps are compared (AffinityNet, IRN: 5)."""
     threshold: Fraction = 0.3

@@ -138,6 +138,7 @@ def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
         kind=config.kind,
         width=config.width,
         embedding=config.embedding,
+        finest=config.finest,
         radius=config.radius,
     )
 

@@ -113,12 +113,14 @@ def test_labels_are_those_of_the_nearest_pixels(size: tuple[int, int]) -> None:
     torch.testing.assert_close(nearest_labels(labels, pixel_grids(*size)), labels)
 
 
+@pytest.mark.parametrize("finest", [4, 8])
 @pytest.mark.parametrize("kind", ["features", "boundaries"])
-def test_affinities_lie_at_the_finest_level(kind: AffinityKind) -> None:
-    model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=4, radius=3)
+def test_affinities_lie_at_the_finest_level(kind: AffinityKind, finest: int) -> None:
+    model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=4, finest=finest, radius=3)
     found = model.neighbors(random(2, 3, 40, 56))
-    assert found.affinities.shape == (2, len(directions(3)), 10, 14)
-    assert found.grids == model.layout.grids((40, 56), (10, 14))
+    shape = 40 // finest, 56 // finest
+    assert found.affinities.shape == (2, len(directions(3)), *shape)
+    assert found.grids == model.layout.grids((40, 56), shape) == Layout(finest).grids((40, 56), shape)
     assert found.affinities.min() >= 0
     assert found.affinities.max() <= 1
 
