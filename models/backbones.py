@@ -70,6 +70,8 @@ class Backbone(nn.Module):
         unused: prefixes of the names in a file of pretrained weights that the body has no place for: classification
             layers.
         low_level: the last layer of stride 4, which a segmenter may read beside the features, or None.
+        middle: two layers before the last stages, at the features' positions, which pixel correlation compares
+            (`seam`); empty where there are none.
     """
 
     def __init__(
@@ -83,12 +85,13 @@ class Backbone(nn.Module):
         new_layers: tuple[str, ...] = (),
         unused: tuple[str, ...] = (),
         low_level: Layer | None = None,
+        middle: tuple[Layer, ...] = (),
     ):
         super().__init__()
         self.body = body
         self.groups, self.channels, self.layout, self.stages = groups, sum(groups), layout, stages
         self.normalize, self.new_layers, self.unused = normalization, new_layers, unused
-        self.low_level = low_level
+        self.low_level, self.middle = low_level, middle
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
@@ -102,7 +105,7 @@ class Backbone(nn.Module):
         """
         if self.low_level is None:
             raise ValueError("a backbone without a layer of low level")
-        with self._watching(self.low_level) as outputs:
+        with self.watching(self.low_level) as outputs:
             features = self(images)
         return features, outputs[0]
 
@@ -112,18 +115,20 @@ class Backbone(nn.Module):
         return self.layout.grids((height, width), (h, w))
 
     @contextlib.contextmanager
-    def _watching(self, layer: Layer) -> Iterator[list[Tensor]]:
+    def watching(self, *layers: Layer) -> Iterator[list[Tensor]]:
+        """Fills a list with the layers' outputs, in forward order, of the first pass within the block."""
         outputs: list[Tensor] = []
 
         def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            if not outputs:
+            if len(outputs) < len(layers):
                 outputs.append(output)
 
-        handle = self.body.get_submodule(layer.name).register_forward_hook(watch)
+        handles = [self.body.get_submodule(layer.name).register_forward_hook(watch) for layer in layers]
         try:
             yield outputs
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
 
 
 def train_last(backbone: Backbone, count: int) -> None:
@@ -183,6 +188,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
         low_level=early,
+        middle=(Layer("5", channels, Layout(stride)), Layer("7", channels, Layout(stride))),
     )
 
 
@@ -222,6 +228,7 @@ def vgg16() -> Backbone:
         new_layers=("body.extra_convs",),
         unused=_HEADS,
         low_level=Layer("features.9", 128, Layout(4, 1.5)),  # pool2
+        middle=(Layer("features.22", 512, halves), Layer("features.29", 512, halves)),  # conv4_3 and conv5_3
     )
 
 
@@ -244,15 +251,18 @@ def vgg16_largefov() -> Backbone:
     )
 
 
-def _resnet(name: str) -> Backbone:
+def _resnet(name: str, stride: int) -> Backbone:
     from torchvision import models
     from torchvision.models._utils import IntermediateLayerGetter
     from torchvision.ops import FrozenBatchNorm2d
 
+    if stride not in (8, 16):
+        raise UserError(f"backbone {name} with stride {stride}", "stride 8 or 16", "set `stride` to 8 or 16")
     net = getattr(models, name)(
-        weights=None, replace_stride_with_dilation=[False, True, True], norm_layer=FrozenBatchNorm2d
+        weights=None, replace_stride_with_dilation=[False, stride == 8, True], norm_layer=FrozenBatchNorm2d
     )
-    for stage, dilation in ((net.layer3, 2), (net.layer4, 4)):  # torchvision's first blocks keep the stage before's
+    dilated = ((net.layer3, 2), (net.layer4, 4)) if stride == 8 else ((net.layer4, 2),)
+    for stage, dilation in dilated:  # torchvision's first blocks keep the dilation of the stage before
         conv = stage[0].conv2
         conv.dilation, conv.padding = (dilation, dilation), (dilation, dilation)
 
@@ -265,24 +275,57 @@ def _resnet(name: str) -> Backbone:
     return Backbone(
         body,
         groups=(2048,),
-        layout=Layout(8),
+        layout=Layout(stride),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
         unused=_HEADS,
         low_level=Layer("layer1", 256, Layout(4)),
+        middle=(Layer("layer2", 512, Layout(8)), Layer("layer3", 1024, Layout(8))) if stride == 8 else (),
     )
 
 
-def resnet50() -> Backbone:
-    """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen."""
-    return _resnet("resnet50")
+def resnet50(*, stride: int = 8) -> Backbone:
+    """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
+
+    Args:
+        stride: 8, or 16, where res4 is not dilated and res5 by 2.
+
+    Raises:
+        UserError: another stride.
+    """
+    return _resnet("resnet50", stride)
 
 
-def resnet101() -> Backbone:
+def resnet101(*, stride: int = 8) -> Backbone:
     """ResNet-101, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
 
     The released segmentation network has it as its backbone (RELEASED_RECIPE, "Segmentation network").
+
+    Args:
+        stride: 8, or 16, where res4 is not dilated and res5 by 2.
+
+    Raises:
+        UserError: another stride.
     """
-    return _resnet("resnet101")
+    return _resnet("resnet101", stride)
+
+
+def resnet38() -> Backbone:
+    """Wide ResNet-38 (Wu et al., Pattern Recognition 2019), stride 8, batch norm frozen: images -> 4,096 channels.
+
+    Files of PSA (Ahn and Kwak, CVPR 2018) and SEAM (Wang et al., CVPR 2020) fit by the names of their tensors, whose
+    class layers and affinity layers are left out.
+    """
+    from mcis.models.resnet38 import ResNet38
+
+    return Backbone(
+        ResNet38(),
+        groups=(4096,),
+        layout=Layout(8),
+        stages=("conv1a.", "b3.", "b4.", "b5.", "b6.", "b7."),
+        unused=("fc8.", "f8_", "f9."),
+        low_level=Layer("b3_2", 256, Layout(4)),
+        middle=(Layer("b5.bn_branch2a", 512, Layout(8)), Layer("b6.bn_branch2a", 1024, Layout(8))),
+    )
 
 
 class Vit(nn.Module):
@@ -334,5 +377,6 @@ BACKBONES: Mapping[str, Callable[..., Backbone]] = {
     "vgg16_largefov": vgg16_largefov,
     "resnet50": resnet50,
     "resnet101": resnet101,
+    "resnet38": resnet38,
     "vit_b_16": vit_b_16,
 }
