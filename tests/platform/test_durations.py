@@ -20,7 +20,9 @@ from mcis.platform.networks.durations import (
 )
 from mcis.platform.networks.needs import Counts, counts_of, keeps_outputs
 
-COUNTS = Counts(classes=20, images=120, tagged=100, tags=150, salient=40, val=10, predicted=20, file_bytes=1e5)
+COUNTS = Counts(
+    classes=20, images=120, tagged=100, tags=150, salient=40, scored=100, val=10, predicted=20, file_bytes=1e5
+)
 PASSES = Passes(
     read=0.01,
     read_smaller=0.003,
@@ -121,6 +123,17 @@ def test_a_long_pass_is_timed_on_a_small_picture_alone(monkeypatch: pytest.Monke
     [
         ("small", ["classifier.input_size=32", "segmenter.crop=32", "localize.related=3"]),
         ("photos", ["classifier.input_size=64", "segmenter.crop=64", "predict.crop=48", "segmenter.dropout=0.5"]),
+        (
+            "small",
+            [
+                "classifier.input_size=32",
+                "classifier.equivariant.weight=1",
+                "maps.scale=range",
+                "segmenter.crop=32",
+                "segmenter.network=deeplabv3",
+                "localize.related=3",
+            ],
+        ),
         ("small", ["supervision=full", "segmenter.init=pretrained", "segmenter.crop=32"]),
     ],
 )
