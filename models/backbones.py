@@ -6,13 +6,13 @@ No backbone uses statistics of the batch (batch norm is frozen, or there is no n
 not depend on the other images of its batch or on the number of workers.
 """
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
@@ -97,25 +97,36 @@ class Backbone(nn.Module):
 
     def with_levels(self, images: Tensor) -> list[Tensor]:
         """The outputs of all levels, (B, C', h', w') each, and the features (B, C, h, w), of one forward pass."""
-        outputs: dict[str, Tensor] = {}
-        handles = [self._watch(level.name, outputs) for level in self.levels]
-        try:
+        with self.watching(*self.levels) as outputs:
             features = self(images)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return [*(outputs[level.name] for level in self.levels), features]
+        return [*outputs, features]
+
+    @property
+    def middle(self) -> tuple[Layer, ...]:
+        """The last two levels at the features' positions, which pixel correlation compares (`seam`), if there are."""
+        there = tuple(level for level in self.levels if level.layout == self.layout)
+        return there[-2:] if len(there) > 1 else ()
 
     def grids(self, images: Tensor, features: Tensor) -> Grids:
         """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
         (height, width), (h, w) = images.shape[-2:], features.shape[-2:]
         return self.layout.grids((height, width), (h, w))
 
-    def _watch(self, name: str, outputs: dict[str, Tensor]) -> RemovableHandle:
-        def keep(module: nn.Module, inputs: Any, output: Tensor) -> None:
-            outputs.setdefault(name, output)
+    @contextlib.contextmanager
+    def watching(self, *layers: Layer) -> Iterator[list[Tensor]]:
+        """Fills a list with the layers' outputs, in forward order, of the first pass within the block."""
+        outputs: list[Tensor] = []
 
-        return self.body.get_submodule(name).register_forward_hook(keep)
+        def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
+            if len(outputs) < len(layers):
+                outputs.append(output)
+
+        handles = [self.body.get_submodule(layer.name).register_forward_hook(watch) for layer in layers]
+        try:
+            yield outputs
+        finally:
+            for handle in handles:
+                handle.remove()
 
 
 def train_last(backbone: Backbone, count: int) -> None:
@@ -174,7 +185,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         layout=Layout(stride),
         stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
-        levels=(early,),
+        levels=(early, Layer("5", channels, Layout(stride)), Layer("7", channels, Layout(stride))),
     )
 
 
@@ -213,7 +224,11 @@ def vgg16() -> Backbone:
         stages=(*_VGG16_STAGES, "extra_convs."),
         new_layers=("body.extra_convs",),
         unused=_HEADS,
-        levels=(Layer("features.9", 128, Layout(4, 1.5)), Layer("features.16", 256, halves)),  # pool2, pool3
+        levels=(  # pool2, conv4_3 and conv5_3
+            Layer("features.9", 128, Layout(4, 1.5)),
+            Layer("features.22", 512, halves),
+            Layer("features.29", 512, halves),
+        ),
     )
 
 
@@ -232,19 +247,26 @@ def vgg16_largefov() -> Backbone:
         layout=Layout(8),
         stages=_VGG16_STAGES,
         unused=_HEADS,
-        levels=(Layer("features.9", 128, Layout(4)), Layer("features.16", 256, Layout(8))),  # pool2, pool3
+        levels=(  # pool2, conv4_3 and conv5_3
+            Layer("features.9", 128, Layout(4)),
+            Layer("features.22", 512, Layout(8)),
+            Layer("features.29", 512, Layout(8)),
+        ),
     )
 
 
-def _resnet(name: str) -> Backbone:
+def _resnet(name: str, stride: int) -> Backbone:
     from torchvision import models
     from torchvision.models._utils import IntermediateLayerGetter
     from torchvision.ops import FrozenBatchNorm2d
 
+    if stride not in (8, 16):
+        raise UserError(f"backbone {name} with stride {stride}", "stride 8 or 16", "set `stride` to 8 or 16")
     net = getattr(models, name)(
-        weights=None, replace_stride_with_dilation=[False, True, True], norm_layer=FrozenBatchNorm2d
+        weights=None, replace_stride_with_dilation=[False, stride == 8, True], norm_layer=FrozenBatchNorm2d
     )
-    for stage, dilation in ((net.layer3, 2), (net.layer4, 4)):  # torchvision's first blocks keep the stage before's
+    dilated = ((net.layer3, 2), (net.layer4, 4)) if stride == 8 else ((net.layer4, 2),)
+    for stage, dilation in dilated:  # torchvision's first blocks keep the dilation of the stage before
         conv = stage[0].conv2
         conv.dilation, conv.padding = (dilation, dilation), (dilation, dilation)
 
@@ -257,24 +279,63 @@ def _resnet(name: str) -> Backbone:
     return Backbone(
         body,
         groups=(2048,),
-        layout=Layout(8),
+        layout=Layout(stride),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
         unused=_HEADS,
-        levels=(Layer("layer1", 256, Layout(4)), Layer("layer2", 512, Layout(8)), Layer("layer3", 1024, Layout(8))),
+        levels=(
+            Layer("layer1", 256, Layout(4)),
+            Layer("layer2", 512, Layout(8)),
+            Layer("layer3", 1024, Layout(stride)),
+        ),
     )
 
 
-def resnet50() -> Backbone:
-    """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen."""
-    return _resnet("resnet50")
+def resnet50(*, stride: int = 8) -> Backbone:
+    """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
+
+    Args:
+        stride: 8, or 16, where res4 is not dilated and res5 by 2.
+
+    Raises:
+        UserError: another stride.
+    """
+    return _resnet("resnet50", stride)
 
 
-def resnet101() -> Backbone:
+def resnet101(*, stride: int = 8) -> Backbone:
     """ResNet-101, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
 
     The released segmentation network has it as its backbone (RELEASED_RECIPE, "Segmentation network").
+
+    Args:
+        stride: 8, or 16, where res4 is not dilated and res5 by 2.
+
+    Raises:
+        UserError: another stride.
     """
-    return _resnet("resnet101")
+    return _resnet("resnet101", stride)
+
+
+def resnet38() -> Backbone:
+    """Wide ResNet-38 (Wu et al., Pattern Recognition 2019), stride 8, batch norm frozen: images -> 4,096 channels.
+
+    Files of PSA (Ahn and Kwak, CVPR 2018) and SEAM (Wang et al., CVPR 2020) fit by the names of their tensors, whose
+    class layers and affinity layers are left out.
+    """
+    from mcis.models.resnet38 import ResNet38
+
+    return Backbone(
+        ResNet38(),
+        groups=(4096,),
+        layout=Layout(8),
+        stages=("conv1a.", "b3.", "b4.", "b5.", "b6.", "b7."),
+        unused=("fc8.", "f8_", "f9."),
+        levels=(
+            Layer("b3_2", 256, Layout(4)),
+            Layer("b5.bn_branch2a", 512, Layout(8)),
+            Layer("b6.bn_branch2a", 1024, Layout(8)),
+        ),
+    )
 
 
 class Vit(nn.Module):
@@ -326,5 +387,6 @@ BACKBONES: Mapping[str, Callable[..., Backbone]] = {
     "vgg16_largefov": vgg16_largefov,
     "resnet50": resnet50,
     "resnet101": resnet101,
+    "resnet38": resnet38,
     "vit_b_16": vit_b_16,
 }

@@ -10,6 +10,15 @@ from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
 from mcis.models.losses import PairScores
+from mcis.models.resampling import pixel_grids, resample
+from mcis.models.seam import (
+    Equivariance,
+    EquivariantMaps,
+    PixelCorrelation,
+    TaggedMaps,
+    of_tags,
+    smaller_copies,
+)
 
 Attention = Literal["none", "co", "co+contrastive"]
 Head = Literal["shared", "own"]
@@ -46,10 +55,16 @@ class Affinity(NamedTuple):
 
 
 class BatchScores(NamedTuple):
-    """Class scores of a batch: of its pairs, and of the self pairs (m, tau m) of each transformation tau."""
+    """Class scores of a batch: of its pairs, and of the self pairs (m, tau m) of each transformation tau.
+
+    With equivariant attention also the basic scores of the smaller copies, and the maps of the 2B images, those of m
+    first, and of their copies.
+    """
 
     pairs: PairScores
     selves: list[PairScores]
+    copies: PairScores | None = None
+    maps: EquivariantMaps | None = None
 
 
 def pool(activations: Tensor) -> Tensor:
@@ -82,6 +97,22 @@ def _channels(groups: tuple[int, ...], stages: tuple[int, ...]) -> list[int]:
     ends = [sum(groups[: stage + 1]) for stage in range(len(groups))]
     chosen = stages or range(len(groups))
     return [channel for stage in chosen for channel in range(ends[stage] - groups[stage], ends[stage])]
+
+
+def _correlated_widths(backbone: Backbone) -> tuple[int, int]:
+    """Channels of the two layers that pixel correlation compares.
+
+    Raises:
+        UserError: the backbone has none.
+    """
+    if len(backbone.middle) != 2:
+        raise UserError(
+            "equivariant attention with a backbone without layers at its features' positions to compare pixels by",
+            "a convolutional backbone of stride 8, such as resnet38, resnet50 or vgg16",
+            "choose another `backbone`, or leave out `correlated`",
+        )
+    low, high = backbone.middle
+    return low.channels, high.channels
 
 
 def _initial_w_p(width: int, kinds: Literal[1, 3], init: float | None) -> Tensor:
@@ -138,6 +169,10 @@ class CoAttentionClassifier(nn.Module):
         kinds: number of W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the order target-target,
             source-source, target-source.
         phi_std: standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
+        correlated: whether there are the layers of pixel correlation, which equivariant attention trains.
+
+    Raises:
+        UserError: the backbone has no such stages, or no layers that pixel correlation compares.
 
     Attributes:
         features_width: C.
@@ -160,6 +195,7 @@ class CoAttentionClassifier(nn.Module):
         affinity: Affinity | None = None,
         kinds: Literal[1, 3] = 1,
         phi_std: float | None = None,
+        correlated: bool = False,
     ):
         super().__init__()
         affinity = affinity or Affinity()
@@ -186,6 +222,8 @@ class CoAttentionClassifier(nn.Module):
         if attention == "co+contrastive":
             self.w_b = nn.Conv2d(c, 1, 1, bias=False)
         self.own_head = head == "own" and attention != "none"
+        if correlated:
+            self.correlation = PixelCorrelation(_correlated_widths(backbone))
 
     def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
         """Sets what the backbone's channels are standardized by, (C_b,) both; kept with the weights."""
@@ -221,6 +259,16 @@ class CoAttentionClassifier(nn.Module):
         """Class-aware activations S = phi(F) of embeddings (B, D, H, W), (B, K, H, W)."""
         activations: Tensor = self.phi(self.features(embedding))
         return activations
+
+    def refined(self, images: Tensor, maps: Tensor, middle: list[Tensor]) -> Tensor:
+        """Maps of some classes of normalized images, (B, T, H, W), refined by pixel correlation, (B, 1 + T, H, W).
+
+        Args:
+            middle: the outputs of the backbone's `middle` of these images.
+        """
+        colors = resample(images, pixel_grids(*images.shape[2:]), self.backbone.grids(images, maps))
+        scores: Tensor = self.correlation(maps, colors, *middle)
+        return scores
 
     def common_layer(self) -> ClassLayer:
         """The layer for co-attentive and contrastive features: the second one where it was trained, else phi."""
@@ -399,6 +447,7 @@ class CoAttentionClassifier(nn.Module):
         embedded: bool = False,
         attend: bool = True,
         attended: Attended = "partner",
+        equivariance: Equivariance | None = None,
     ) -> BatchScores:
         """Scores of the pairs and of each self pair (m, tau m); one backbone pass embeds both images of a pair.
 
@@ -412,9 +461,13 @@ class CoAttentionClassifier(nn.Module):
             embedded: whether instead of images the backbone's outputs of them are given, (B, C_b, H, W).
             attend: False leaves out co-attention and all terms but the basic one.
             attended: as of `pair_scores`.
+            equivariance: of the 2B images, those of m first, for equivariant attention, which needs images.
         """
         both = torch.cat([images_m, images_n])
-        m, n = self._embedding_to_train(both if embedded else self.backbone(both), attend).chunk(2)
+        with self.backbone.watching(*(self.backbone.middle if equivariance else ())) as middle:
+            outputs = both if embedded else self.backbone(both)
+        embedding = self._embedding_to_train(outputs, attend)
+        m, n = embedding.chunk(2)
         pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
@@ -430,7 +483,28 @@ class CoAttentionClassifier(nn.Module):
             )
             for name in self_transforms
         ]
-        return BatchScores(pairs, selves)
+        if equivariance is None:
+            return BatchScores(pairs, selves)
+        return BatchScores(pairs, selves, *self._of_copies(both, embedding, middle, equivariance))
+
+    def _of_copies(
+        self, images: Tensor, embedding: Tensor, middle: list[Tensor], equivariance: Equivariance
+    ) -> tuple[PairScores, EquivariantMaps]:
+        """Basic scores of the images' smaller copies, and the maps of both at the copies' pixels."""
+        copies = smaller_copies(images, equivariance.scale)
+        with self.backbone.watching(*self.backbone.middle) as middle_of_copies:
+            outputs = self.backbone(copies)
+        activations = self.activations(self.embedding(outputs, with_keys=False))
+
+        def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> TaggedMaps:
+            tagged = of_tags(activations, equivariance.tags)
+            source, target = self.backbone.grids(images, tagged), pixel_grids(*copies.shape[2:])
+            both = tagged, self.refined(images, tagged, middle)
+            return TaggedMaps(*(resample(each, source, target) for each in both))
+
+        of_images = maps(images, self.activations(embedding), middle)
+        scores = PairScores(*pool(activations).chunk(2))
+        return scores, EquivariantMaps(of_images, maps(copies, activations, middle_of_copies))
 
     def _embedding_to_train(self, outputs: Tensor, attend: bool) -> Tensor:
         return self.embedding(outputs, with_keys=attend and self.attention != "none")

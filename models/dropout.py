@@ -9,33 +9,40 @@ from torch import Tensor, nn
 class SampleDropout(nn.Module):
     """Drops units at random (Srivastava et al., JMLR 2014), for each sample by a generator that its number seeds.
 
-    `number_samples` numbers the samples of a batch.
+    `number_samples` numbers the samples of a batch. A sample may be several images, such as a pair: then the batch is
+    that of the samples' first images, behind it that of their second ones, and so on, and each is drawn by itself.
 
     Args:
         rate: fraction of the units that are dropped, in [0, 1); the others are divided by 1 - rate.
+        channels: whether channels are dropped whole (Tompson et al., CVPR 2015) rather than units one by one.
     """
 
-    def __init__(self, rate: float):
+    def __init__(self, rate: float, *, channels: bool = False):
         super().__init__()
-        self.rate = rate
+        self.rate, self.channels = rate, channels
         self.numbers: Sequence[int] = ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, ...) -> the same shape; unchanged in evaluation.
+        """(B, C, ...) -> the same shape; unchanged in evaluation.
 
         Raises:
             ValueError: the samples of a training batch have not been numbered.
         """
         if not self.training or self.rate == 0:
             return x
-        if len(self.numbers) != len(x):
+        if not self.numbers or len(x) % len(self.numbers):
             raise ValueError(f"{len(self.numbers)} samples are numbered, but the batch has {len(x)}")
         generator = torch.Generator(device=x.device)
-        kept = torch.empty_like(x)
-        for sample, number in zip(kept, self.numbers, strict=True):
-            generator.manual_seed(number)
-            sample.copy_(torch.rand(sample.shape, generator=generator, device=x.device) >= self.rate)
+        kept = x.new_empty(x.shape[:2] + (1,) * (x.ndim - 2)) if self.channels else torch.empty_like(x)
+        for row, image in enumerate(kept):
+            part, sample = divmod(row, len(self.numbers))
+            generator.manual_seed(self.numbers[sample] + part * _MOST_LAYERS)
+            image.copy_(torch.rand(image.shape, generator=generator, device=x.device) >= self.rate)
         return x * kept / (1 - self.rate)
+
+
+_MOST_LAYERS = 2**16
+"""Distance of the seeds of a sample's images, between which those of the layers lie."""
 
 
 def number_samples(model: nn.Module, numbers: Sequence[int]) -> None:

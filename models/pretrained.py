@@ -83,7 +83,7 @@ def _named_by_timm(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def load_pretrained(backbone: Backbone, path: Path) -> None:
-    """Loads pretrained weights, a `state_dict` file of torchvision's or timm's names, into `backbone`.
+    """Loads pretrained weights, a `state_dict` file of torchvision's, timm's or PSA's names, into `backbone`.
 
     The backbone's `unused` tensors of the file are left out, and its `new_layers` stay as initialized.
 
@@ -91,7 +91,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
             backbone are new, so that nothing of the file would be used.
     """
-    remedy = "name torchvision's or timm's state_dict file of this `backbone` by `path`"
+    remedy = "name torchvision's, timm's or (resnet38) PSA's state_dict file of this `backbone` by `path`"
     state = read_state(path, remedy)
     if path == bundled_file():
         state = _named_by_timm(state)
@@ -103,7 +103,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
     if not wanted:
         raise UserError(
             f"{path} is given for a backbone all of whose layers are new",
-            f"a backbone with pretrained weights: {', '.join(PRETRAINED)} or one of timm's",
+            f"a backbone with pretrained weights: {', '.join(PRETRAINED)}, resnet38 or one of timm's",
             "choose such a `backbone`, or leave out `path` to train from scratch",
         )
     missing = [k for k in wanted if k not in state]

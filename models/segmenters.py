@@ -51,6 +51,56 @@ class LargeFov(nn.Module):
         return _at_pixels(logits, self.backbone.grids(padded, logits), padded, images)
 
 
+class DeepLabV3(nn.Module):
+    """DeepLab-V3 (Chen et al., 2017) with torchvision's head: atrous spatial pyramid pooling, 3x3, 1x1 to the labels.
+
+    In place of its batch norms are group norms (Wu and He, ECCV 2018), and its dropout is drawn per sample.
+
+    Args:
+        backbone: features (B, C, h, w); those of a ResNet have stride 8 or 16.
+        labels: K + 1, background first.
+        width: channels of the head.
+        dilation: of the pyramid's first 3x3 convolution; the others have twice and three times as much. The paper has
+            12 for stride 8 and 6 for stride 16.
+        dropout: fraction of units dropped behind the pyramid; 0.5 in torchvision.
+    """
+
+    def __init__(self, backbone: Backbone, *, labels: int, width: int = 256, dilation: int = 12, dropout: float = 0.5):
+        super().__init__()
+        from torchvision.models.segmentation.deeplabv3 import ASPP
+
+        self.backbone = backbone
+        pyramid = ASPP(backbone.channels, (dilation, 2 * dilation, 3 * dilation), width)
+        pyramid.project[-1] = SampleDropout(dropout)
+        self.head = nn.Sequential(
+            pyramid,
+            nn.Conv2d(width, width, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, labels, 1),
+        )
+        _without_batch_norm(self.head)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the images' pixels, (B, K + 1, H, W), as of `LargeFov`."""
+        padded = _padded(images, self.backbone.layout)
+        logits = self.head(self.backbone(padded))
+        return _at_pixels(logits, self.backbone.grids(padded, logits), padded, images)
+
+
+def _without_batch_norm(network: nn.Module) -> None:
+    """Puts group norms of 8 channels a group, of 256 channels 32 groups, in place of the batch norms below a network.
+
+    Smaller groups would leave nothing of the image's mean, which has one position.
+    """
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):
+            parent, _, own = name.rpartition(".")
+            channels = layer.num_features
+            groups = 1 if channels % 8 else channels // 8
+            setattr(network.get_submodule(parent), own, nn.GroupNorm(groups, channels))
+
+
 class Skip(nn.Module):
     """A light decoder in the manner of DeepLab-v3+ (Chen et al., ECCV 2018), for small backbones of a coarse stride.
 
@@ -194,4 +244,8 @@ def predict(
     return total / (len(scales) * (2 if mirror else 1))
 
 
-SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"largefov": LargeFov, "skip": Skip}
+SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {
+    "largefov": LargeFov,
+    "deeplabv3": DeepLabV3,
+    "skip": Skip,
+}

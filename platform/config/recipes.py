@@ -22,6 +22,7 @@ from mcis.platform.config.training import (
     AffinityConfig,
     AffinityNetConfig,
     ClassifierConfig,
+    EquivariantConfig,
     Optimizer,
     SegmenterConfig,
     SegmenterOptimizer,
@@ -234,6 +235,72 @@ def photos() -> Config:
     )
 
 
+def lid() -> Config:
+    """The challenge LID (section 4.4): ResNet-38 with equivariant attention, DeepLab-V3 on ResNet-101, tags alone.
+
+    What the section leaves out follows the code of SEAM and AffinityNet, which it builds on: input size, crops, jitter,
+    trained stages, faster new layers, min-max normalized maps, walk; of the segmentation network it is DeepLab-V3's and
+    the defaults.
+
+    Command: `mcis run lid --lid DIR --name NAME --set weights.backbone=resnet38.pth`, with PSA's ImageNet weights as a
+    file of torch, and GPUs; it is the default recipe of the setting lid. Hours: not measured by this project. Expected
+    mIoU: the paper reports 46.2 on val and 45.1 on test.
+    """
+    return Config(
+        recipe="lid",
+        data=DataConfig(max_side=512),
+        weights=WeightsConfig(backbone="download", segmenter="download"),
+        classifier=ClassifierConfig(
+            backbone="resnet38",
+            trained=5,
+            input_size=448,
+            sizing="random_crop",
+            crop_scales=(0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),
+            equivariant=EquivariantConfig(weight=1.0),
+            color_jitter=(0.3, 0.3, 0.3, 0.1),
+            flip=True,
+            batch=8,
+            epochs=15,
+            optimizer=Optimizer(learning_rate=0.005, weight_decay=5e-4, schedule="poly", new_layer_rate=10.0),
+        ),
+        localize=LocalizeConfig(related=0, batch=8),
+        maps=MapsConfig(scale="range"),
+        affinity_net=AffinityNetConfig(
+            kind="features",
+            backbone="resnet38",
+            trained=5,
+            width=128,
+            embedding=448,
+            finest=8,
+            # AffinityNet's background scores (1 - s)^4 and (1 - s)^32 of a score s are crossed by it at these.
+            threshold=0.28,
+            background_threshold=0.08,
+            crop=448,
+            scales=(0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),
+            color_jitter=(0.3, 0.3, 0.3, 0.1),
+            batch=8,
+            steps=349_319,  # 8 epochs
+            optimizer=SegmenterOptimizer(learning_rate=0.1, weight_decay=5e-4, bias_rate=1.0),
+        ),
+        pseudo_masks=PseudoMasksConfig(
+            background="affinity",
+            threshold=0.2,
+            background_threshold=0.2,
+            crf=PseudoMasksCrf(iterations=0),
+        ),
+        segmenter=SegmenterConfig(
+            network="deeplabv3",
+            width=256,
+            dilation=6,
+            stride=16,
+            dropout=0.5,
+            batch=48,
+            steps=727_748,  # 100 epochs of 349,319 images
+            optimizer=SegmenterOptimizer(learning_rate=0.007, weight_decay=1e-4, new_layer_rate=1.0, bias_rate=1.0),
+        ),
+    )
+
+
 RECIPES: dict[str, Callable[[], Config]] = {
     "paper": paper,
     "paper_vgg16": paper_vgg16,
@@ -241,4 +308,5 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "released_vgg16": released_vgg16,
     "small": small,
     "photos": photos,
+    "lid": lid,
 }

@@ -71,6 +71,7 @@ class Config(Section):
         yield from _contrastive_maps_without_their_training(self)
         yield from _pretrained_features_without_weights(self)
         yield from _a_scale_of_activations_for_released_maps(self)
+        yield from _a_scale_of_activations_for_refined_maps(self)
         yield from _networks_unlike_their_classifier(self)
         yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
@@ -136,6 +137,14 @@ def _a_scale_of_activations_for_released_maps(config: Config) -> Iterator[str]:
         yield (
             "maps.scale is logarithm but localize.method.name is released, whose maps are no activations: each is "
             "normalized to [0, 1] already; set maps.scale=maximum or localize.method.name=co_attention"
+        )
+
+
+def _a_scale_of_activations_for_refined_maps(config: Config) -> Iterator[str]:
+    if config.maps.scale == "logarithm" and config.classifier.equivariant.weight:
+        yield (
+            f"maps.scale is logarithm but classifier.equivariant.weight is {config.classifier.equivariant.weight:g}, "
+            "whose single-round maps are no activations but scores in [0, 1]; set maps.scale=range or maximum"
         )
 
 

@@ -43,5 +43,6 @@ def setting_values(setting: str) -> Config:
 
 
 def default_recipe(setting: str) -> str:
-    """The recipe of a setting that is given none: `photos` for a table of one's own images, else `paper`."""
-    return "photos" if "tags" in sources_of(setting) else "paper"
+    """The recipe of a setting that is given none, by the source that names its classes."""
+    recipes = {"tags": "photos", "lid": "lid"}
+    return next((recipes[source] for source in sources_of(setting) if source in recipes), "paper")

@@ -40,7 +40,9 @@ def _unknown(text: str) -> PydanticCustomError:
     return PydanticCustomError("unknown_backbone", "{text}", {"text": text})
 
 
-ClassifierBackbone = Annotated[str, AfterValidator(_known("small", "vgg16", "resnet50", "resnet101", "vit_b_16"))]
+ClassifierBackbone = Annotated[
+    str, AfterValidator(_known("small", "vgg16", "resnet38", "resnet50", "resnet101", "vit_b_16"))
+]
 SegmenterBackbone = Annotated[
     str, AfterValidator(_known("small", "vgg16_largefov", "resnet50", "resnet101", "vit_b_16"))
 ]
@@ -115,17 +117,30 @@ class AffinityConfig(Section):
             yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
 
 
+class EquivariantConfig(Section):
+    """Equivariant attention in the classifier's training (SEAM, Wang et al., CVPR 2020), as for the challenge LID
+    (section 4.4). Single-round maps are then those that its pixel correlation makes, scores in [0, 1]."""
+
+    weight: NonNegative = 0.0
+    """Factor of its two loss terms, which compare an image's maps with those of a smaller copy; 0 = it is left out."""
+    scale: float = Field(default=0.3, gt=0, lt=1)
+    """Sides of the copy, of the image's."""
+    hard: float = Field(default=0.2, gt=0, le=1)
+    """Share of the maps' values, those that differ most, that the term on refined maps is the mean of."""
+
+
 class ClassifierConfig(Section):
     """The co-attention classifier and its training (section 3.1)."""
 
     backbone: ClassifierBackbone = "vgg16"
-    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): small, vgg16, resnet50, resnet101,
-    vit_b_16, or timm/NAME, a convolutional network or vision transformer by timm's name."""
+    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): small, vgg16, resnet38, resnet50,
+    resnet101, vit_b_16, or timm/NAME, a convolutional network or vision transformer by timm's name."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width C of the backbone `small`; the others have their own."""
     stride: int | None = Field(default=None, gt=0)
     """Input pixels per feature position; None = the backbone's own: 8, of timm's convolutional networks 16, of a
-    transformer its patches' side. `small` can have 4, timm's convolutional networks mostly 8, 16 and 32."""
+    transformer its patches' side. `small` can have 4, resnet50 and resnet101 16, timm's convolutional networks mostly
+    8, 16 and 32."""
     trained: Literal["all", "neck"] | Positive = "all"
     """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     standardize: bool = False
@@ -152,6 +167,10 @@ class ClassifierConfig(Section):
     attention_epochs: int | None = Field(default=None, gt=0)
     """The last epochs, in which pairs attend to each other; before, the basic term alone makes phi a class layer that
     the common and contrastive terms can work on. None = all epochs."""
+    equivariant: EquivariantConfig = Field(
+        default=EquivariantConfig(), exclude_if=lambda equivariant: not equivariant.weight
+    )  # where it is left out, its values change no result and are no part of a stage's key
+    """Equivariant attention, beside co-attention."""
     contrastive_weight: Rate = 1.0
     """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 5). Beside the
     basic term the gradient of the contrastive one is small."""
@@ -224,7 +243,7 @@ class ClassifierConfig(Section):
     def from_features(self) -> bool:
         """Whether training reads what the backbone makes of images, computed once, rather than the images."""
         changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing != "squash"
-        return self.trained == "neck" and not changed
+        return self.trained == "neck" and not changed and not self.equivariant.weight
 
     def problems(self) -> Iterator[str]:
         """A kept epoch that training never reaches, and contradictions of the affinity."""
@@ -238,16 +257,17 @@ class ClassifierConfig(Section):
 class SegmenterConfig(Section):
     """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
 
-    network: Literal["largefov", "skip"] = "largefov"
-    """Head on the backbone: DeepLab-LargeFOV, or `skip`, a light decoder that sees a layer of stride 4, too, for small
-    backbones of a coarse stride."""
+    network: Literal["largefov", "deeplabv3", "skip"] = "largefov"
+    """Head on the backbone: DeepLab-LargeFOV; DeepLab-V3, as torchvision has it, with group norm; or `skip`, a light
+    decoder that sees a layer of stride 4, too, for small backbones of a coarse stride."""
     backbone: SegmenterBackbone = "resnet101"
     """Features that the head reads: small, vgg16_largefov (DeepLab-LargeFOV's VGG-16, not the classifier's), resnet50,
     resnet101, vit_b_16, or timm/NAME."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`."""
     stride: int | None = Field(default=None, gt=0)
-    """Input pixels per feature position, as of the classifier; None = the backbone's own."""
+    """Input pixels per feature position, as of the classifier; None = the backbone's own. resnet50 and resnet101 can
+    have 16, too."""
     trained: Literal["all", "head"] | Positive = "all"
     """What is trained: all; `head` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     init: Literal["pretrained", "classifier"] = "pretrained"
@@ -255,9 +275,11 @@ class SegmenterConfig(Section):
     width: Positive = 1024
     """Channels of the head."""
     dilation: Positive = 12
-    """Dilation of the head's 3x3 convolutions; 12 fits positions of stride 8."""
+    """Dilation of the head's 3x3 convolutions; 12 fits positions of stride 8. deeplabv3 has three, with once, twice and
+    three times as much."""
     dropout: Fraction = 0.0
-    """Dropout after the hidden layers of largefov (0.5 in the VGG-16 version), before the last layer of skip."""
+    """Dropout after the hidden layers of largefov (0.5 in the VGG-16 version), behind the pyramid of deeplabv3 (0.5 in
+    torchvision), before the last layer of skip."""
     crop: Positive = 321
     """Side of a training crop, pixels."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)

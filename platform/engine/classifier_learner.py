@@ -19,8 +19,9 @@ from mcis.datasets.stream import WorkerShard
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import CoAttentionClassifier, pool
+from mcis.models.classifier import BatchScores, CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
+from mcis.models.seam import Equivariance, EquivariantMaps, TaggedMaps, equivariant_losses
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze, normalization_of
@@ -113,26 +114,36 @@ class ClassifierLearner:
         return len(batch)
 
     def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs."""
+        """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs.
+
+        With equivariant attention `basic` is the mean over images and copies, and `equivariant` and `cross` are the
+        terms of their maps.
+        """
         c = self.config
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
         attend = self.schedule.epoch(step) >= c.attention_begins
-        if isinstance(self.images, Features):
-            outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
-            scores, self_scores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=c.attended)
-        else:
-            images_m, images_n, plain_m = self._images(batch, device)
-            images = images_m, images_n, c.self_pairs, kind, plain_m
-            scores, self_scores = model(*images, attend=attend, attended=c.attended)
-
         tags_m, tags_n = (
             torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)
         )
-        terms = _summed_losses(in_float32(scores), tags_m, tags_n, c)
+        if isinstance(self.images, Features):
+            outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
+            out: BatchScores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=c.attended)
+        else:
+            images_m, images_n, plain_m = self._images(batch, device)
+            images = images_m, images_n, c.self_pairs, kind, plain_m
+            equivariance = Equivariance(torch.cat([tags_m, tags_n]), c.equivariant.scale)
+            also = {"equivariance": equivariance} if c.equivariant.weight else {}
+            out = model(*images, attend=attend, attended=c.attended, **also)
+
+        terms = _summed_losses(in_float32(out.pairs), tags_m, tags_n, c)
+        if out.copies is not None and out.maps is not None:
+            of_copies = _summed_losses(in_float32(out.copies), tags_m, tags_n, c)
+            terms["basic"] = (terms["basic"] + of_copies["basic"]) / 2
+            terms |= _summed_equivariant_losses(out.maps, c, self.tags.classes)
         if "contrastive_m" in terms:
             weight_m, weight_n = self._contrastive_weights(batch, step)
             terms["contrastive"] = weight_m * terms.pop("contrastive_m") + weight_n * terms.pop("contrastive_n")
-        for scores in self_scores:
+        for scores in out.selves:
             for name, value in _summed_losses(in_float32(scores), tags_m, tags_m, c).items():
                 terms[f"self_{name}"] = terms.get(f"self_{name}", torch.zeros((), device=device)) + value
         return terms
@@ -170,6 +181,14 @@ class ClassifierLearner:
 def _summed_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, config: ClassifierConfig) -> dict[str, Tensor]:
     losses: Mapping[str, Tensor] = pair_losses(scores, tags_m, tags_n, loss_reduction=config.loss_reduction)
     return {name: values.sum() for name, values in losses.items()}
+
+
+def _summed_equivariant_losses(maps: EquivariantMaps, config: ClassifierConfig, classes: int) -> dict[str, Tensor]:
+    """Added up over both images of the pairs, as the basic term is."""
+    weight = config.equivariant.weight * (0.5 if config.loss_reduction == "released" else 1.0)
+    precise = EquivariantMaps(*(TaggedMaps(*(each.float() for each in view)) for view in maps))
+    losses = equivariant_losses(precise, classes=classes, hard=config.equivariant.hard)
+    return {name: weight * values.sum() for name, values in losses.items()}
 
 
 def in_float32(scores: PairScores) -> PairScores:

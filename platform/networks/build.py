@@ -41,6 +41,8 @@ def build_backbone(config: NetworkConfig) -> Backbone:
             return timm_backbone(name.removeprefix(TIMM), stride=stride)
         if name == "small":
             return BACKBONES[name](channels=config.channels, stride=stride or 8)
+        if name in ("resnet50", "resnet101"):
+            return BACKBONES[name](stride=stride or 8)
         backbone = BACKBONES[name]()
         if stride not in (None, backbone.layout.stride):
             raise UserError(
@@ -74,30 +76,38 @@ def freeze(network: nn.Module, config: NetworkConfig) -> None:
 
 def _keys(config: NetworkConfig) -> dict[str, str]:
     """The configuration keys that errors of a network's backbone name."""
-    section = NETWORKS[type(config)]
-    return {name: f"{section}.{name}" for name in ("backbone", "network", "stride", "trained")}
+    keys = {name: f"{NETWORKS[type(config)]}.{name}" for name in ("backbone", "network", "stride", "trained")}
+    return keys | {"correlated": "classifier.equivariant.weight"}
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
-    """The classifier as configured, with its initial weights."""
-    return CoAttentionClassifier(
-        build_backbone(config),
-        classes=classes,
-        standardized=config.standardize,
-        neck=config.neck,
-        attention=config.attention,
-        head=config.head,
-        affinity=Affinity(
-            of=config.affinity.of,
-            stages=config.affinity.stages,
-            form=config.affinity.form,
-            scale=config.affinity.scale,
-            learnt=config.affinity.w_p == "learnt",
-            init=config.affinity.init,
-        ),
-        kinds=config.kinds,
-        phi_std=config.phi_std,
+    """The classifier as configured, with its initial weights.
+
+    Raises:
+        UserError: the backbone cannot have the stride, or lacks what an affinity or equivariant attention compares.
+    """
+    backbone = build_backbone(config)
+    affinity = Affinity(
+        of=config.affinity.of,
+        stages=config.affinity.stages,
+        form=config.affinity.form,
+        scale=config.affinity.scale,
+        learnt=config.affinity.w_p == "learnt",
+        init=config.affinity.init,
     )
+    with errors_name_keys(_keys(config)):
+        return CoAttentionClassifier(
+            backbone,
+            classes=classes,
+            standardized=config.standardize,
+            neck=config.neck,
+            attention=config.attention,
+            head=config.head,
+            affinity=affinity,
+            kinds=config.kinds,
+            phi_std=config.phi_std,
+            correlated=config.equivariant.weight > 0,
+        )
 
 
 def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoAttentionClassifier:

@@ -32,6 +32,7 @@ from mcis.models.dropout import number_samples
 from mcis.models.localization import score_maps
 from mcis.models.losses import pair_losses, pixel_ce
 from mcis.models.random_walk import random_walk
+from mcis.models.seam import Equivariance, equivariant_losses
 from mcis.models.segmenters import predict
 from mcis.platform.config.maps import CrfConfig
 from mcis.platform.config.sections import Config
@@ -262,14 +263,19 @@ def _classifier_step(config: Config, model: CoAttentionClassifier, images: Tenso
     Args:
         attend: whether they attend to each other.
     """
-    c = config.classifier
+    c, classes = config.classifier, len(model.phi.weight)
+    number_samples(model, range(len(images)))
     kind = torch.zeros(len(images), dtype=torch.long) if c.kinds > 1 else None
-    scores = model(images, images, c.self_pairs, kind, embedded=kept, attend=attend)
+    tags = torch.eye(len(images), classes)
+    equivariance = Equivariance(torch.cat([tags, tags]), c.equivariant.scale) if c.equivariant.weight else None
+    scores = model(images, images, c.self_pairs, kind, embedded=kept, attend=attend, equivariance=equivariance)
     total = torch.zeros(())
-    for each in (scores.pairs, *scores.selves):
-        tags = torch.zeros_like(each.basic_m)
+    for each in (scores.pairs, *scores.selves, *([scores.copies] if scores.copies else [])):
         terms = pair_losses(each, tags, tags, loss_reduction=c.loss_reduction)
         total = total + torch.stack(list(terms.values())).sum()
+    if scores.maps:
+        of_maps = equivariant_losses(scores.maps, classes=classes, hard=c.equivariant.hard)
+        total = total + torch.cat(list(of_maps.values())).sum()
     total.backward()
 
 

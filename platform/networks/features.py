@@ -23,7 +23,7 @@ FEATURES_BATCH = 8
 def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
     """(C, H, W) of the backbone's output of an image at the classifier's size."""
     with torch.device("meta"):
-        backbone = build_backbone(config)
+        backbone = build_backbone(config).eval()
     with torch.inference_mode():
         _, c, h, w = backbone(torch.zeros(1, 3, config.input_size, config.input_size, device="meta")).shape
     return c, h, w

@@ -43,7 +43,10 @@ _UNSEEN = 128 * 2**10
 _SAMPLE = 64
 """Images whose files are asked for their size."""
 _AFFINITIES = 6
-"""Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients."""
+"""Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients; of pixel
+correlation the cosines, those above 0, their shares, and the gradients of these."""
+_CRF_PLANES = 16
+"""Floats that the dense CRF takes for a label of a pixel; measured on 21 and 201 labels of an image of noise."""
 _PLANES = {"boundaries": 16, "features": 12}
 """Values that a training step holds for each affinity, by kind: along its line, and in the losses."""
 _ENTRY = 64
@@ -55,7 +58,8 @@ _SMALL = 2**12
 class Counts(NamedTuple):
     """The images of a run: how many, those of train with a tag, their tags, the tagged ones of val, those predicted.
 
-    `salient` are those of train with a tag and a saliency map; `file_bytes` is the mean size of an image's file.
+    `salient` are those of train with a tag and a saliency map, `scored` those with a tag and a ground-truth mask;
+    `file_bytes` is the mean size of an image's file.
     """
 
     classes: int
@@ -63,6 +67,7 @@ class Counts(NamedTuple):
     tagged: int
     tags: int
     salient: int
+    scored: int
     val: int
     predicted: int
     file_bytes: float
@@ -171,6 +176,7 @@ def counts_of(config: Config, images: pa.Table, classes: int) -> Counts:
         tagged=len(train),
         tags=int(pc.sum(pc.list_value_length(train["tags"])).as_py() or 0),
         salient=len(train) - train["saliency_uri"].null_count,
+        scored=len(train) - train["mask_uri"].null_count,
         val=len(val),
         predicted=by_split.get(split, 0),
         file_bytes=float(np.mean(sizes)) if sizes else _UNSEEN,
@@ -195,7 +201,8 @@ class _Network(NamedTuple):
 
 
 def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], *shape: int) -> _Network:
-    """Passes an input (C, H, W) without values through a network on the device `meta`."""
+    """Passes an input (C, H, W) without values through a network on the device `meta`, as in evaluation."""
+    network.eval()  # dropout draws numbers, which there are none of
     outputs: list[Tensor] = []
     kept: dict[int, Tensor] = {}  # by identity, as a layer may hand on what it was given
 
@@ -215,7 +222,7 @@ def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], *shape: in
         weights=_bytes(network.state_dict().values()),
         trained=_bytes(parameter for parameter in network.parameters() if parameter.requires_grad),
         kept=_bytes(kept.values()),
-        largest=max(_bytes([output]) for output in (image, *outputs)),
+        largest=max(_bytes([each]) for each in (image, *outputs, output)),
         shape=(c, h, w),
     )
 
@@ -329,15 +336,20 @@ def keeps_outputs(config: Config, counts: Counts) -> bool:
 def _classifier(config: Config, network: _Network, embedding: _Network, steps: int, *, kept: bool) -> Need:
     """The classifier's training, with its affinities where they are laid out, and the tasks that keep features for it.
 
+    Equivariant attention sees a smaller copy of each image, too, and correlates the positions of both.
+
     Args:
         network, embedding: as it is trained, and from images to embeddings.
         kept: as of `keeps_outputs`.
     """
     c, need = config.classifier, _training(config, "classifier", network, steps, 0)
     pairs = math.ceil(c.batch / config.compute.workers)
-    entries = min(pairs, config.compute.micro_batch or pairs) * math.prod(embedding.shape[1:]) ** 2
-    laid_out = c.attention != "none" and steps and entries <= MOST_ENTRIES
-    memory = need.memory + (config.compute.workers * _AFFINITIES * 4 * entries if laid_out else 0)
+    pairs = min(pairs, config.compute.micro_batch or pairs)
+    entries = pairs * math.prod(embedding.shape[1:]) ** 2
+    laid_out = entries if c.attention != "none" and entries <= MOST_ENTRIES else 0
+    correlated = 2 * entries * (1 + c.equivariant.scale**4) if c.equivariant.weight else 0
+    affinities = _AFFINITIES * 4 * int(laid_out + correlated) if steps else 0
+    memory = need.memory + config.compute.workers * affinities
     tasks = _processes(config) * (_PROCESS + embedding.weights + 2 * FEATURES_BATCH * embedding.largest) if kept else 0
     return need._replace(memory=max(memory, tasks))
 
@@ -358,6 +370,8 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
     if label == "classifier":
         images *= 2 + 2 * len(config.classifier.self_pairs)
     passed = images * (network.kept + 2 * network.largest)
+    if label == "classifier" and config.classifier.equivariant.weight:
+        passed = int(passed * (1 + config.classifier.equivariant.scale**2))
     worker = _PROCESS + network.weights + (1 + buffers) * network.trained + passed + int(min(masks, SHARD_BYTES))
     leaves = network.weights + 512 * (1 + steps // 10) + 4 * _SMALL
     return Need(f"train_{label}", leaves, checkpoints, config.compute.workers * worker if steps else worker)
@@ -398,20 +412,40 @@ def _localization(config: Config, counts: Counts, network: _Network) -> Need:
     if config.localize.method.name == "released" and config.localize.related:
         beside += 4 * height * width * counts.tags
     task = _PROCESS + network.weights + 2 * config.localize.batch * network.largest
+    if config.classifier.equivariant.weight:  # of one image at a time: the cosines, those above 0, their shares
+        task += 3 * 4 * (height * width) ** 2
     return Need("localize", tables, beside, _processes(config) * task)
 
 
 def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
-    """Labels without and with the CRF; windows, or whole images, that pass through the network one by one."""
-    pictures = 2 if config.predict.crf.iterations else 1
-    side = config.predict.crop or round((config.data.max_side or 500) * max(config.predict.scales))
+    """Labels without and with the CRF; windows, or whole images, that pass through the network one by one.
+
+    Beside a window's outputs lie the probabilities of the image, which has sides of 4:3, and at the largest scale their
+    sum over the windows, of it and of its mirror image. The CRF comes behind.
+    """
+    crf, longest, scale = config.predict.crf, config.data.max_side or 500, max(config.predict.scales)
+    side = config.predict.crop or round(longest * scale)
     largest = network.largest * (side / config.segmenter.crop) ** 2
+    plane = 4 * (counts.classes + 1) * 0.75  # bytes of all labels, for each pixel of the longer side squared
+    predicted = 4 * largest + plane * longest**2 * (1 + 2 * scale**2)
+    refined = plane * (longest**2 + _CRF_PLANES * min(longest, crf.max_side or longest) ** 2) if crf.iterations else 0
+    pictures = 2 if crf.iterations else 1
     leaves = _table(config, counts.predicted, pictures * _picture(counts)) + _SMALL * counts.predicted // 32
-    return Need("predict", leaves, 0, int(_processes(config) * (_PROCESS + network.weights + 4 * largest)))
+    task = _PROCESS + network.weights + max(predicted, refined)
+    return Need("predict", leaves, 0, int(_processes(config) * task))
 
 
 def _evaluation(config: Config, counts: Counts) -> Need:
-    """Sums of each shard, mostly zeros, which pack well: histograms of the scores of each table of maps."""
-    histograms = 3 * 8 * (counts.classes + 1) * counts.classes * config.evaluate.thresholds
-    shards = math.ceil((counts.tagged + counts.predicted) / config.compute.shard_rows)
-    return Need("evaluate", 8 * _SMALL + shards * (2 * _SMALL + histograms // 16), 0, _processes(config) * _PROCESS)
+    """Sums of each shard, mostly zeros, which pack well: histograms of the scores of both tables of maps, confusions.
+
+    A task holds its shard's three times: as arrays, as columns and as a file.
+    """
+    labels = 8 * (counts.classes + 1)  # of a row of a matrix of labels, int64
+    histograms = 2 * labels * counts.classes * config.evaluate.thresholds if counts.scored else 0
+    confusions = 3 * labels * (counts.classes + 1)
+    of_train, of_predicted = (
+        math.ceil(count / config.compute.shard_rows) for count in (counts.scored, counts.predicted)
+    )
+    shards = of_train * (histograms // 16) + (of_train + of_predicted) * (confusions // 16 + 2 * _SMALL)
+    task = _PROCESS + 3 * (histograms + confusions)
+    return Need("evaluate", 8 * _SMALL + shards, 0, _processes(config) * task)

@@ -95,7 +95,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
     if not path.is_file():
         raise UserError(
             f"weights of {backbone}: {path} is no file",
-            "`none`, `download`, `bundled`, or a state_dict file of torchvision's or timm's",
+            "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's",
             "name the file, for example --set weights.backbone=/path/to/weights.pth",
         )
     return path
@@ -124,9 +124,10 @@ def _place(backbone: str, workspace: Workspace) -> Path:
         return workspace.weights / f"{backbone.replace('/', '-')}.pt"
     if backbone not in PRETRAINED:
         raise UserError(
-            f"there are no pretrained weights of the backbone {backbone}",
-            f"one of {', '.join(PRETRAINED)}, or timm/NAME",
-            "choose such a backbone, or --set weights.backbone=none to train from scratch",
+            f"there are no pretrained weights of the backbone {backbone} to download",
+            f"one of {', '.join(PRETRAINED)}, or timm/NAME, or a file",
+            "name a state_dict file by --set weights.backbone=PATH (of resnet38 PSA's ImageNet weights, converted to "
+            "torch), choose such a backbone, or --set weights.backbone=none to train from scratch",
         )
     return workspace.weights / pretrained_url(backbone).rsplit("/", 1)[1]
 

@@ -23,11 +23,13 @@ from mcis.models.backbones import (
     to_unit,
     vgg16,
 )
+from mcis.models.dropout import number_samples
 from mcis.models.layouts import Layout
 from mcis.models.pretrained import PRETRAINED, load_pretrained, pretrained_url
 
 WIDTHS = {
-    "small": 96, "vgg16": 512, "vgg16_largefov": 512, "resnet50": 2048, "resnet101": 2048, "vit_b_16": 768,
+    "small": 96, "vgg16": 512, "vgg16_largefov": 512, "resnet50": 2048, "resnet101": 2048, "resnet38": 4096,
+    "vit_b_16": 768,
 }  # fmt: skip
 STRIDES = dict.fromkeys(WIDTHS, 8) | {"vit_b_16": 16}
 RESNET_BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
@@ -75,7 +77,7 @@ def test_features_have_the_promised_width_and_stride(built: dict[str, Backbone],
     backbone = built[name]
     assert (backbone.channels, backbone.layout.stride) == (WIDTHS[name], STRIDES[name])
     with torch.inference_mode():
-        features = backbone(images(1, 3, 48, 64))
+        features = backbone.eval()(images(1, 3, 48, 64))
     assert features.shape == (1, WIDTHS[name], 48 // STRIDES[name], 64 // STRIDES[name])
     assert features.isfinite().all()
     assert (features.min() == 0) == (name not in ("small", "vit_b_16")), "those two have no ReLU at their end"
@@ -85,11 +87,13 @@ def test_features_have_the_promised_width_and_stride(built: dict[str, Backbone],
 def test_an_images_features_do_not_depend_on_its_batch(built: dict[str, Backbone], name: str) -> None:
     """In training mode too, and nothing in the backbone remembers what it saw."""
     backbone = built[name].train()
+    number_samples(backbone, range(3))
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     batch = images(3, 3, 24, 32) * torch.tensor([1.0, 5.0, 0.1]).view(3, 1, 1, 1)
     with torch.inference_mode():
         together = backbone(batch)
         for b in range(3):
+            number_samples(backbone, [b])
             close(backbone(batch[b : b + 1])[0], together[b])
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
@@ -110,9 +114,10 @@ def test_layers_without_pretrained_weights_are_named(built: dict[str, Backbone],
     assert len(new_parameters) == {"small": 10, "vgg16": 6}.get(name, 0)
 
 
-def slow_resnet101(names: Iterable[str]) -> list[Any]:
-    """ResNet-101 among the slow ones: it differs from ResNet-50 in its number of blocks alone."""
-    return [pytest.param(name, marks=pytest.mark.slow) if name == "resnet101" else name for name in names]
+def slow_resnets(names: Iterable[str]) -> list[Any]:
+    """ResNet-101 among the slow ones, which differs from ResNet-50 in its number of blocks alone, and the wide one."""
+    slow = ("resnet101", "resnet38")
+    return [pytest.param(name, marks=pytest.mark.slow) if name in slow else name for name in names]
 
 
 class Visible:
@@ -141,7 +146,7 @@ class Visible:
         return y, x
 
 
-@pytest.mark.parametrize("name", slow_resnet101(BACKBONES))
+@pytest.mark.parametrize("name", slow_resnets(BACKBONES))
 def test_a_dot_moves_with_its_pixel(name: str) -> None:
     """What a dot changes is centered at its pixel, on average over a stride: half a stride off is four to eight pixels.
 
@@ -252,6 +257,20 @@ def test_resnet_is_dilated_where_it_does_not_stride(built: dict[str, Backbone], 
     assert [block.conv2.dilation[0] for block in layers[2]] == [2] * len(layers[2])
     assert [block.conv2.dilation[0] for block in layers[3]] == [4, 4, 4]
     assert all(block.conv2.padding == block.conv2.dilation for layer in layers for block in layer)
+
+
+def test_resnet_of_stride_16_is_dilated_in_its_last_stage_alone() -> None:
+    """With the same weights, its low level is that of stride 8, which the dilation comes behind."""
+    fine, coarse = resnet50(), resnet50(stride=16)
+    coarse.load_state_dict(fine.state_dict())
+    assert [coarse.body.get_submodule(f"layer{n}.0.conv2").dilation[0] for n in (3, 4)] == [1, 2]  # type: ignore[index]
+    pictures = images(1, 3, 65, 97)
+    with torch.inference_mode():
+        (low, *_, features), (expected, *_) = coarse.with_levels(pictures), fine.with_levels(pictures)
+    assert features.shape == (1, 2048, 5, 7)
+    assert torch.equal(low, expected)
+    with pytest.raises(UserError, match="resnet50 with stride 4"):
+        resnet50(stride=4)
 
 
 @pytest.mark.parametrize("name", RESNET_BLOCKS)
@@ -441,7 +460,7 @@ def test_a_hostile_file_runs_nothing(tmp_path: Path, built: dict[str, Backbone])
 
 
 def test_pretrained_weights_have_an_address_with_their_hash() -> None:
-    assert set(PRETRAINED) == set(BACKBONES) - {"small"}
+    assert set(PRETRAINED) == set(BACKBONES) - {"small", "resnet38"}
     for name in PRETRAINED:
         url = pretrained_url(name)
         assert url.startswith("https://")

@@ -175,7 +175,7 @@ def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
 def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) -> None:
     model = classifier(**options)
     m, n = images(1, 2), images(2, 2)
-    pairs, selves = model(m, n, SELF_TRANSFORMS)
+    pairs, selves, *_ = model(m, n, SELF_TRANSFORMS)
     for name, scores in present(model.pair_scores(model.backbone(m), model.backbone(n))).items():
         torch.testing.assert_close(present(pairs)[name], scores)
     assert len(selves) == 3
@@ -246,7 +246,7 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     """DistributedDataParallel waits for each; one without hangs or raises there."""
     model = classifier(**options)
     tags = torch.eye(K, dtype=torch.float64)
-    scores, selves = model(images(1, 4), images(2, 4), ("flip",))
+    scores, selves, *_ = model(images(1, 4), images(2, 4), ("flip",))
     terms = [
         *pair_losses(scores, tags, tags.flip(0), loss_reduction="paper").values(),
         *pair_losses(selves[0], tags, tags, loss_reduction="paper").values(),
@@ -385,7 +385,7 @@ def test_any_backbone_will_do() -> None:
     body = nn.Conv2d(3, 5, 1)
     backbone = Backbone(body, groups=(5,), layout=Layout(1))
     model = CoAttentionClassifier(backbone, classes=2)
-    scores, selves = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
+    scores, selves, *_ = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
     assert [s.shape for s in present(scores).values()] == [(1, 2)] * 6
     assert selves == []
 

@@ -35,6 +35,27 @@ def test_nothing_is_dropped_in_evaluation_or_without_a_share() -> None:
     assert SampleDropout(0.0).train()(x) is x
 
 
+def test_a_samples_images_are_drawn_apart_and_by_its_number() -> None:
+    """Pairs: the first images of the samples and, behind them, the second ones."""
+    layer, x = SampleDropout(0.5), torch.ones(4, 8, 5, 5)
+    layer.numbers = [3, 4]
+    dropped = layer(x)
+    assert len({tuple(image.flatten().tolist()) for image in dropped}) == 4
+    layer.numbers = [4]
+    assert torch.equal(layer(x[:2]), dropped[1::2])
+
+
+def test_channels_are_dropped_whole() -> None:
+    layer = SampleDropout(0.25, channels=True)
+    layer.numbers = [3, 4]
+    dropped = layer(torch.ones(2, 2000, 2, 3))
+    assert ((dropped == dropped[:, :, :1, :1]).all()).item()
+    assert dropped.unique().tolist() == pytest.approx([0, 4 / 3])
+    for sample in dropped:
+        assert (sample == 0).float().mean().item() == pytest.approx(0.25, abs=0.04)  # 2,000 draws: deviation 0.01
+    assert not torch.equal(dropped[0], dropped[1])
+
+
 def test_gradients_go_through_what_is_kept() -> None:
     layer = SampleDropout(0.5)
     layer.numbers = [7]
@@ -47,9 +68,10 @@ def test_gradients_go_through_what_is_kept() -> None:
 
 def test_samples_that_are_not_numbered_are_an_error() -> None:
     layer = SampleDropout(0.5)
-    layer.numbers = [1]
-    with pytest.raises(ValueError, match="1 samples are numbered, but the batch has 2"):
-        layer(torch.ones(2, 3))
+    for numbers, count in (([], 2), ([1, 2], 3)):
+        layer.numbers = numbers
+        with pytest.raises(ValueError, match=f"{len(numbers)} samples are numbered, but the batch has {count}"):
+            layer(torch.ones(count, 3))
 
 
 def test_layers_of_a_network_draw_apart() -> None:

@@ -15,7 +15,7 @@ from mcis.datasets.errors import UserError
 from mcis.models.backbones import BACKBONES, Backbone, small
 from mcis.models.dropout import number_samples
 from mcis.models.layouts import Layout
-from mcis.models.segmenters import SEGMENTERS, LargeFov, Skip, _windows, predict
+from mcis.models.segmenters import SEGMENTERS, DeepLabV3, LargeFov, Skip, _windows, predict
 from mcis.models.timm_backbones import timm_backbone
 
 quick = settings(deadline=None, max_examples=60)
@@ -276,7 +276,58 @@ def test_an_images_logits_do_not_depend_on_the_batch() -> None:
 
 
 def test_networks_are_found_by_name() -> None:
-    assert {"largefov": LargeFov, "skip": Skip} == SEGMENTERS
+    assert {"largefov": LargeFov, "deeplabv3": DeepLabV3, "skip": Skip} == SEGMENTERS
+
+
+# --- DeepLab-V3
+
+
+def deeplabv3(stride: int = 8) -> DeepLabV3:
+    torch.manual_seed(0)
+    return DeepLabV3(small(channels=6, stride=stride), labels=4, width=32, dilation=2)
+
+
+def test_the_head_is_torchvisions_with_group_norm() -> None:
+    """The same tensors by name; with the norms taken out of both, the same logits. No norm sees the batch."""
+    from torchvision.models.segmentation.deeplabv3 import DeepLabHead
+
+    torch.manual_seed(0)
+    model = DeepLabV3(small(channels=6), labels=21).eval()
+    original = DeepLabHead(6, 21, (12, 24, 36)).eval()
+    state = {name: t for name, t in original.state_dict().items() if not name.split(".")[-1].startswith(("run", "num"))}
+    assert {name: t.shape for name, t in model.head.state_dict().items()} == {n: t.shape for n, t in state.items()}
+    norms = [layer for layer in model.modules() if isinstance(layer, nn.GroupNorm)]
+    assert [layer.num_groups for layer in norms] == [32] * 7
+    assert not [layer for layer in model.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    model.head.load_state_dict(state)
+    for head in (model.head, original):
+        for name, layer in list(head.named_modules()):
+            if isinstance(layer, (nn.GroupNorm, nn.BatchNorm2d)):
+                parent, _, own = name.rpartition(".")
+                setattr(head.get_submodule(parent), own, nn.Identity())
+    features = torch.randn(2, 6, 9, 11)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.head(features), original(features))
+
+
+@pytest.mark.parametrize("size", [(33, 49), (17, 30)])
+def test_logits_of_the_pyramid_lie_on_its_positions(size: tuple[int, int]) -> None:
+    model, images = deeplabv3().eval(), picture(*size, batch=2)
+    logits = model(images)
+    assert logits.shape == (2, 4, *size)
+    if size == (33, 49):  # no padding: every eighth pixel is a position's own logit
+        torch.testing.assert_close(logits[:, :, ::8, ::8], model.head(model.backbone(images)), atol=1e-5, rtol=1e-4)
+
+
+def test_logits_of_the_pyramid_do_not_depend_on_the_batch() -> None:
+    """In training, too, where units behind the pyramid are dropped."""
+    model, images = deeplabv3().train(), picture(24, 16, batch=3)
+    number_samples(model, [7, 8, 9])
+    together = model(images)
+    assert not torch.allclose(together, model.eval()(images))
+    for b, number in enumerate((7, 8, 9)):
+        number_samples(model.train(), [number])
+        torch.testing.assert_close(model(images[b : b + 1])[0], together[b], atol=1e-6, rtol=1e-4)
 
 
 # --- the network with a finer level

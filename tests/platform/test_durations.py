@@ -20,7 +20,9 @@ from mcis.platform.networks.durations import (
 )
 from mcis.platform.networks.needs import Counts, counts_of, keeps_outputs
 
-COUNTS = Counts(classes=20, images=120, tagged=100, tags=150, salient=40, val=10, predicted=20, file_bytes=1e5)
+COUNTS = Counts(
+    classes=20, images=120, tagged=100, tags=150, salient=40, scored=100, val=10, predicted=20, file_bytes=1e5
+)
 PASSES = Passes(
     read=0.01,
     read_smaller=0.003,
@@ -97,10 +99,11 @@ def test_what_is_left_out_takes_no_time() -> None:
 
 def test_maps_that_walk_take_a_network_and_its_labels() -> None:
     walks = "pseudo_masks.background=affinity"
-    seconds = estimated(walks, "affinity_net.steps=10", "affinity_net.batch=4", "affinity_net.backbone=small")
+    seconds = estimated(walks, "affinity_net.steps=10", "affinity_net.batch=4", "affinity_net.trained=all")
     assert seconds["train_affinity"] == pytest.approx(100 * (0.053 + 2 * 2.0) + 40 * (6.0 + 0.003))
     assert seconds["pseudo_masks"] == pytest.approx(100 * (0.053 + 2 * 2.0 + 8.0))
-    assert "train_affinity" not in estimated(walks, "supervision=full", "segmenter.init=pretrained")
+    full = estimated(walks, "affinity_net.trained=all", "supervision=full", "segmenter.init=pretrained")
+    assert "train_affinity" not in full
 
 
 def test_seconds_are_told_in_a_fitting_unit() -> None:
@@ -131,6 +134,17 @@ def test_a_long_pass_is_timed_on_a_small_picture_alone(monkeypatch: pytest.Monke
     [
         ("small", ["classifier.input_size=32", "segmenter.crop=32", "localize.related=3"]),
         ("photos", ["classifier.input_size=64", "segmenter.crop=64", "predict.crop=48", "segmenter.dropout=0.5"]),
+        (
+            "small",
+            [
+                "classifier.input_size=32",
+                "classifier.equivariant.weight=1",
+                "maps.scale=range",
+                "segmenter.crop=32",
+                "segmenter.network=deeplabv3",
+                "localize.related=3",
+            ],
+        ),
         ("small", ["supervision=full", "segmenter.init=pretrained", "segmenter.crop=32"]),
     ],
 )
@@ -141,7 +155,8 @@ def test_passes_are_those_of_the_configured_networks(recipe: str, assignments: l
     learns = config.supervision == "tags"
     timed = {name for name, seconds in passes._asdict().items() if seconds > 0}
     absent = {"backbone", "head", "pair", "relate", "mask_crf"} if not learns else set()
-    assert timed == set(Passes._fields) - absent
+    walks = set() if config.walks else {"pairs_crop", "walk"}
+    assert timed == set(Passes._fields) - absent - walks
 
 
 def listing(folder: Path, count: int) -> Listing:

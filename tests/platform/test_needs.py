@@ -14,7 +14,15 @@ from mcis.platform.runs.workspace import Workspace
 
 GIB = 2**30
 VOC = Counts(
-    classes=20, images=12031, tagged=10582, tags=15873, salient=0, val=1449, predicted=1449, file_bytes=110_000
+    classes=20,
+    images=12031,
+    tagged=10582,
+    tags=15873,
+    salient=0,
+    scored=10582,
+    val=1449,
+    predicted=1449,
+    file_bytes=110_000,
 )
 
 
@@ -30,7 +38,7 @@ def listing(train: int, val: int, uri: str = "/absent/{}.jpg") -> pa.Table:
     tags += [[] if number % 10 == 0 else [0] for number in range(val)]
     names = ["train"] * train + ["val"] * val
     uris, saliency = [uri.format(number) for number in range(train + val)], pa.nulls(train + val, pa.string())
-    return pa.table({"uri": uris, "split": names, "tags": tags, "saliency_uri": saliency})
+    return pa.table({"uri": uris, "split": names, "tags": tags, "saliency_uri": saliency, "mask_uri": uris})
 
 
 def test_voc_with_the_papers_networks_takes_more_than_12_gib() -> None:
@@ -99,6 +107,49 @@ def test_a_network_of_timms_is_measured_too() -> None:
     assert plan.parts["classifier's pretrained weights"].leaves == pytest.approx(4 * 4_700_000, rel=0.01)
     assert plan.parts["segmenter's pretrained weights"].leaves > 0
     assert computed(backbone, "weights.backbone=bundled").parts["classifier's pretrained weights"].leaves == 0
+
+
+def test_networks_with_dropout_are_measured_too() -> None:
+    assert computed(recipe="paper_vgg16").parts["train_segmenter"].leaves > 4 * 14_714_688
+
+
+LID = Counts(
+    classes=200, images=364_009, tagged=349_319, tags=500_000, salient=0, scored=0, val=0, predicted=4690,
+    file_bytes=110_000,
+)  # fmt: skip
+
+
+def of_lid(*assignments: str, counts: Counts = LID) -> Needs:
+    return needs(resolve("lid", assignments=assignments).config, counts, None)
+
+
+def test_the_challenge_lid_keeps_no_features() -> None:
+    """Features of all its images would take 366 GiB at 16x16 positions, and 8 TiB at those of recipe lid."""
+    plan, related = of_lid(), of_lid("localize.related=3")
+    maps = 2 * LID.tags * 2 * 56 * 56
+    assert plan.parts["localize"].beside == 0
+    assert maps < plan.parts["localize"].leaves < maps + 0.2 * GIB
+    assert related.parts["localize"].beside > 64 * GIB, "its bound, localize.features_gb, and tables of rounds"
+    assert plan.parts["decoded images"].leaves == 0, "each epoch reads other crops"
+    assert plan.parts["classifier's pretrained weights"].leaves == 0, "they are a file"
+    assert plan.parts["evaluate"].leaves < 0.1 * GIB, "no training image has a ground-truth mask"
+    assert 10 * GIB < plan.disk() < 20 * GIB, plan.lines(Path("/"))
+
+
+def test_the_challenge_lid_takes_a_large_gpu_or_micro_batches() -> None:
+    """ResNet-38 at 448 pixels: 16 images of a step, their copies, and the correlation of 3,136 positions of each."""
+    weights = 4 * (105.0e6 + 4096**2)
+    plan, plain, parts = of_lid(), of_lid("classifier.equivariant.weight=0"), of_lid("compute.micro_batch=1")
+    assert plan.parts["train_classifier"].beside > 3 * 2 * 0.95 * weights
+    with_copies, without = (each.parts["train_classifier"].memory for each in (plan, plain))
+    assert with_copies - without > 16 * 6 * 4 * 3136**2
+    assert parts.parts["train_classifier"].memory < 0.25 * with_copies
+    assert plan.parts["predict"].memory > 2 * GIB, "probabilities of 201 labels, and the CRF on them"
+
+
+def test_a_scored_training_set_of_many_classes_has_large_sums() -> None:
+    scored = of_lid(counts=LID._replace(scored=10_000))
+    assert scored.parts["evaluate"].leaves > 0.5 * GIB
 
 
 def test_label_pictures_grow_with_the_images_files(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from mcis.datasets.batches import PairBatch
 from mcis.datasets.images import Squares
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
-from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.classifier import BatchScores, CoAttentionClassifier
 from mcis.models.losses import PairScores
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.classifier_learner import ClassifierLearner
@@ -119,12 +119,12 @@ class Recorder:
         *,
         attend: bool,
         attended: str,
-    ) -> tuple[PairScores, list[PairScores]]:
+    ) -> BatchScores:
         assert (attend, attended) == (True, "partner")
         self.m, self.n, self.transforms, self.plain = images_m, images_n, transforms, plain_m
         b = len(images_m)
         scores = [torch.full((b, K), 0.1 * i) for i in range(6)]
-        return PairScores(*scores), [PairScores(*scores[:4]) for _ in transforms]
+        return BatchScores(PairScores(*scores), [PairScores(*scores[:4]) for _ in transforms])
 
 
 def losses(

@@ -16,6 +16,7 @@ from mcis.platform.config.maps import CoAttention, Released
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
 from mcis.platform.config.sections import Config
+from mcis.platform.config.settings import SETTINGS
 from mcis.platform.config.training import ClassifierConfig
 
 
@@ -360,6 +361,46 @@ RELEASED = {
 def test_presets_are_the_recipes_figures(recipe: str, own: dict[str, Any]) -> None:
     flat = values(recipe)
     assert {key: flat[key] for key in {**SHARED, **own}} == {**SHARED, **own}
+
+
+LID = {
+    "classifier.backbone": "resnet38",
+    "classifier.equivariant.weight": 1.0,
+    "classifier.optimizer.learning_rate": 0.005,
+    "classifier.optimizer.schedule": "poly",
+    "classifier.optimizer.poly_power": 0.9,
+    "classifier.optimizer.weight_decay": 5e-4,
+    "classifier.batch": 8,
+    "classifier.epochs": 15,
+    "classifier.attention": "co+contrastive",
+    "localize.related": 0,
+    "pseudo_masks.threshold": 0.2,
+    "segmenter.network": "deeplabv3",
+    "segmenter.backbone": "resnet101",
+    "segmenter.optimizer.learning_rate": 0.007,
+    "segmenter.optimizer.schedule": "poly",
+    "segmenter.optimizer.weight_decay": 1e-4,
+    "segmenter.batch": 48,
+}
+
+
+def test_the_challenges_recipe_is_section_4_4_and_the_default_of_its_setting() -> None:
+    config = resolve("lid").config
+    flat = dict(leaves(config))
+    assert config.recipe == "lid"
+    assert {key: flat[key] for key in LID} == LID
+    assert (config.segmenter.steps - 1) * 48 < 100 * 349_319 <= config.segmenter.steps * 48
+    assert len(config.predict.scales) > 1
+    assert config.predict.crf.iterations
+    assert config.pseudo_masks.background != "saliency", "only image tags can be accessed"
+
+
+def test_a_setting_without_a_recipe_takes_its_sources() -> None:
+    recipes = {setting: resolve(setting).config.recipe for setting in (*SETTINGS, "lid+web", "tags+single")}
+    assert recipes == {
+        "voc": "paper", "voc+single": "paper", "voc+web": "paper", "lid": "lid", "tags": "photos",
+        "lid+web": "lid", "tags+single": "photos",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("recipe", ["paper", "released"])

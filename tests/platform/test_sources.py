@@ -155,29 +155,6 @@ def test_single_label_images_make_pairs_of_three_kinds(
         run("voc", tmp_path / "workspace", alone, "classifier.pair_mix=[0, 1, 0]", until="train_classifier")
 
 
-@pytest.mark.slow
-def test_list_files_with_masks_of_val_alone_end_in_scores(
-    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
-) -> None:
-    root, listing = drawn
-    lid = tmp_path / "lid"
-    (lid / "images").mkdir(parents=True)
-    lines: dict[str, list[str]] = {"train": [], "val": []}
-    for row in listing.table.to_pylist():
-        shutil.copy(row["uri"], lid / "images")
-        lines[row["split"]].append(" ".join([f"images/{row['image_id']}.jpg", *map(str, row["tags"])]))
-        if row["split"] == "val":
-            (lid / "masks" / "images").mkdir(parents=True, exist_ok=True)
-            shutil.copy(row["mask_uri"], lid / "masks" / "images")
-    for split, listed in lines.items():
-        (lid / f"{split}.txt").write_text("\n".join(listed) + "\n")
-    shutil.copy(root / "classes.txt", lid)
-    options = {"data.lid.root": str(lid), "data.lid.masks": "masks"}
-    result = run("lid", tmp_path / "workspace", options, "localize.related=0")
-    assert [(s.what, s.images) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
-    assert result.context.result("pseudo_masks", MasksResult).background_cue == "crf"
-
-
 def test_a_table_without_masks_and_val_ends_in_predictions(
     ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
 ) -> None:

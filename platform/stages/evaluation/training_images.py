@@ -162,10 +162,17 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
 def localization_maps(scorer: Scorer, sums: TrainingSums) -> Iterator[tuple[Score, Curve]]:
     """The maps' scores at their best threshold: single round, and with related images."""
     localize = scorer.config.localize
-    yield _at_best_threshold(scorer, sums.single_round, "single round", 0, None)
+    yield _at_best_threshold(scorer, sums.single_round, "single round", 0, _method(scorer.config, 0))
     if localize.related:
         name = f"R = {localize.related}"
-        yield _at_best_threshold(scorer, sums.related, name, localize.related, localize.in_words())
+        yield _at_best_threshold(scorer, sums.related, name, localize.related, _method(scorer.config, localize.related))
+
+
+def _method(config: Config, related: int) -> str | None:
+    """How maps were made of so many related images; of single-round ones, what they were refined by, if anything."""
+    if related:
+        return config.localize.in_words()
+    return "pixel correlation" if config.classifier.equivariant.weight else None
 
 
 def _at_best_threshold(
@@ -199,7 +206,7 @@ def pseudo_masks(scorer: Scorer, sums: TrainingSums, cue: str) -> Score:
         background_cue=cue,
         map_scale=scorer.config.maps.scale,
         related=localize.related,
-        method=localize.in_words() if localize.related else None,
+        method=_method(scorer.config, localize.related),
         ignored_share=round(float(sums.ignored) / scorer.images, 4),
         by_maps=round(float(sums.by_maps) / scorer.images, 4),
     )

@@ -61,14 +61,16 @@ class Embed:
             images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
         else:
             images = self._images(rows["uri"].to_pylist())
-        embedding = embed(
-            self.model.backbone,
-            self.model.embedding,
-            images,
-            extra_scales=localize.extra_scales,
-            mirror=localize.mirror,
-            known=known,
-        )
+        refine, backbone = self.config.classifier.equivariant.weight > 0, self.model.backbone
+        with backbone.watching(*(backbone.middle if refine else ())) as middle:
+            embedding = embed(
+                backbone,
+                self.model.embedding,
+                images,
+                extra_scales=localize.extra_scales,
+                mirror=localize.mirror,
+                known=known,
+            )
         if self.features is not None:
             self._keep(self.features, rows, embedding[: len(rows)].half())
         activations = self.model.activations(embedding)
@@ -78,7 +80,10 @@ class Embed:
                 continue
             ids += [row["image_id"]] * len(row["tags"])
             tags += row["tags"]
-            maps.append(activations[n, row["tags"]])
+            own = activations[n, row["tags"]]
+            if refine:  # image by image, so that no more than one affinity of all positions is laid out
+                own = self.model.refined(images[n : n + 1], own[None], [m[n : n + 1] for m in middle])[0, 1:]
+            maps.append(own)
             if self.selves is not None:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
                 total = self._self_maps(images[n], embedding[n], row["tags"], kind)

@@ -1,0 +1,159 @@
+"""Equivariant attention against the public code's formulas, value by value in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcis.models.seam import (
+    EquivariantMaps,
+    PixelCorrelation,
+    TaggedMaps,
+    equivariant_losses,
+    of_tags,
+    propagated,
+    smaller_copies,
+    stretched,
+    strongest,
+)
+
+Array = NDArray[np.float64]
+E = 1e-5
+quick = settings(deadline=None, max_examples=40)
+TAGS = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 1]], dtype=torch.float64)
+
+
+def drawn(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def ranged(maps: Array) -> Array:
+    """Each map (K, H, W) clipped at 0, less its minimum, by its range."""
+    out = np.zeros_like(maps)
+    for k, values in enumerate(np.maximum(maps, 0)):
+        low, high = values.min(), values.max()
+        for y, x in np.ndindex(*values.shape):
+            out[k, y, x] = max(values[y, x] - low - E, 0) / (high - low + E)
+    return out
+
+
+def alone(maps: Array) -> Array:
+    """Background and K classes, (1 + K, H, W): a position's class that is not its strongest is 0."""
+    out = np.zeros((1 + len(maps), *maps.shape[1:]))
+    for y, x in np.ndindex(*maps.shape[1:]):
+        top = max(maps[:, y, x])
+        out[0, y, x] = 1 - top
+        for k in range(len(maps)):
+            out[1 + k, y, x] = maps[k, y, x] if maps[k, y, x] == top else 0
+    return out
+
+
+def correlated(scores: Array, features: Array) -> Array:
+    """Scores (V, N) averaged by the cosines of features (C, N)."""
+    unit = features / (np.sqrt((features**2).sum(axis=0)) + E)
+    out = np.zeros_like(scores)
+    for j in range(scores.shape[1]):
+        weights = [max(float(unit[:, i] @ unit[:, j]), 0) for i in range(scores.shape[1])]
+        for v in range(len(scores)):
+            out[v, j] = sum(w * s for w, s in zip(weights, scores[v], strict=True)) / (sum(weights) + E)
+    return out
+
+
+def test_copies_are_smaller_by_the_factor() -> None:
+    assert smaller_copies(drawn(0, 1, 3, 448, 320), 0.3).shape == (1, 3, 134, 96)
+    assert smaller_copies(drawn(0, 1, 3, 2, 2), 0.3).shape == (1, 3, 1, 1)
+
+
+def test_maps_of_tags_are_the_tagged_classes_in_order() -> None:
+    activations = drawn(1, 2, 5, 3, 4)
+    maps = of_tags(activations, TAGS)
+    assert torch.equal(maps[0], activations[0, [1, 3]])
+    assert torch.equal(maps[1, 0], activations[1, 4])
+    assert not maps[1, 1].any()
+    assert of_tags(activations, torch.zeros(2, 5)).shape == (2, 1, 3, 4)
+
+
+@quick
+@given(st.integers(0, 999), st.integers(1, 4))
+def test_maps_are_stretched_and_the_strongest_kept(seed: int, classes: int) -> None:
+    maps = drawn(seed, 1, classes, 3, 4) + 0.5
+    expected = ranged(maps[0].numpy())
+    np.testing.assert_allclose(stretched(maps)[0], expected, atol=1e-12)
+    np.testing.assert_allclose(strongest(stretched(maps))[0], alone(expected), atol=1e-12)
+
+
+@quick
+@given(st.integers(0, 999))
+def test_scores_go_to_positions_that_look_alike(seed: int) -> None:
+    scores, features = drawn(seed, 1, 3, 3, 4), drawn(seed + 1, 1, 5, 3, 4)
+    expected = correlated(scores[0].flatten(1).numpy(), features[0].flatten(1).numpy())
+    np.testing.assert_allclose(propagated(scores, features)[0].flatten(1), expected, atol=1e-12)
+
+
+def test_pixel_correlation_is_the_public_codes() -> None:
+    """Of all classes, where every class is tagged; nothing but its own layers gets a gradient."""
+    torch.manual_seed(0)
+    module = PixelCorrelation((4, 6)).double()
+    assert {name: tuple(p.shape) for name, p in PixelCorrelation((512, 1024)).named_parameters()} == {
+        "f8_3.weight": (64, 512, 1, 1),
+        "f8_4.weight": (128, 1024, 1, 1),
+        "f9.weight": (192, 195, 1, 1),
+    }
+    given_tensors = [drawn(n, 2, channels, 3, 4).requires_grad_() for n, channels in enumerate((5, 3, 4, 6))]
+    refined = module(*given_tensors)
+    activations, colors, low, high = (tensor.detach().flatten(2).numpy() for tensor in given_tensors)
+    weights = {name: p.detach().numpy()[:, :, 0, 0] for name, p in module.named_parameters()}
+    for b in range(2):
+        positive = np.maximum(activations[b], 0)
+        relative = np.maximum(positive - E, 0) / (positive.max(axis=1, keepdims=True) + E)
+        reduced = [np.maximum(weights[f"f8_{n}.weight"] @ x[b], 0) for n, x in ((3, low), (4, high))]
+        features = weights["f9.weight"] @ np.concatenate([colors[b], *reduced])
+        expected = correlated(alone(relative.reshape(5, 3, 4)).reshape(6, 12), features)
+        np.testing.assert_allclose(refined[b].detach().flatten(1), expected, atol=1e-10)
+    refined.square().sum().backward()
+    assert all(tensor.grad is None for tensor in given_tensors[:1] + given_tensors[2:])
+    assert all(p.grad is not None and p.grad.any() for p in module.parameters())
+
+
+def of_all_classes(maps: Tensor, tags: Tensor) -> Array:
+    """Maps of tagged classes (T, H, W) at their places among all, (K, H, W)."""
+    out = np.zeros((len(tags), *maps.shape[1:]))
+    for t, k in enumerate(torch.nonzero(tags)[:, 0].tolist()):
+        out[k] = maps[t]
+    return out
+
+
+@pytest.mark.parametrize("hard", [0.02, 0.2, 1.0])
+def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
+    """The reference has the maps of all K classes, multiplied by the tags; here the others are left out."""
+    maps, copies = (of_tags(drawn(seed, 2, 5, 3, 4), TAGS) for seed in (1, 2))
+    refined, refined_copies = (drawn(seed, 2, 3, 3, 4).abs() for seed in (3, 4))
+    for each in (refined, refined_copies):
+        each[1, 2] = 0  # of the tag that the second image does not have
+    found = equivariant_losses(
+        EquivariantMaps(TaggedMaps(maps, refined), TaggedMaps(copies, refined_copies)), classes=5, hard=hard
+    )
+    for b in range(2):
+        image, copy = (ranged(of_all_classes(each[b], TAGS[b])) for each in (maps, copies))
+        assert found["equivariant"][b].item() == pytest.approx(np.abs(image - copy).mean(), abs=1e-12)
+        total = 0.0
+        for target, other in ((copy, refined), (image, refined_copies)):
+            background = ranged(other[b, :1].numpy())
+            scores = np.concatenate([background, ranged(of_all_classes(other[b, 1:], TAGS[b]))])
+            differences = sorted(np.abs(alone(target) - scores).ravel(), reverse=True)
+            hardest = differences[: int(6 * 12 * hard)]
+            total += sum(hardest) / len(hardest)
+        assert found["cross"][b].item() == pytest.approx(total, abs=1e-12)
+
+
+def test_equal_maps_cost_nothing_and_targets_get_no_gradient() -> None:
+    maps, refined = drawn(1, 2, 2, 3, 4).requires_grad_(), drawn(2, 2, 3, 3, 4).requires_grad_()
+    view = TaggedMaps(maps, refined)
+    losses = equivariant_losses(EquivariantMaps(view, view), classes=5, hard=0.2)
+    assert losses["equivariant"].tolist() == [0, 0]
+    losses["cross"].sum().backward()
+    assert maps.grad is None
+    assert refined.grad is not None

@@ -1,0 +1,188 @@
+"""Equivariant attention from the configuration to maps: terms of the loss, refined maps, keys, contradictions."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from PIL import Image
+from pydantic import ValidationError
+from torch import Tensor
+
+from mcis.datasets.batches import PairBatch
+from mcis.datasets.errors import UserError
+from mcis.datasets.images import Squares, read_rgb
+from mcis.datasets.tags import Tags
+from mcis.models.backbones import IMAGENET, to_unit
+from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.localization import embed
+from mcis.models.losses import sigmoid_ce
+from mcis.models.resampling import pixel_grids, resample
+from mcis.models.seam import EquivariantMaps, TaggedMaps, equivariant_losses, smaller_copies
+from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
+from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.stages.localization.rounds import embed_rows
+from mcis.platform.stages.localization.workers import Embed
+
+K = 4
+TAGS = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [0, 1, 1, 0]], bool)
+ON = ("classifier.equivariant.weight=2", "classifier.equivariant.scale=0.5", "maps.scale=range", "localize.related=0")
+
+
+def config(*assignments: str) -> Config:
+    small = ["classifier.channels=6", "segmenter.channels=6", "classifier.input_size=32"]
+    small += ["classifier.flip=false", "classifier.shift=0"]
+    return resolve("voc", "small", assignments=[*small, *ON, *assignments]).config
+
+
+def learner(section: ClassifierConfig) -> ClassifierLearner:
+    images = Squares([f"{n}.png" for n in range(3)], 32)
+    return ClassifierLearner(
+        config=section, seed=0, tags=Tags.of_matrix(TAGS), source=None, images=images, pretrained=None
+    )
+
+
+def pairs() -> PairBatch:
+    """Two pairs, (0, 1) and (2, 1)."""
+    rng = np.random.default_rng(0)
+    images_m, images_n = rng.integers(0, 256, (2, 2, 32, 32, 3), np.uint8)
+    return PairBatch(
+        images_m=images_m,
+        images_n=images_n,
+        m=np.array([0, 2]),
+        n=np.array([1, 1]),
+        epoch=np.zeros(2, np.int64),
+        kind=np.zeros(2, np.uint8),
+        row=np.arange(2),
+        unshared_m=np.ones(2, bool),
+        unshared_n=np.ones(2, bool),
+    )
+
+
+def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBatch) -> dict[str, Tensor]:
+    return learner(section).losses(model, batch, 0, torch.device("cpu"))
+
+
+def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> TaggedMaps:
+    """The maps of one image's tags (1, T, H, W), plain and refined, at the pixels of another."""
+    with model.backbone.watching(*model.backbone.middle) as middle:
+        own = model.activations(model.embed(image))[:, tags]
+    grids = model.backbone.grids(image, own)
+    refined = model.correlation(own, resample(image, pixel_grids(*image.shape[2:]), grids), *middle)
+    return TaggedMaps(*(resample(maps, grids, pixel_grids(*at.shape[2:])) for maps in (own, refined)))
+
+
+def test_terms_are_sums_over_images_one_by_one() -> None:
+    section, batch = config().classifier, pairs()
+    model = learner(section).model()
+    found = terms(section, model, batch)
+    expected = {"basic": 0.0, "equivariant": 0.0, "cross": 0.0}
+    for images, rows in ((batch.images_m, batch.m), (batch.images_n, batch.n)):
+        for pixels, row in zip(images, rows, strict=True):
+            image = IMAGENET(to_unit(torch.from_numpy(pixels[None])))
+            copy, wanted = smaller_copies(image, 0.5), torch.from_numpy(TAGS[row][None]).float()
+            assert copy.shape == (1, 3, 16, 16)
+            for each in (image, copy):
+                scores = model.activations(model.embed(each)).mean(dim=(2, 3))
+                expected["basic"] += sigmoid_ce(scores, wanted).item() / 2
+            tagged = np.flatnonzero(TAGS[row]).tolist()
+            both = EquivariantMaps(seen(model, image, tagged, copy), seen(model, copy, tagged, copy))
+            for name, term in equivariant_losses(both, classes=K, hard=0.2).items():
+                expected[name] += 2 * term.item()
+    assert {name: found[name].item() for name in expected} == pytest.approx(expected, rel=1e-4)
+    without = terms(config("classifier.equivariant.weight=0").classifier, model, batch)
+    assert set(found) - set(without) == {"equivariant", "cross"}
+    assert found["common"].item() == pytest.approx(without["common"].item(), rel=1e-4)
+    halved = terms(section.model_copy(update={"loss_reduction": "released"}), model, batch)
+    assert halved["cross"].item() == pytest.approx(found["cross"].item() / 2, rel=1e-4)
+
+
+def test_every_parameter_learns_and_parts_of_a_batch_add_up() -> None:
+    section, batch = config().classifier, pairs()
+    model = learner(section).model()
+    whole = terms(section, model, batch)
+    torch.stack(list(whole.values())).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in model.parameters())
+    parts = [terms(section, model, batch.rows(first, first + 1)) for first in (0, 1)]
+    for name, value in whole.items():
+        assert sum(part[name].item() for part in parts) == pytest.approx(value.item(), rel=1e-4)
+
+
+def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
+    rng, uris = np.random.default_rng(0), [str(tmp_path / f"{n}.png") for n in range(3)]
+    for uri in uris:
+        Image.fromarray(rng.integers(0, 256, (40, 56, 3), np.uint8)).save(uri)
+    settings = config("localize.mirror=true", "localize.extra_scales=[0.5]", "localize.batch=2")
+    torch.manual_seed(0)
+    model = build_classifier(settings.classifier, K).eval()
+    save_weights(model, tmp_path / WEIGHTS, {})
+    tags = [np.flatnonzero(row).tolist() for row in TAGS]
+    rows = pa.table({"image_id": list("abc"), "uri": uris, "domain": ["target"] * 3, "tags": tags})
+    to_embed = embed_rows(rows, np.zeros(3, np.int64), np.arange(3), np.ones(3, bool))
+    table = Embed(settings, tmp_path, K, False, None, None)(to_embed)
+    assert table["class"].to_pylist() == [tag for row in tags for tag in row]
+    maps = iter(table["map"].to_pylist())
+    with torch.inference_mode():
+        for uri, row in zip(uris, tags, strict=True):
+            image = IMAGENET(to_unit(torch.from_numpy(read_rgb(uri, 32)[None])))
+            with model.backbone.watching(*model.backbone.middle) as middle:
+                embedding = embed(model.backbone, model.embedding, image, extra_scales=[0.5], mirror=True)
+            refined = model.refined(image, model.activations(embedding)[:, row], middle)[0, 1:]
+            for expected in refined:
+                assert 0 <= expected.min() < expected.max() <= 1
+                np.testing.assert_allclose(next(maps), expected.flatten(), atol=1e-3)
+
+
+def test_stages_of_runs_without_it_keep_their_keys() -> None:
+    """Stages take their keys from the dump of their sections."""
+    for recipe in RECIPES:
+        section = resolve("voc", recipe).config.classifier
+        assert ("equivariant" in section.model_dump(mode="json")) == (recipe == "lid")
+    hard = config("classifier.equivariant.hard=0.3").classifier.model_dump(mode="json")
+    assert hard["equivariant"] == {"weight": 2.0, "scale": 0.5, "hard": 0.3}
+
+
+def test_refined_maps_are_no_activations() -> None:
+    with pytest.raises(UserError, match=r"maps\.scale is logarithm but classifier\.equivariant\.weight is 2"):
+        config("maps.scale=logarithm")
+
+
+def test_it_needs_images_rather_than_what_a_frozen_backbone_makes_of_them() -> None:
+    photos = resolve("tags", "photos").config.classifier
+    assert photos.from_features
+    on = photos.model_copy(update={"equivariant": EquivariantConfig(weight=1)})
+    assert not on.from_features
+
+
+@pytest.mark.parametrize("values", [{"weight": -1}, {"scale": 1}, {"scale": 0}, {"hard": 0}, {"hard": 1.5}])
+def test_values_out_of_range_are_refused(values: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        ClassifierConfig.model_validate({"equivariant": values})
+
+
+@pytest.mark.parametrize("backbone", ["vit_b_16", "timm/resnet18"])
+def test_a_backbone_without_layers_to_compare_names_the_keys(backbone: str) -> None:
+    section = ClassifierConfig.model_validate({"backbone": backbone, "equivariant": {"weight": 1}})
+    with torch.device("meta"), pytest.raises(UserError, match="equivariant attention with a backbone") as raised:
+        build_classifier(section, 3)
+    assert "classifier.backbone" in raised.value.remedy
+    assert "classifier.equivariant.weight" in raised.value.remedy
+
+
+@pytest.mark.parametrize("backbone", ["small", "vgg16", "resnet50", "resnet38"])
+def test_the_layers_that_are_compared_lie_at_the_features_positions(backbone: str) -> None:
+    section = ClassifierConfig.model_validate({"backbone": backbone, "equivariant": {"weight": 1}})
+    with torch.device("meta"):
+        model = build_classifier(section, 3).eval()
+        images = torch.zeros(1, 3, 64, 96)
+        with model.backbone.watching(*model.backbone.middle) as middle:
+            features = model.backbone(images)
+    assert {output.shape[2:] for output in (features, *middle)} == {(8, 12)}
+    assert [output.shape[1] for output in middle] == [layer.channels for layer in model.backbone.middle]
+    assert {layer.layout for layer in model.backbone.middle} == {model.backbone.layout}
