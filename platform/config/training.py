@@ -46,6 +46,10 @@ ClassifierBackbone = Annotated[
 SegmenterBackbone = Annotated[
     str, AfterValidator(_known("small", "vgg16_largefov", "resnet50", "resnet101", "vit_b_16"))
 ]
+AffinityBackbone = Annotated[
+    str,
+    AfterValidator(_known("small", "vgg16", "vgg16_largefov", "resnet38", "resnet50", "resnet101", "vit_b_16")),
+]
 
 
 class Optimizer(Section):
@@ -302,8 +306,8 @@ class AffinityNetConfig(Section):
 
     kind: Literal["boundaries", "features"] = "features"
     """What tells two positions apart: the distance of `features` (AffinityNet), or `boundaries` between them (IRN)."""
-    backbone: SegmenterBackbone = "resnet50"
-    """Its levels and features are read: a name as of `segmenter.backbone`."""
+    backbone: AffinityBackbone = "resnet50"
+    """Its levels and features are read: a name as of `classifier.backbone` or `segmenter.backbone`."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`."""
     stride: int | None = Field(default=None, gt=0)
