@@ -261,7 +261,9 @@ def lid() -> Config:
             flip=True,
             batch=8,
             epochs=15,
-            optimizer=Optimizer(learning_rate=0.005, weight_decay=5e-4, schedule="poly", new_layer_rate=10.0),
+            optimizer=Optimizer(
+                learning_rate=0.005, weight_decay=5e-4, schedule="poly", new_layer_rate=10.0, precision="float32"
+            ),
         ),
         localize=LocalizeConfig(related=0, batch=8),
         maps=MapsConfig(scale="range"),
@@ -296,7 +298,9 @@ def lid() -> Config:
             dropout=0.5,
             batch=48,
             steps=727_748,  # 100 epochs of 349,319 images
-            optimizer=SegmenterOptimizer(learning_rate=0.007, weight_decay=1e-4, new_layer_rate=1.0, bias_rate=1.0),
+            optimizer=SegmenterOptimizer(
+                learning_rate=0.007, weight_decay=1e-4, new_layer_rate=1.0, bias_rate=1.0, precision="float32"
+            ),
         ),
     )
 
