@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "docs" / "RESULTS.md"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
-NOT_BENCHMARKS = ("literal.py", "machine.py", "photos.py", "run_all.py")
+NOT_BENCHMARKS = ("literal.py", "machine.py", "masks.py", "photos.py", "run_all.py")
 
 
 def run(script: Path) -> tuple[list[tuple[str, str, str]], str]:

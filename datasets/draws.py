@@ -57,6 +57,8 @@ class Draw(enum.IntEnum):
     """Images that a map is related to although they lack its class, a control: (class, image)."""
     CHANCE = 15
     """Class scores of an image that know nothing of it: (repetition, image)."""
+    BOOTSTRAP = 16
+    """Image that a bootstrap's resample draws in one of its turns: (resample, turn)."""
 
 
 @enum.unique

@@ -1,7 +1,7 @@
 """What a run needs of disk and memory, computed from its configuration and its images before anything is trained.
 
 Weights, checkpoints, features, maps and decoded images have sizes that follow from their shapes. Estimated are label
-pictures (from the size of the images' files), the sums of the evaluation, and memory: each process with torch and Ray
+pictures (from the size of the images' files), the counts of the evaluation, and memory: each process with torch and Ray
 takes `_PROCESS`; a training worker has weights, those of what it trains twice more or thrice (gradients and the
 optimizer's buffers), and for a micro batch the outputs that the backward pass reads and the two largest ones; a mapping
 task has weights and the two largest outputs. On a GPU these lie in its memory.
@@ -43,6 +43,8 @@ _SAMPLE = 64
 """Images whose files are asked for their size."""
 _AFFINITIES = 6
 """Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients."""
+_ENTRY = 3
+"""Bytes of an entry of a table of counts, packed."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
 
@@ -374,7 +376,10 @@ def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
 
 
 def _evaluation(config: Config, counts: Counts) -> Need:
-    """Sums of each shard, mostly zeros, which pack well: histograms of the scores of each table of maps."""
-    histograms = 3 * 8 * (counts.classes + 1) * counts.classes * config.evaluate.thresholds
+    """Counts of pixels by true label, tag and interval of the score for both tables of maps, and of label masks."""
+    labels = counts.tags + counts.tagged  # true ones of all images, which are their tags and the background
+    of_maps = 2 * _ENTRY * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
     shards = math.ceil((counts.tagged + counts.predicted) / config.compute.shard_rows)
-    return Need("evaluate", 8 * _SMALL + shards * (2 * _SMALL + histograms // 16), 0, _processes(config) * _PROCESS)
+    of_masks = 128 * (3 * counts.tagged + 2 * counts.predicted)
+    leaves = int(of_maps) + of_masks + _SMALL * (8 + shards) + 64 * (counts.classes + 1) ** 2
+    return Need("evaluate", leaves, 0, _processes(config) * _PROCESS)
