@@ -380,6 +380,6 @@ def _evaluation(config: Config, counts: Counts) -> Need:
     labels = counts.tags + counts.tagged  # true ones of all images, which are their tags and the background
     of_maps = 2 * _ENTRY * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
     shards = math.ceil((counts.tagged + counts.predicted) / config.compute.shard_rows)
-    of_masks = 128 * (3 * counts.tagged + 2 * counts.predicted)
-    leaves = int(of_maps) + of_masks + _SMALL * (8 + shards) + 64 * (counts.classes + 1) ** 2
+    of_masks = 64 * (3 * counts.tagged + 2 * counts.predicted)
+    leaves = int(of_maps) + of_masks + _SMALL * (4 + shards) + 64 * (counts.classes + 1) ** 2
     return Need("evaluate", leaves, 0, _processes(config) * _PROCESS)
