@@ -59,6 +59,8 @@ class Draw(enum.IntEnum):
     """Class scores of an image that know nothing of it: (repetition, image)."""
     AFFINITY_JITTER = 16
     """Color jitter of a crop that the affinity network is trained on: (epoch, image)."""
+    BOOTSTRAP = 17
+    """Image that a bootstrap's resample draws in one of its turns: (resample, turn)."""
 
 
 @enum.unique

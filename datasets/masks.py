@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.decode import decode_mask, decode_saliency
@@ -73,7 +74,8 @@ def tags_of_mask(labels: NDArray[np.uint8], classes: int) -> list[int]:
     Raises:
         ValueError: a label above K = `classes` that is not the ignored one.
     """
-    tags = [int(label) - 1 for label in np.unique(labels) if label not in (BACKGROUND, IGNORE)]
+    pixels = Image.fromarray(labels).histogram()  # several times as fast as numpy.unique, which sorts
+    tags = [label - 1 for label, count in enumerate(pixels) if count and label not in (BACKGROUND, IGNORE)]
     if tags and tags[-1] >= classes:
         raise ValueError(f"label {tags[-1] + 1}; expected 0..{classes} and {IGNORE}")
     return tags

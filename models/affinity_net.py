@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mcis.datasets.classes import IGNORE
 from mcis.models.backbones import Backbone
-from mcis.models.metrics import IGNORE
 from mcis.models.random_walk import directions, pair_slices
 from mcis.models.resampling import Grids, resample
 

@@ -1,28 +1,9 @@
-"""Metrics: confusion matrices over pixels, IoU, and all background thresholds in one pass over the pixels.
+"""Metrics of confusion matrices: IoU, precision, recall, boundary IoU, what is lost; thresholds, baselines, tags."""
 
-Labels: 0 is background, class index k is label k + 1, 255 in the truth is not scored. A prediction has no ignore label.
-"""
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-IGNORE = 255
-
-
-def confusion(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: int) -> NDArray[np.int64]:
-    """Counts of pixels by (true label, predicted label), (K + 1, K + 1), without the truth's ignored pixels.
-
-    Raises:
-        ValueError: the shapes differ, or a label is above K.
-    """
-    if truth.shape != prediction.shape:
-        raise ValueError(f"truth {truth.shape} and prediction {prediction.shape} differ in size")
-    labels = classes + 1
-    scored = truth != IGNORE
-    t, p = truth[scored].astype(np.int64), prediction[scored].astype(np.int64)
-    if t.size and max(t.max(), p.max()) > classes:
-        raise ValueError(f"label {max(t.max(), p.max())} where at most {classes} is known")
-    return np.bincount(t * labels + p, minlength=labels * labels).reshape(labels, labels)
 
 
 def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -30,49 +11,83 @@ def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
 
     It is NaN for a label that occurs in neither truth nor prediction.
     """
-    hits = np.diagonal(matrix, axis1=-2, axis2=-1).astype(np.float64)
-    union = matrix.sum(axis=-1) + matrix.sum(axis=-2) - hits
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return 100 * hits / union
+    hits, truth, predicted = _marginals(matrix)
+    return iou_of(hits, truth, predicted)
 
 
-def mean_iou(matrix: NDArray[np.int64]) -> float:
-    """Mean IoU in percent over the labels that occur in truth or prediction."""
-    return float(np.nanmean(iou(matrix)))
+def iou_of(both: NDArray[Any], truth: NDArray[Any], predicted: NDArray[Any]) -> NDArray[np.float64]:
+    """Intersection over union in percent, from sizes of an intersection and of the two sets; NaN where these are 0."""
+    return _percent(both, truth + predicted - both)
 
 
-def map_histogram(
-    truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArray[np.int64], classes: int, bins: int
-) -> NDArray[np.int64]:
-    """Counts of pixels by (true label, strongest tagged class, its score's bin), (K + 1, K, bins).
+def precision(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of the pixels predicted as each label that are of it, in percent, (K + 1,); NaN where there are none."""
+    hits, _, predicted = _marginals(matrix)
+    return _percent(hits, predicted)
 
-    `sweep` turns the sum of these over all images into the confusion matrix of every background threshold at once.
 
-    Args:
-        truth: (H, W).
-        maps: (T, H, W) in [0, 1], one map per tag.
-        tags: (T,) class indices.
-        classes: K.
-        bins: number of intervals of equal width into which [0, 1] is divided.
+def recall(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Share of the pixels of each label that are predicted as it, in percent, (K + 1,); NaN where there are none."""
+    hits, truth, _ = _marginals(matrix)
+    return _percent(hits, truth)
+
+
+def boundary_iou(counts: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Boundary IoU of each label in percent, (K + 1,), from the counts of label masks (MASK_PARTS, K + 1, K + 1).
+
+    That is the IoU of the boundary regions of the label in truth and prediction (Cheng et al., CVPR 2021, section 4.1),
+    intersections and unions summed over the images; NaN where a label occurs in neither. A prediction that is the truth
+    where that is known reaches less than 100 next to ignored pixels, since its own contour is not theirs.
     """
-    scored = truth != IGNORE
-    best = maps.argmax(axis=0)[scored]
-    score = maps.max(axis=0)[scored].astype(np.float64)  # float32 would round some scores below i / bins up to it
-    level = np.minimum((score * bins).astype(np.int64), bins - 1)
-    index = (truth[scored].astype(np.int64) * classes + tags[best]) * bins + level
-    return np.bincount(index, minlength=(classes + 1) * classes * bins).reshape(classes + 1, classes, bins)
+    return iou_of(np.diagonal(counts[3]), counts[2:].sum(axis=(0, 2)), counts[1::2].sum(axis=(0, 1)))
 
 
-def sweep(histogram: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(K + 1, K, bins) -> confusion matrices (bins, K + 1, K + 1) at thresholds i / bins.
+def mean(values: NDArray[np.float64]) -> float:
+    """Mean over the labels that have a value; NaN where none has."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+class Losses(NamedTuple):
+    """What each label lacks to an IoU of 100, in percent of its union, (K + 1,) each; with the IoU they sum to 100.
+
+    Attributes:
+        missed: pixels of a class predicted as background, which lack to the class and are too many of the background.
+        spurious: pixels of the background predicted as a class, likewise.
+        confused: pixels of a class predicted as another class; none of the background's.
+    """
+
+    missed: NDArray[np.float64]
+    spurious: NDArray[np.float64]
+    confused: NDArray[np.float64]
+
+
+def losses(matrix: NDArray[np.int64]) -> Losses:
+    """What a confusion matrix (K + 1, K + 1) lacks, label by label; NaN for one that has no IoU."""
+    hits, truth, predicted = _marginals(matrix)
+    missed, spurious = matrix[:, 0].copy(), matrix[0].copy()
+    missed[0], spurious[0] = matrix[1:, 0].sum(), matrix[0, 1:].sum()
+    union = truth + predicted - hits
+    return Losses(*(_percent(part, union) for part in (missed, spurious, union - hits - missed - spurious)))
+
+
+def _marginals(matrix: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Pixels of each label in both, in the truth, and in the prediction, (..., K + 1) each."""
+    return np.diagonal(matrix, axis1=-2, axis2=-1), matrix.sum(axis=-1), matrix.sum(axis=-2)
+
+
+def _percent(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return 100 * part.astype(np.float64) / whole
+
+
+def sweep(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Counts of maps (bins, K + 1, K + 1) -> confusion matrices (bins, K + 1, K + 1) at thresholds i / bins.
 
     At threshold t a pixel gets the label of its strongest tagged class if that class's score is at least t, else 0.
     """
-    labels, _, bins = histogram.shape
-    kept = histogram[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]  # pixels with a score of at least i / bins
-    out = np.zeros((bins, labels, labels), np.int64)
-    out[:, :, 1:] = kept.transpose(2, 0, 1)
-    out[:, :, 0] = (histogram.sum(axis=2, keepdims=True) - kept).sum(axis=1).T
+    out = counts[::-1].cumsum(axis=0)[::-1].copy()  # pixels with a score of at least i / bins
+    out[:, :, 0] = (counts.sum(axis=0) - out).sum(axis=-1)
     return out
 
 

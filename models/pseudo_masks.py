@@ -5,9 +5,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.classes import IGNORE
 from mcis.models.crf import CrfParameters, dense_crf
-
-IGNORE = 255
 
 
 class PseudoMask(NamedTuple):

@@ -2,6 +2,7 @@
 
 import typer
 
+from mcis.platform.commands.compare import compare
 from mcis.platform.commands.config import config_app
 from mcis.platform.commands.export import export, import_weights
 from mcis.platform.commands.index import index_app
@@ -24,6 +25,7 @@ app.command(
     "`mcis run --config mcis-workspace/runs/first/config.toml --name again --set seed=2`"
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
+app.command(epilog="Example: `mcis compare first second --what segmentation`")(compare)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(epilog="Example: `mcis export predictions --name mine --out masks`")(export)
 app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)

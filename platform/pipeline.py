@@ -96,7 +96,7 @@ STAGES = (
         module=evaluation,
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
-        version=5,
+        version=6,
         closes="localize",
     ),
     Stage(name="report", module=report, closes="index", kept=False),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mcis.platform.config.sections import Config
     from mcis.platform.networks.needs import Needs
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
+    from mcis.platform.reporting.comparison import Difference
     from mcis.platform.runs.workspace import Workspace
 
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
@@ -31,13 +32,28 @@ _MOST_DISAGREEMENTS = 50
 def score_table(scores: Sequence[Score], title: str) -> Table:
     """The scores of a run as a table."""
     table = Table(title=_plain(title), title_justify="left")
-    for column in ("what", "which", "split", "mIoU %", "images", "meaning"):
-        table.add_column(column, justify="right" if column in ("mIoU %", "images") else "left")
+    for column in ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning"):
+        table.add_column(column, justify="left" if column in ("what", "which", "split", "meaning") else "right")
     for score in scores:
         made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
-        row = (score.title, score.name, score.split, f"{score.miou:.2f}", str(score.images), made)
+        boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
+        row = (score.title, score.name, score.split, f"{score.miou:.2f}", boundary, str(score.images), made)
         table.add_row(*map(_plain, row))
     return table
+
+
+def show_differences(differences: Sequence["Difference"], first: str, second: str, *, confidence: float) -> None:
+    """What two runs' scores differ by."""
+    table = Table(title=_plain(f"{second} - {first}"), title_justify="left")
+    for column in ("what", "split", "figure"):
+        table.add_column(column, overflow="fold")
+    for column in ("images", first, second, "difference", f"{100 * confidence:g} % interval"):
+        table.add_column(_plain(column), justify="right")
+    for each in differences:
+        interval = f"{each.low:+.2f} to {each.high:+.2f}"
+        numbers = (str(each.images), f"{each.first:.2f}", f"{each.second:.2f}", f"{each.difference:+.2f}", interval)
+        table.add_row(*map(_plain, (each.what, each.split, each.figure, *numbers)))
+    console.print(table)
 
 
 def show_result(result: "RunResult") -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.batches import CropBatch, CropDecoder
+from mcis.datasets.classes import IGNORE
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.maps import Shards
 from mcis.datasets.stream import WorkerShard
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import Backbone
 from mcis.models.losses import pixel_ce
-from mcis.models.metrics import IGNORE
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_segmenter, freeze, normalization_of

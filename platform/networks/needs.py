@@ -1,7 +1,7 @@
 """What a run needs of disk and memory, computed from its configuration and its images before anything is trained.
 
 Weights, checkpoints, features, maps and decoded images have sizes that follow from their shapes. Estimated are label
-pictures (from the size of the images' files), the sums of the evaluation, and memory: each process with torch and Ray
+pictures (from the size of the images' files), the counts of the evaluation, and memory: each process with torch and Ray
 takes `_PROCESS`; a training worker has weights, those of what it trains twice more or thrice (gradients and the
 optimizer's buffers), and for a micro batch the outputs that the backward pass reads and the two largest ones; a mapping
 task has weights and the two largest outputs. On a GPU these lie in its memory.
@@ -49,8 +49,10 @@ _CRF_PLANES = 16
 """Floats that the dense CRF takes for a label of a pixel; measured on 21 and 201 labels of an image of noise."""
 _PLANES = {"boundaries": 16, "features": 12}
 """Values that a training step holds for each affinity, by kind: along its line, and in the losses."""
-_ENTRY = 64
+_STEP_ENTRY = 64
 """Bytes of an entry of the walk's matrix while it is made: indices, order and weights."""
+_ENTRY = 3
+"""Bytes of an entry of a table of counts, packed."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
 
@@ -399,7 +401,7 @@ def _walk(config: Config, model: AffinityNet) -> int:
     network = _measure(model, model, 3, side, side)
     planes, height, width = network.shape
     entries = (2 * planes + 1) * height * width
-    return network.weights + 2 * network.largest + _ENTRY * entries
+    return network.weights + 2 * network.largest + _STEP_ENTRY * entries
 
 
 def _localization(config: Config, counts: Counts, network: _Network) -> Need:
@@ -436,16 +438,11 @@ def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
 
 
 def _evaluation(config: Config, counts: Counts) -> Need:
-    """Sums of each shard, mostly zeros, which pack well: histograms of the scores of both tables of maps, confusions.
-
-    A task holds its shard's three times: as arrays, as columns and as a file.
-    """
-    labels = 8 * (counts.classes + 1)  # of a row of a matrix of labels, int64
-    histograms = 2 * labels * counts.classes * config.evaluate.thresholds if counts.scored else 0
-    confusions = 3 * labels * (counts.classes + 1)
-    of_train, of_predicted = (
-        math.ceil(count / config.compute.shard_rows) for count in (counts.scored, counts.predicted)
-    )
-    shards = of_train * (histograms // 16) + (of_train + of_predicted) * (confusions // 16 + 2 * _SMALL)
-    task = _PROCESS + 3 * (histograms + confusions)
-    return Need("evaluate", 8 * _SMALL + shards, 0, _processes(config) * task)
+    """Counts of pixels by true label, tag and interval of the score for both tables of maps, and of label masks."""
+    share = counts.scored / max(1, counts.tagged)
+    labels = share * (counts.tags + counts.tagged)  # true ones of all images, which are their tags and the background
+    of_maps = 2 * _ENTRY * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
+    shards = math.ceil((counts.scored + counts.predicted) / config.compute.shard_rows)
+    of_masks = 64 * (3 * counts.scored + 2 * counts.predicted)
+    leaves = int(of_maps) + of_masks + _SMALL * (4 + shards) + 64 * (counts.classes + 1) ** 2
+    return Need("evaluate", leaves, 0, _processes(config) * _PROCESS)

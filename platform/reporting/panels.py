@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from mcis.datasets.classes import BACKGROUND, IGNORE, palette
-from mcis.models.metrics import confusion, mean_iou
+from mcis.models.counts import confusion
+from mcis.models.metrics import iou, mean
 from mcis.platform.runs.scores import percent
 
 COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
@@ -163,7 +164,7 @@ def describe(panel: Panel, column: str, classes: Sequence[str]) -> tuple[str, st
         ignored = f"{percent(shares[IGNORE])} ignored" if IGNORE in shares else ""
         note = ", ".join(filter(None, (f"cue {panel.cue}" if panel.cue else "", ignored)))
     elif column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any():
-        note = f"mIoU here {mean_iou(confusion(panel.truth, mask, len(classes))):.0f}"
+        note = f"mIoU here {mean(iou(confusion(panel.truth, mask, len(classes)))):.0f}"
     return f"{column} of {panel.image_id}: {areas}", note
 
 

@@ -1,4 +1,4 @@
-"""Plots of the page: IoU per class, mIoU over thresholds, training curves; each as PNG for a light and a dark page."""
+"""Plots of the page: IoU per class, losses, thresholds, training curves; each as PNG for a light and a dark page."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mcis.platform.reporting.losses import LOST, Step
 from mcis.platform.reporting.panels import drawable
 from mcis.platform.reporting.run_data import TrainingLog
 from mcis.platform.runs.scores import Curve, Score, Scored
@@ -82,6 +83,35 @@ def iou_chart(names: Sequence[str], scores: Mapping[Scored, Score]) -> Plot:
         _outside_legend(figure, theme, "outside upper left", columns=3)
 
     return _plot(480, 90 + len(names) * (12 + 8 * len(scores)), draw)
+
+
+def loss_chart(steps: Sequence[Step]) -> Plot:
+    """Stacked horizontal bars of 100 points, a step each: its mIoU, and how it lost the others."""
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = figure.add_subplot()
+        _style(axes, theme, grid="x")
+        rows, lost = np.arange(len(steps)), np.array([step.lost for step in steps])
+        mious = np.array([step.miou for step in steps])
+        stages = [theme.stages[list(STAGE_TITLES).index(step.what)] for step in steps]
+        axes.barh(rows, mious, 0.62, color=stages)
+        for row, miou in enumerate(mious):
+            axes.text(miou - 1, row, f"{miou:.1f}", color=theme.paper, fontsize=9, va="center", ha="right")
+        starts = mious + np.cumsum(lost, axis=1).T - lost.T
+        for name, color, start, points in zip(LOST, theme.series[3:], starts, lost.T, strict=False):
+            axes.barh(rows, points, 0.62, left=start, color=color, label=name)
+        texts = [f"{_short(step.name, 34)}\n{_short(_images(step), 40)}" for step in steps]
+        axes.set_yticks(rows, texts, parse_math=False)
+        axes.tick_params("y", labelcolor=theme.ink, labelsize=8.5)
+        axes.set(xlim=(0, 100), ylim=(len(steps) - 0.45, -0.55))
+        axes.set_xlabel("mIoU, and points lost", color=theme.muted, fontsize=9)
+        _outside_legend(figure, theme, "outside upper left", columns=3)
+
+    return _plot(640, 90 + 46 * len(steps), draw)
+
+
+def _images(step: Step) -> str:
+    return step.images if step.run is None else f"{step.images}, bound {step.run}"
 
 
 def threshold_chart(curves: Mapping[str, Curve]) -> Plot:

@@ -33,6 +33,13 @@ class ConfigValue(NamedTuple):
     origin: str
 
 
+class Bound(NamedTuple):
+    """An upper bound: a run that trained the same network on the ground truth, and its scores of segmentation."""
+
+    run: str
+    scores: Sequence[Score]
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingLog:
     """The N records of a training's steps.jsonl as columns, (N,) each; NaN where a record lacks a value.
@@ -84,6 +91,7 @@ class ReportData:
         curves: mIoU of localization maps over thresholds, by label.
         environment: versions and machine, by name.
         attention: how some localization maps were made.
+        bound: what the same network reaches that was trained on the ground truth; None where no run has it.
     """
 
     name: str
@@ -104,3 +112,4 @@ class ReportData:
     environment: Mapping[str, str]
     panels: Sequence[Panel]
     attention: Sequence[Steps] = ()
+    bound: Bound | None = None

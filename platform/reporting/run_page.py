@@ -9,14 +9,15 @@ import re
 from pathlib import Path
 
 from mcis.platform.reporting.html import encode, render
+from mcis.platform.reporting.losses import steps
 from mcis.platform.reporting.panels import gallery, panel_picture, steps_picture
-from mcis.platform.reporting.plots import Plot, iou_chart, threshold_chart, training_chart
+from mcis.platform.reporting.plots import Plot, iou_chart, loss_chart, threshold_chart, training_chart
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_view import MOST_BARS, run_view, training_name
 from mcis.platform.reporting.score_table import iou_table
 from mcis.platform.runs.workspace import RunFolder, written_aside
 
-_PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|thresholds|training-\w+)\.png")
+_PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|losses|thresholds|training-\w+)\.png")
 
 
 def write_report(data: ReportData, folder: RunFolder) -> Path:
@@ -51,6 +52,8 @@ def _plots(data: ReportData) -> dict[str, Plot]:
     if order:
         half = MOST_BARS // 2
         plots["iou"] = iou_chart(order if len(order) <= MOST_BARS else order[:half] + order[-half:], scores)
+    if lost := steps(data.scores, data.bound):
+        plots["losses"] = loss_chart(lost)
     if curves := {name: curve for name, curve in data.curves.items() if curve.thresholds}:
         plots["thresholds"] = threshold_chart(curves)
     return plots | {training_name(network): training_chart(log) for network, log in data.training.items() if len(log)}

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mcis.platform.reporting.html import data_uri, picture_uri
+from mcis.platform.reporting.losses import LOST, steps
 from mcis.platform.reporting.panels import COLUMNS, Panel, cells, describe, labels, legend
 from mcis.platform.reporting.plots import STAGE_TITLES, THEMES, Plot, best_point
 from mcis.platform.reporting.run_data import Counts, ReportData, TrainingLog
@@ -83,6 +84,8 @@ def _score_view(data: ReportData) -> dict[str, Any]:
         "iou_cut": len(iou.order) > MOST_BARS,
         "most_bars": MOST_BARS,
         "iou_alt": iou.describe() if iou.order else "",
+        "steps": steps(data.scores, data.bound),
+        "lost": list(LOST),
         "curves": [(name, len(curve.thresholds), best_point(curve)) for name, curve in data.curves.items()],
         "colors": dict(labels(data.classes).values()),
     }

@@ -40,6 +40,7 @@ class Row(NamedTuple):
 
     name: str
     miou: float
+    boundary_miou: float | None
     texts: list[str]
 
 
@@ -115,7 +116,8 @@ def score_table(scores: Sequence[Score]) -> ScoreTable:
     headings = [heading for heading in headings if heading not in dict(same)]
     groups: dict[Scored, list[Row]] = {what: [] for what in _TITLES}
     for score, meaning in zip(scores, meanings, strict=True):
-        groups[score.what].append(Row(score.name, score.miou, [meaning.get(heading, "–") for heading in headings]))
+        texts = [meaning.get(heading, "–") for heading in headings]
+        groups[score.what].append(Row(score.name, score.miou, score.boundary_miou, texts))
     return ScoreTable(
         headings=[(heading, heading in _NUMBERS) for heading in headings],
         groups=[(what, _TITLES[what], rows) for what, rows in groups.items() if rows],

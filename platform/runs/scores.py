@@ -43,6 +43,12 @@ class Score:
         split, images: the images whose ground truth was compared, and how many they are.
         miou: mean IoU in percent over the labels that occur in truth or prediction; NaN where no pixel was scored.
         iou: IoU in percent by name of the label, background first; None where a label occurs in neither.
+        precision, recall: share of the pixels predicted as a label that are of it, and of its pixels that are predicted
+            as it, in percent by name of the label; None where there are none.
+        boundary_miou, boundary_iou: the same as `miou` and `iou` of the boundary regions (`metrics.boundary_iou`); None
+            for localization maps, which have no contours before a threshold is chosen.
+        confusion: pixels by true and predicted label, a row for each true one, background first; what the figures above
+            but boundary IoU follow from.
         threshold: background threshold of localization maps, in [0, 1].
         background_cue: where the background comes from.
         map_scale: how activations became scores in [0, 1] (`maps.scale`).
@@ -65,6 +71,11 @@ class Score:
     images: int
     miou: float
     iou: dict[str, float | None]
+    precision: dict[str, float | None]
+    recall: dict[str, float | None]
+    boundary_miou: float | None = None
+    boundary_iou: dict[str, float | None] | None = None
+    confusion: tuple[tuple[int, ...], ...]
     threshold: float | None = None
     background_cue: str | None = None
     map_scale: str | None = None
@@ -104,18 +115,19 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         """The score as an object of scores.json."""
-        return asdict(self) | {"scales": None if self.scales is None else list(self.scales)}
+        sequences = {"scales": None if self.scales is None else list(self.scales)}
+        return asdict(self) | sequences | {"confusion": [list(row) for row in self.confusion]}
 
     @property
     def title(self) -> str:
         """What is scored, in words: localization maps."""
         return self.what.replace("_", " ")
 
-    @property
-    def metric(self) -> str:
-        """The name of the score's metric in MLflow, of the characters that it allows: letters, digits, `_-. :/`."""
-        text = f"{self.what}.{self.name}.miou"
-        return "".join(c if c.isalnum() or c in "_-. :/" else "" for c in text).replace("  ", " ")
+    def metrics(self) -> dict[str, float]:
+        """The score's metrics in MLflow, by names of the characters that it allows: letters, digits, `_-. :/`."""
+        text = "".join(c if c.isalnum() or c in "_-. :/" else "" for c in f"{self.what}.{self.name}").replace("  ", " ")
+        values = {"miou": self.miou, "boundary_miou": self.boundary_miou}
+        return {f"{text}.{name}": value for name, value in values.items() if value is not None}
 
     def images_scored(self) -> dict[str, str]:
         """Heading -> text of the images that were scored."""

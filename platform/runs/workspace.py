@@ -15,6 +15,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -90,9 +91,14 @@ def written_aside(path: Path) -> Iterator[Path]:
             aside.unlink(missing_ok=True)
 
 
+_LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, atomically."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    """Writes indented JSON, lists of numbers on a line each, atomically."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # No string of JSON holds a line break, so that only lists are matched.
+    write_text(path, _LIST_OF_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -130,12 +136,22 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         UserError: the folder has no shard, or a file is damaged.
     """
-    files = sorted(path.glob("part-*.parquet")) if path.is_dir() else [path]
+    return pa.concat_tables(read_shards(path, columns) if path.is_dir() else [_read_file(path, columns)])
+
+
+def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """The shards of a folder, one at a time, in the order of their names.
+
+    Raises:
+        UserError: the folder has no shard, or a file is damaged.
+    """
+    files = sorted(folder.glob("part-*.parquet"))
     if not files:
         raise UserError(
-            f"no table in {path}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
+            f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
         )
-    return pa.concat_tables([_read_file(file, columns) for file in files])
+    for file in files:
+        yield _read_file(file, columns)
 
 
 def _read_file(file: Path, columns: list[str] | None) -> pa.Table:

@@ -10,6 +10,7 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.reporting.attention import attention_steps
+from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.gallery import panels_of_run
 from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
@@ -64,6 +65,8 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     if rejects:
         reasons = collections.Counter(reject.reason for reject in rejects)
         notes.append(f"{len(rejects)} image(s) rejected: {shown([f'{n} x {r}' for r, n in reasons.items()])}")
+    scores = _scores(context)
+    bound, left_out = upper_bound(context.workspace, context.name, scores)
     panels = panels_of_run(config, context) if "index" in context.inputs else []
     return ReportData(
         name=context.name,
@@ -72,10 +75,10 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         git=git_revision(),
         classes=context.classes if "index" in context.inputs else (),
-        scores=_scores(context),
+        scores=scores,
         counts={stage: result.counts for stage, result in results.items() if result.counts},
         rejects=rejects,
-        notes=notes,
+        notes=notes + left_out,
         seconds={stage: round(seconds, 2) for stage, seconds in context.seconds.items()},
         computed={**context.computed, "report": True},
         training=training,
@@ -84,6 +87,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         environment=environment(),
         panels=panels,
         attention=_attention(config, context, panels),
+        bound=bound,
     )
 
 
@@ -123,7 +127,7 @@ def _attention(config: Config, context: RunContext, panels: Sequence[Panel]) -> 
 def _track(context: RunContext, scores: Sequence[Score], seconds: Mapping[str, float]) -> None:
     """Hands the figures and the files of the run to MLflow."""
     tracker = context.tracker
-    tracker.metrics({score.metric: score.miou for score in scores})
+    tracker.metrics({name: value for score in scores for name, value in score.metrics().items()})
     tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
     folder = context.folder
     for path in (folder.report, folder.pictures, folder.scores, folder.config, folder.environment):

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mcis.datasets.classes import IGNORE
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import LABELS_SCHEMA, Shards
-from mcis.models.metrics import IGNORE
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.learnt import LossTrend

@@ -8,15 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from mcis.datasets.classes import IGNORE
+from mcis.models.counts import add_counts, confusion, map_counts
 from mcis.models.metrics import (
-    IGNORE,
     average_precision,
     best_tag_mask,
-    confusion,
     iou,
-    map_histogram,
-    mean_iou,
+    losses,
+    mean,
+    precision,
     random_tag_mask,
+    recall,
     sweep,
 )
 
@@ -86,12 +88,45 @@ def test_iou_is_intersection_over_union(seed: int, classes: int) -> None:
         else:
             assert math.isnan(got[label])
     if values:
-        assert mean_iou(confusion(truth, prediction, classes)) == pytest.approx(sum(values) / len(values))
+        assert mean(got) == pytest.approx(sum(values) / len(values))
+    else:
+        assert math.isnan(mean(got))
 
 
 def test_iou_takes_a_stack_of_matrices() -> None:
     stack = np.random.default_rng(0).integers(1, 9, (4, 3, 3))
     np.testing.assert_array_equal(iou(stack), [iou(matrix) for matrix in stack])
+
+
+def shares(truth: np.ndarray, prediction: np.ndarray, label: int) -> tuple[float, float, list[float]]:
+    """Precision, recall, and what is missed, spurious and confused of one label, pixel by pixel; NaN for none."""
+    pixels = [(t, p) for t, p in zip(truth.flat, prediction.flat, strict=True) if t != IGNORE]
+    hits = sum(t == p == label for t, p in pixels)
+    predicted, true = sum(p == label for _, p in pixels), sum(t == label for t, _ in pixels)
+    wrong = [(t, p) for t, p in pixels if label in (t, p) and t != p]
+    missed, spurious = sum(p == 0 for _, p in wrong), sum(t == 0 for t, _ in wrong)
+    confused = sum(t > 0 and p > 0 for t, p in wrong)
+
+    def percent(part: int, whole: int) -> float:
+        return 100 * part / whole if whole else math.nan
+
+    union = predicted + true - hits
+    return percent(hits, predicted), percent(hits, true), [percent(n, union) for n in (missed, spurious, confused)]
+
+
+@quick
+@given(seeds, st.integers(1, 4))
+def test_precision_recall_and_losses_are_shares_of_pixels(seed: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    truth, prediction = labels(rng, classes, (3, 4), ignored=True), labels(rng, classes, (3, 4))
+    matrix = confusion(truth, prediction, classes)
+    lost = losses(matrix)
+    for label in range(classes + 1):
+        of_predicted, of_true, parts = shares(truth, prediction, label)
+        assert precision(matrix)[label] == pytest.approx(of_predicted, nan_ok=True)
+        assert recall(matrix)[label] == pytest.approx(of_true, nan_ok=True)
+        assert [part[label] for part in lost] == pytest.approx(parts, nan_ok=True)
+    np.testing.assert_allclose(sum(lost) + iou(matrix), np.where(np.isnan(iou(matrix)), np.nan, 100))
 
 
 # --- the sweep
@@ -115,7 +150,7 @@ def labeled_at(threshold: float, maps: np.ndarray, tags: np.ndarray) -> NDArray[
 def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, bins: int, data: st.DataObject) -> None:
     """Over two images, with scores at and beside the thresholds, where rounding would show."""
     rng = np.random.default_rng(seed)
-    total, images = np.zeros((classes + 1, classes, bins), np.int64), []
+    total, images = np.zeros((bins, classes + 1, classes + 1), np.int64), []
     for _ in range(2):
         shape = data.draw(st.tuples(side, side))
         tags = rng.permutation(classes)[: rng.integers(1, classes + 1)]
@@ -125,7 +160,7 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
         maps = np.choose(rng.integers(0, 3, at.shape), [at, beside, between])
         truth = labels(rng, classes, shape, ignored=True)
         images.append((truth, maps, tags))
-        total += map_histogram(truth, maps, tags, classes, bins)
+        add_counts(total, map_counts(truth, maps, tags, classes, bins))
     matrices = sweep(total)
     assert matrices.shape == (bins, classes + 1, classes + 1)
     for i in range(bins):
@@ -135,8 +170,9 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
 
 def test_a_score_of_one_is_foreground_at_every_threshold() -> None:
     truth, tags = np.array([[2]], np.uint8), np.array([1])
-    matrices = sweep(map_histogram(truth, np.ones((1, 1, 1), np.float32), tags, 2, 8))
-    assert (matrices[:, 2, 2] == 1).all()
+    total = np.zeros((8, 3, 3), np.int64)
+    add_counts(total, map_counts(truth, np.ones((1, 1, 1), np.float32), tags, 2, 8))
+    assert (sweep(total)[:, 2, 2] == 1).all()
 
 
 # --- the baselines without a classifier

@@ -18,7 +18,10 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.networks.needs import needs_of_listing
+from mcis.platform.reporting.bound import upper_bound
+from mcis.platform.reporting.comparison import compare
 from mcis.platform.reporting.export import export
+from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.workspace import Workspace, bytes_in, read_json, read_table
@@ -41,6 +44,7 @@ TINY = (
 )
 SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
+    "precision", "recall", "boundary_miou", "boundary_iou", "confusion",
     "map_scale", "related", "method", "ignored_share", "by_maps", "trained_on", "seed", "recipe", "weights", "git",
 }  # fmt: skip
 
@@ -91,6 +95,8 @@ def test_a_score_never_travels_without_what_it_means(first: pipeline.RunResult, 
     assert masks.by_maps is not None
     assert 0 < masks.by_maps < 1
     for score in first.scores:
+        assert np.sum(score.confusion) == np.sum(first.scores[0 if score.split == "train" else -1].confusion)
+        assert (score.boundary_miou is None) == (score.what == "localization_maps")
         values = [v for v in score.iou.values() if v is not None]
         assert score.miou == pytest.approx(sum(values) / len(values), abs=0.02)
         assert set(score.iou) == {"background", *first.context.classes}
@@ -253,6 +259,13 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(
     curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
     assert [set(curve) for curve in curves] == [{"single round", "R = 3"}] * 2
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
+    wanted = {"resamples": 200, "seed": 0, "confidence": 0.95, "what": ("localization_maps", "pseudo_masks")}
+    maps, masks_themselves, edges = compare(workspace, "first", "range", **wanted)  # type: ignore[arg-type]
+    for compared, score in ((maps, 1), (masks_themselves, 2)):
+        for run, miou in ((first, compared.first), (other, compared.second)):
+            assert miou == pytest.approx(run.scores[score].miou, abs=0.00501)
+    assert maps.what == "localization maps, R = 3"
+    assert (edges.what, edges.figure) == ("pseudo masks, R = 3", "boundary mIoU")
 
 
 @pytest.mark.slow
@@ -324,6 +337,21 @@ def test_full_supervision_trains_on_the_truth_and_every_score_says_so(
     assert all(score.trained_on is None for score in first.scores)
     report = (workspace.runs / "bound" / "report.html").read_text()
     assert "trained on ground-truth masks" in report
+    assert upper_bound(workspace, "bound", full.scores) == (None, [])
+    shutil.copytree(workspace.runs / "bound", workspace.runs / "another-network")
+    file = workspace.runs / "another-network" / "config.toml"
+    file.write_text(file.read_text().replace("steps = 6", "steps = 7"))
+    assert upper_bound(workspace, "first", first.scores) == (Bound("bound", full.scores), [])
+    pipeline.run(settings(root), workspace, "first")
+    assert "upper bound, run <b>bound</b> on ground truth" in (workspace.runs / "first" / "report.html").read_text()
+    damaged = workspace.outputs("bound")["evaluate"] / "scores.json"
+    text = damaged.read_text()
+    damaged.write_text(text.replace('"seed"', '"seeds"'))
+    found, (note,) = upper_bound(workspace, "first", first.scores)
+    assert found is None
+    assert "run bound may be an upper bound but is left out" in note
+    damaged.write_text(text)
+    shutil.rmtree(workspace.runs / "another-network")
     masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
     for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
         if row["split"] == "train":

@@ -8,11 +8,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
+from mcis.platform.reporting.losses import Step
 from mcis.platform.reporting.plots import (
     THEMES,
     Plot,
     best_point,
     iou_chart,
+    loss_chart,
     threshold_chart,
     training_chart,
 )
@@ -25,6 +27,7 @@ NAN = float("nan")
 
 def score(what: Scored) -> Score:
     origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    origin |= {"precision": {}, "recall": {}, "confusion": ()}
     return Score(what=what, name="any", split="val", images=6, miou=40.0, iou=IOU, **origin)
 
 
@@ -55,9 +58,10 @@ def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
             ["circle", "square", "star"], {"pseudo_masks": score("pseudo_masks"), "segmentation": score("segmentation")}
         ),
         threshold_chart({"R = 3": Curve([0.1, 0.2], [40.0, 42.0])}),
+        loss_chart([Step("pseudo_masks", "masks", "train, 6 images", 40.0, [30.0, 20.0, 10.0], None, None, [])]),
         training_chart(training()),
     ],
-    ids=["iou", "thresholds", "training"],
+    ids=["iou", "thresholds", "losses", "training"],
 )
 def test_plots_are_drawn_twice_as_dense_for_a_light_and_a_dark_page(plot: Plot) -> None:
     for name, png in (("light", plot.light), ("dark", plot.dark)):
@@ -75,6 +79,14 @@ def test_bars_are_as_long_as_their_iou() -> None:
     lengths = np.split(blue, np.flatnonzero(np.diff(long)) + 1)[1::2]
     circle, square = (np.median(rows) for rows in lengths)  # none for star and absent
     assert circle / square == pytest.approx(2, rel=0.02)
+
+
+def test_bars_of_losses_are_stacked_to_a_hundred() -> None:
+    step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, None, [])
+    shown = pixels(loss_chart([step, step._replace(run="bound")]).light)
+    colors = [ImageColor.getrgb(color) for color in (THEMES["light"].stages[2], *THEMES["light"].series[3:6])]
+    widths = np.array([(shown == color).all(axis=2).sum(axis=1).max() for color in colors])
+    np.testing.assert_allclose(widths / widths.sum(), [0.4, 0.3, 0.2, 0.1], atol=0.01)
 
 
 def test_legend_of_the_curves_also_names_those_that_begin_with_an_underscore() -> None:

@@ -15,7 +15,7 @@ from PIL import Image
 
 from mcis.platform.reporting.gallery import spread
 from mcis.platform.reporting.panels import Panel, Steps, Tile
-from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
+from mcis.platform.reporting.run_data import Bound, ConfigValue, Reject, ReportData, TrainingLog
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.workspace import RunFolder
@@ -78,6 +78,7 @@ class Page(HTMLParser):
 def score(what: Scored, miou: float, **meaning: Any) -> Score:
     origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
     images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
+    images |= {"precision": {}, "recall": {}, "confusion": ()}
     return Score(what=what, miou=miou, **origin | images | meaning)
 
 
@@ -241,6 +242,39 @@ def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Page) 
         ["star", "–", "–"],
         ["mean", "43.5", "51.8"],
     ]
+
+
+def test_losses_are_told_for_each_step_beside_the_bound(tmp_path: Path) -> None:
+    """Pixels of a square taken for background, of background for a square, and of a star for a square."""
+    confusion = ((80, 0, 10, 0), (0, 0, 0, 0), (5, 0, 45, 0), (0, 0, 20, 30))
+    hits = {"background": 80 / 95, "square": 45 / 80, "star": 30 / 50}
+    iou = {"background": 100 * hits["background"], "circle": None, "square": 56.25, "star": 60.0}
+    miou = 100 * sum(hits.values()) / 3
+    figures: dict[str, Any] = {"iou": iou, "precision": iou, "recall": iou, "confusion": confusion}
+    edges: dict[str, Any] = {"boundary_miou": 40.0, "boundary_iou": iou}
+    scores = [
+        score("localization_maps", miou - 5, name="R = 3", split="train", images=480, **figures),
+        score("pseudo_masks", miou, name="R = 3", split="train", images=480, **figures | edges),
+        score("baseline", 50.0, name="a random tag", split="train", images=480, **figures | edges),
+        score("segmentation", miou, name="plain", **figures | edges),
+    ]
+    bound = Bound("upper", [score("segmentation", miou, name="plain", trained_on="ground truth", **figures | edges)])
+    page = Page(write_report(bare(scores=scores, bound=bound), RunFolder(tmp_path)))
+    rows = page.rows["losses"]
+    starts = [number for number, row in enumerate(rows) if row[0] == "label"]
+    shares = ((5 / 95, 5 / 80), (10 / 95, 10 / 80), (1 / 4, 2 / 5))  # of the unions of background, square and star
+    lost = [f"{100 / 3 * (one + other):.1f}" for one, other in shares]
+    figure = f"{miou:.1f}"
+    assert rows[1 : starts[0]] == [
+        ["localization maps, R = 3", "train, 480 images", f"{miou - 5:.1f}", "–", *lost],
+        ["pseudo masks", "train, 480 images", figure, "5.0", *lost],
+        ["segmentation, plain", "val, 6 images", figure, "–", *lost],
+        ["segmentation, plain", "val, 6 images; upper bound, run upper on ground truth", figure, "–", *lost],
+    ]
+    assert len(starts) == 4
+    assert rows[starts[1] + 3] == ["square", "56.2", "56.2", "56.2", "56.2", "6.2", "12.5", "25.0"]
+    assert rows[starts[0] + 2] == ["circle", *["–"] * 7]
+    assert (tmp_path / "pictures" / "losses.png").exists()
 
 
 def test_headline_of_segmentation_is_not_taken_from_training_images(page: Page) -> None:

@@ -1,35 +1,15 @@
-"""What the evaluators share: sums over images, from workers' rows to arrays, and confusions as `Score`s."""
+"""What the evaluators share: what they found, and counts of pixels as `Score`s."""
 
-from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.models.metrics import iou, mean_iou
+from mcis.models.metrics import boundary_iou, iou, mean, precision, recall
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.version import git_revision
-from mcis.platform.runs.workspace import read_table
-
-
-@dataclass(kw_only=True)
-class Sums:
-    """Arrays of fixed shapes that are added up over images; between a worker and the stage, a table of one row."""
-
-    def row(self) -> pa.Table:
-        """The arrays as a table of one row, a flat list per array."""
-        return pa.table({f.name: [np.ravel(getattr(self, f.name))] for f in fields(self)})
-
-    def with_shards(self, folder: Path) -> Self:
-        """Adds the rows of all shards in a folder, in place."""
-        for file in sorted(folder.glob("part-*.parquet")):  # one at a time: with many classes each is tens of megabytes
-            for name, total in vars(self).items():
-                for chunk in read_table(file, [name])[name].chunks:
-                    total += chunk.flatten().to_numpy().reshape(-1, *total.shape).sum(axis=0)
-        return self
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +40,30 @@ class Scorer:
 
     def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
-        values = zip(("background", *self.classes), iou(matrix).tolist(), strict=True)
         return Score(
             what=what,
             name=name,
             split=self.split,
             images=self.images,
-            miou=round(mean_iou(matrix), 2),
-            iou={label: None if np.isnan(value) else round(value, 2) for label, value in values},
+            miou=round(mean(iou(matrix)), 2),
+            iou=self._by_label(iou(matrix)),
+            precision=self._by_label(precision(matrix)),
+            recall=self._by_label(recall(matrix)),
+            confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=self.config.recipe,
             weights=self.config.weights.classifier or self.config.weights.backbone,
             git=git_revision(),
             **made,
         )
+
+    def mask_score(self, what: Scored, name: str, counts: NDArray[np.int64], **made: Any) -> Score:
+        """The score of label masks, from their counts (MASK_PARTS, K + 1, K + 1), with its boundary IoU."""
+        values = boundary_iou(counts)
+        boundary = {"boundary_miou": round(mean(values), 2), "boundary_iou": self._by_label(values)}
+        return self.score(what, name, counts.sum(axis=0), **boundary, **made)
+
+    def _by_label(self, values: NDArray[np.float64]) -> dict[str, float | None]:
+        """Values (K + 1,) by the names of their labels, rounded; None for NaN."""
+        named = zip(("background", *self.classes), values.tolist(), strict=True)
+        return {label: None if np.isnan(value) else round(value, 2) for label, value in named}

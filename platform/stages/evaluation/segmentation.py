@@ -3,65 +3,51 @@
 import functools
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from mcis.datasets.decode import decode_labels
 from mcis.datasets.maps import Shards
-from mcis.models.metrics import confusion
+from mcis.models.counts import MASK_PARTS, mask_counts
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.counts import PLAIN, PREDICTED_IMAGES, WITH_CRF, CountsTable, crc_of_truth, sum_counts
 from mcis.platform.runs.read_index import truth_of_row
-from mcis.platform.stages.evaluation.scoring import Evaluation, Scorer, Sums
-
-
-@dataclass(kw_only=True)
-class PredictionSums(Sums):
-    """Confusions (K + 1, K + 1) of predictions, plain and after the CRF."""
-
-    plain: NDArray[np.int64]
-    crf: NDArray[np.int64]
-
-    @classmethod
-    def zeros(cls, classes: int) -> "PredictionSums":
-        """The sums over no image."""
-        shape = (classes + 1, classes + 1)
-        return cls(plain=np.zeros(shape, np.int64), crf=np.zeros(shape, np.int64))
+from mcis.platform.stages.evaluation.scoring import Evaluation, Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreVal:
-    """Rows of predicted images -> their `PredictionSums` as a row; `classes` is K."""
+    """Rows of predicted images -> the counts of their pixels (COUNTS_SCHEMA); `classes` is K."""
 
     classes: int
     predictions: Shards
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        sums = PredictionSums.zeros(self.classes)
+        out = CountsTable()
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
             prediction = self.predictions.rows(row["image_id"])
             assert prediction is not None, f"no prediction of the image {row['image_id']}"
-            sums.plain += confusion(truth, decode_labels(prediction["plain"][0].as_py()), self.classes)
-            refined = prediction["crf"][0].as_py()
-            if refined is not None:
-                sums.crf += confusion(truth, decode_labels(refined), self.classes)
-        return sums.row()
+            for scored, png in ((PLAIN, prediction["plain"][0].as_py()), (WITH_CRF, prediction["crf"][0].as_py())):
+                if png is not None:
+                    counts = mask_counts(truth, decode_labels(png), self.classes)
+                    out.add(row["image_id"], crc_of_truth(truth), scored, counts)
+        return out.table()
 
 
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> Evaluation:
     """Scores the predictions of images with ground truth."""
     classes = len(context.classes)
     worker = functools.partial(ScoreVal, classes=classes, predictions=Shards(context.inputs["predict"] / "predictions"))
-    part = context.part / "val"
-    mapped = map_table(rows, worker, (), part, label="score val", shard_rows=config.compute.shard_rows)
-    sums = PredictionSums.zeros(classes).with_shards(part)
+    part, refined = context.part / PREDICTED_IMAGES, bool(config.predict.crf.iterations)
+    mapped = map_table(rows, worker, (), part, label="score predictions", shard_rows=config.compute.shard_rows)
+    scored = (PLAIN, WITH_CRF) if refined else (PLAIN,)
+    counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
     trained_on = "ground truth" if config.supervision == "full" else None
     inference = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
-    scores = [scorer.score("segmentation", "plain", sums.plain, crf=False, **inference)]
-    if config.predict.crf.iterations:
-        scores.append(scorer.score("segmentation", "with CRF", sums.crf, crf=True, **inference))
+    scores = [
+        scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **inference) for name, of in counts.items()
+    ]
     return Evaluation(scores=scores, busy=mapped.busy)

@@ -1,0 +1,161 @@
+"""Counts of pixels by true and predicted label, which every score follows from: of label masks, and of maps.
+
+Labels: 0 is background, class index k is label k + 1, 255 in the truth is not scored. A prediction has no ignore label.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.classes import IGNORE
+from mcis.models.boundary import boundary_region
+
+MASK_PARTS = 4
+"""Parts of a mask's pixels: 2 in the boundary region of the truth + 1 in that of the prediction."""
+
+
+class Counts(NamedTuple):
+    """Pixels of an image by true label, predicted label and part, entries without a pixel left out; (E,) each.
+
+    Attributes:
+        truth, predicted: labels.
+        part: of a label mask, in 0..MASK_PARTS - 1; of maps, the interval of the score.
+        pixels: how many there are, at least 1.
+    """
+
+    truth: NDArray[np.uint8]
+    predicted: NDArray[np.uint8]
+    part: NDArray[np.uint16]
+    pixels: NDArray[np.uint32]
+
+
+def mask_counts(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: int) -> Counts:
+    """Counts the pixels of a label mask, (H, W), without the truth's ignored ones.
+
+    The boundary regions are those of the whole masks: the edge to an ignored pixel is a contour of the truth, and the
+    prediction's contours may lie on ignored pixels. What then counts are scored pixels alone.
+
+    Raises:
+        ValueError: the shapes differ, or a label is above K = `classes`.
+    """
+    if truth.shape != prediction.shape:
+        raise ValueError(f"truth {truth.shape} and prediction {prediction.shape} differ in size")
+    regions = boundary_region(truth), boundary_region(prediction)
+    if prediction.size and prediction.max() > classes:
+        scored = prediction[truth != IGNORE]
+        if scored.size and scored.max() > classes:
+            raise ValueError(f"label {scored.max()} where at most {classes} is known")
+        prediction = np.minimum(prediction, classes).astype(np.uint8)
+    sides = (256, classes + 1, 2, 2)
+    cells = truth.astype(np.min_scalar_type(np.prod(sides) - 1))
+    for side, values in zip(sides[1:], (prediction, *regions), strict=True):
+        cells *= side
+        cells += values
+    return _counted(cells, (256, classes + 1, MASK_PARTS), classes)
+
+
+def map_counts(
+    truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArray[np.int64], classes: int, bins: int
+) -> Counts:
+    """Counts the pixels of maps by true label, label of the strongest tagged class, and its score's interval.
+
+    `metrics.sweep` turns the sum of these over all images into the confusion matrix of every background threshold.
+
+    Args:
+        truth: (H, W).
+        maps: (T, H, W) in [0, 1], one map per tag.
+        tags: (T,) class indices.
+        classes: K.
+        bins: number of intervals of equal width into which [0, 1] is divided.
+
+    Raises:
+        ValueError: a label of the truth is above K.
+    """
+    score, cells = maps[0], truth.astype(np.int32) * len(tags)
+    strongest = np.zeros(truth.shape, np.uint8)
+    for number in range(1, len(tags)):  # argmax over the first axis takes several times as long
+        strongest[maps[number] > score] = number
+        score = np.maximum(score, maps[number])
+    cells += strongest
+    cells *= bins
+    scaled = np.multiply(score, bins, dtype=np.float64)  # float32 would round some scores below i / bins up to it
+    cells += np.minimum(scaled.astype(np.int32), bins - 1)
+    counts = _counted(cells, (256, len(tags), bins), classes)
+    return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
+
+
+def _counted(cells: NDArray[np.integer], shape: tuple[int, int, int], classes: int) -> Counts:
+    """Counts pixels by their cell of a table of true labels, predicted ones and parts."""
+    pixels = np.bincount(cells.ravel(), minlength=int(np.prod(shape)))
+    truth, predicted, part = np.unravel_index(np.flatnonzero(pixels), shape)
+    scored = truth != IGNORE
+    if len(unknown := truth[scored & (truth > classes)]):
+        raise ValueError(f"label {unknown.max()} where at most {classes} is known")
+    return Counts(
+        truth[scored].astype(np.uint8),
+        predicted[scored].astype(np.uint8),
+        part[scored].astype(np.uint16),
+        pixels[pixels > 0][scored].astype(np.uint32),
+    )
+
+
+def add_counts(total: NDArray[np.int64], counts: Counts) -> None:
+    """Adds counts to a dense table (parts, K + 1, K + 1) of them, in place; those of several images may be chained."""
+    cells = np.ravel_multi_index((counts.part, counts.truth, counts.predicted), total.shape)
+    np.add.at(total.reshape(-1), cells, counts.pixels.astype(np.int64))
+
+
+def confusion(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: int) -> NDArray[np.int64]:
+    """The confusion matrix (K + 1, K + 1) of a label mask, rows by the true label; raises as `mask_counts` does."""
+    total = np.zeros((MASK_PARTS, classes + 1, classes + 1), np.int64)
+    add_counts(total, mask_counts(truth, prediction, classes))
+    return np.asarray(total.sum(axis=0))
+
+
+class Overlaps(NamedTuple):
+    """Pixels by label of N images, (N, K + 1) each: what an IoU is made of, image by image.
+
+    Attributes:
+        both: in truth and prediction.
+        truth, predicted: in either of them.
+    """
+
+    both: NDArray[np.int64]
+    truth: NDArray[np.int64]
+    predicted: NDArray[np.int64]
+
+
+def overlaps(counts: Counts, images: NDArray[np.int64], count: int, classes: int) -> Overlaps:
+    """The overlaps of labels in so many images.
+
+    Args:
+        counts: of all images, chained.
+        images: position of the image that each entry is of, (E,).
+        count: how many images there are.
+    """
+    return _overlaps(counts, images, (count, classes + 1), *np.ones((2, len(images)), np.bool_))
+
+
+def boundary_overlaps(counts: Counts, images: NDArray[np.int64], count: int, classes: int) -> Overlaps:
+    """The overlaps of the labels' boundary regions; arguments as of `overlaps`, the counts being of label masks."""
+    return _overlaps(counts, images, (count, classes + 1), counts.part >= 2, counts.part % 2 == 1)
+
+
+def _overlaps(
+    counts: Counts,
+    images: NDArray[np.int64],
+    shape: tuple[int, int],
+    of_truth: NDArray[np.bool_],
+    of_prediction: NDArray[np.bool_],
+) -> Overlaps:
+    """The overlaps of those entries that count for the truth, and for the prediction."""
+
+    def summed(labels: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
+        total = np.zeros(shape, np.int64)
+        cells = np.ravel_multi_index((images[chosen], labels[chosen]), shape)
+        np.add.at(total.reshape(-1), cells, counts.pixels[chosen].astype(np.int64))
+        return total
+
+    both = of_truth & of_prediction & (counts.truth == counts.predicted)
+    return Overlaps(summed(counts.truth, both), summed(counts.truth, of_truth), summed(counts.predicted, of_prediction))
