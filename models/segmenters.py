@@ -193,4 +193,28 @@ def predict(
     return total / (len(scales) * (2 if mirror else 1))
 
 
+def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
+    """The likeliest label at each pixel of an image (height, width), uint8, from probabilities (L, h, w) of any size.
+
+    Probabilities are resized bilinearly, a strip of rows at a time, so that no more than _STRIP_BYTES of them exist at
+    the size of the image. Ties go to the lower label.
+    """
+    if probabilities.shape[1:] == (height, width):
+        return probabilities.argmax(0).to(torch.uint8)
+    count, rows, _ = probabilities.shape
+    labels = torch.empty(height, width, dtype=torch.uint8)
+    at = ((torch.arange(height, dtype=torch.float64) + 0.5) * rows / height - 0.5).clamp(0, rows - 1)
+    above = at.floor().long()
+    below, share = (above + 1).clamp(max=rows - 1), (at - above).to(probabilities.dtype)
+    strip = max(1, _STRIP_BYTES // (count * width * probabilities.element_size()))
+    for first in range(0, height, strip):
+        part = slice(first, first + strip)
+        lines = torch.lerp(probabilities[:, above[part]], probabilities[:, below[part]], share[part, None])
+        wide = functional.interpolate(lines[None], size=(lines.shape[1], width), mode="bilinear", align_corners=False)
+        labels[part] = wide[0].argmax(0)
+    return labels
+
+
+_STRIP_BYTES = 2**26
+
 SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"largefov": LargeFov, "skip": Skip}
