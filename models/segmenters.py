@@ -196,7 +196,7 @@ def predict(
 def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
     """The likeliest label at each pixel of an image (height, width), uint8, from probabilities (L, h, w) of any size.
 
-    Probabilities are resized bilinearly, a strip of rows at a time, so that no more than _STRIP_BYTES of them exist at
+    Probabilities are resized bilinearly, a strip of rows at a time, so that no more than STRIP_BYTES of them exist at
     the size of the image. Ties go to the lower label.
     """
     if probabilities.shape[1:] == (height, width):
@@ -206,7 +206,7 @@ def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
     at = ((torch.arange(height, dtype=torch.float64) + 0.5) * rows / height - 0.5).clamp(0, rows - 1)
     above = at.floor().long()
     below, share = (above + 1).clamp(max=rows - 1), (at - above).to(probabilities.dtype)
-    strip = max(1, _STRIP_BYTES // (count * width * probabilities.element_size()))
+    strip = max(1, STRIP_BYTES // (count * width * probabilities.element_size()))
     for first in range(0, height, strip):
         part = slice(first, first + strip)
         lines = torch.lerp(probabilities[:, above[part]], probabilities[:, below[part]], share[part, None])
@@ -215,6 +215,7 @@ def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
     return labels
 
 
-_STRIP_BYTES = 2**26
+STRIP_BYTES = 2**24
+"""Most bytes of probabilities at an image's size, at a time."""
 
 SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {"largefov": LargeFov, "skip": Skip}

@@ -6,6 +6,7 @@ from mcis.platform.commands.config import config_app
 from mcis.platform.commands.export import export, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.machine import doctor, ui
+from mcis.platform.commands.predict import predict
 from mcis.platform.commands.run import demo, run
 from mcis.platform.commands.study import study_app
 
@@ -24,6 +25,10 @@ app.command(
     "`mcis run --config mcis-workspace/runs/first/config.toml --name again --set seed=2`"
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
+app.command(
+    epilog="Examples: `mcis predict photos --name mine --out predicted` · "
+    "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
+)(predict)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(epilog="Example: `mcis export predictions --name mine --out masks`")(export)
 app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)

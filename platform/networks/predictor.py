@@ -5,6 +5,7 @@ labels = predictor("photo.jpg")
 """
 
 import collections
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import Picture, RejectedImage, fit_picture
+from mcis.datasets.decode import MAX_PIXELS, Picture, RejectedImage, fit_picture
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_picture
 from mcis.models.backbones import to_unit
@@ -22,10 +23,12 @@ from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import crf_parameters, load_segmenter, move_channels_last, normalization_of
+from mcis.platform.networks.needs import in_words, memory_bytes, photographs_memory
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.runs.read_index import open_index
 from mcis.platform.runs.workspace import Workspace
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 MOST_SIDE = 1024
@@ -96,7 +99,11 @@ class Predictor:
         Raises:
             UserError: there is no such run, it has trained no segmenter, or other keys are set.
         """
-        trained = trained_run(run, assignments)
+        return cls.of(trained_run(run, assignments), processes=processes)
+
+    @classmethod
+    def of(cls, trained: "TrainedRun", *, processes: int = 0) -> "Predictor":
+        """As `load`."""
         return cls(
             trained.config,
             trained.weights,
@@ -117,12 +124,15 @@ class Predictor:
             ValueError: an array of another shape or type.
         """
         if isinstance(image, np.ndarray):
-            return next(self.map([fit_picture(image, self.max_side)], Prediction.labels))
+            return self._labels(fit_picture(image, self.max_side))
         try:
             picture = self.read(str(image))
         except RejectedImage as error:
             raise UserError(f"{image}: {error.reason}", "an image", "name another file") from None
-        return next(self.map([picture], Prediction.labels))
+        return self._labels(picture)
+
+    def _labels(self, picture: Picture) -> NDArray[np.uint8]:
+        return next(self.map([(None, picture)], lambda _, prediction: prediction.labels()))
 
     def read(self, uri: str) -> Picture:
         """An image as it is predicted.
@@ -132,22 +142,25 @@ class Predictor:
         """
         return read_picture(uri, min_side=self.min_side, max_side=self.max_side)
 
-    def map(self, pictures: Iterable[Picture], then: Callable[[Prediction], T]) -> Iterator[T]:
+    def map(self, pictures: Iterable[tuple[K, Picture]], then: Callable[[K, Prediction], T]) -> Iterator[T]:
         """What `then` makes of the prediction of each picture, in their order.
 
         The network has a picture while the CRF and `then` have earlier ones, as many as there are `processes` and one
         that waits; `then` is called from threads. Without processes, one picture is finished before the next.
+
+        Args:
+            pictures: each with anything that `then` is to know of it.
         """
         if not self.processes:
-            for picture in pictures:
-                yield then(self._refined(picture, self._probabilities(picture.rgb)))
+            for key, picture in pictures:
+                yield self._finished(key, picture, self._probabilities(picture.rgb), then)
             return
         waiting: collections.deque[Future[T]] = collections.deque()
         with ThreadPoolExecutor(self.processes) as threads:
             try:
-                for picture in pictures:
+                for key, picture in pictures:
                     plain = self._probabilities(picture.rgb)
-                    waiting.append(threads.submit(self._finished, picture, plain, then))
+                    waiting.append(threads.submit(self._finished, key, picture, plain, then))
                     if len(waiting) > self.processes:
                         yield waiting.popleft().result()
                 while waiting:
@@ -164,15 +177,12 @@ class Predictor:
     def _probabilities(self, rgb: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
         c = self.config
-        image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
+        image = self.normalize(to_unit(torch.tensor(rgb, device=self.device)[None]))[0]
         probabilities = predict(self.model, image, scales=c.scales, mirror=c.mirror, crop=c.crop)
         return np.asarray(probabilities.cpu().numpy())
 
-    def _refined(self, picture: Picture, plain: NDArray[np.float32]) -> Prediction:
-        return Prediction(picture, plain, self.refiner(picture.rgb, plain) if self.refiner else None)
-
-    def _finished(self, picture: Picture, plain: NDArray[np.float32], then: Callable[[Prediction], T]) -> T:
-        return then(self._refined(picture, plain))
+    def _finished(self, key: K, picture: Picture, plain: NDArray[np.float32], then: Callable[[K, Prediction], T]) -> T:
+        return then(key, Prediction(picture, plain, self.refiner(picture.rgb, plain) if self.refiner else None))
 
 
 class TrainedRun(NamedTuple):
@@ -189,6 +199,28 @@ class TrainedRun(NamedTuple):
     weights: Path
     classes: tuple[str, ...]
     max_side: int
+
+    def memory(self, processes: int) -> int:
+        """Bound of the memory in which photographs of any size are predicted, bytes."""
+        return photographs_memory(self.config, len(self.classes), self.max_side, processes)
+
+    def processes(self) -> int:
+        """Processes that run the CRF beside the network: one for each core but one, within half of this machine's
+        memory, and at least one."""
+        most = max(1, (os.cpu_count() or 1) - 1)
+        fitting = (count for count in range(most, 1, -1) if self.memory(count) <= memory_bytes() // 2)
+        return next(fitting, 1)
+
+    def memory_in_words(self, processes: int) -> str:
+        """The bound, and what it is the bound of."""
+        crf = self.config.predict.crf
+        side = min(self.max_side, crf.max_side or self.max_side)
+        refined = f"refined at up to {side} in {processes} process(es)" if crf.iterations else "not refined"
+        return (
+            f"memory:  at most {in_words(self.memory(processes))} of this machine's {in_words(memory_bytes())}: "
+            f"photographs of up to {MAX_PIXELS // 10**6} megapixels, predicted at up to {self.max_side} pixels a side, "
+            f"{refined}"
+        )
 
 
 def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:

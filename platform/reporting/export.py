@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
@@ -19,7 +19,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
-from mcis.datasets.sources.lists import inside
+from mcis.datasets.sources.lists import name_below
 from mcis.models.localization import score_maps
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
@@ -53,7 +53,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
     index = open_index(workspace, name)
     table = _table(workspace, name, what)
     rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
-    outside = [image_id for image_id in rows if file_name(image_id) is None]
+    outside = [image_id for image_id in rows if name_below(image_id) is None]
     if outside:
         raise UserError(
             f"image id(s) that lead out of {out}: {shown(outside)}",
@@ -68,10 +68,10 @@ def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
             label=f"export {what}",
             total=len(shards.shard_of),
         )
-    _write(out / "labels.csv", _labels_table(index.classes).encode())
+    write_bytes(out / "labels.csv", labels_table(index.classes).encode())
     files = sorted(table.glob("part-*.parquet"))
     if what == "masks":
-        _write(out / "cues.csv", _cues_table(files).encode())
+        write_bytes(out / "cues.csv", _cues_table(files).encode())
     return _write_all(
         (row for file in files for row in _labels(pq.read_table(file), what)),
         lambda row: _write_labels(row, out),
@@ -105,18 +105,13 @@ def _write_all(
     return written
 
 
-def file_name(image_id: str) -> str | None:
-    """A relative path for an image id, which may be an absolute path or a URI; None where it would lead out."""
-    return inside(image_id.replace("://", "/").lstrip("/"))
-
-
 def _labels(table: pa.Table, what: str) -> Iterator[dict[str, Any]]:
     for row in table.to_pylist():
         png = row["mask"] if what == "masks" else row["crf"] or row["plain"]
         yield {"image_id": row["image_id"], "png": png}
 
 
-def _labels_table(classes: tuple[str, ...]) -> str:
+def labels_table(classes: Sequence[str]) -> str:
     """label,class,red,green,blue: background is 0, class index k is k + 1, 255 is ignored."""
     text, colors = io.StringIO(), palette()
     lines = csv.writer(text, lineterminator="\n")
@@ -137,7 +132,7 @@ def _cues_table(files: Iterable[Path]) -> str:
 
 
 def _write_labels(row: dict[str, Any], out: Path) -> int:
-    _write(out / f"{file_name(row['image_id'])}.png", row["png"])
+    write_bytes(out / f"{name_below(row['image_id'])}.png", row["png"])
     return 1
 
 
@@ -147,16 +142,17 @@ def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], o
     activations = torch.from_numpy(image_maps.maps)
     maps = score_maps(activations, image_maps.grids, "maximum", row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
-    folder = out / str(file_name(row["image_id"]))
+    folder = out / str(name_below(row["image_id"]))
     for k, heat in zip(image_maps.classes.tolist(), maps, strict=True):
         name = classes[k].replace("/", "_")
         gray = BytesIO()
         Image.fromarray((heat * 255).round().astype(np.uint8)).save(gray, "PNG")
-        _write(folder / f"{name}.png", gray.getvalue())
-        _write(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
+        write_bytes(folder / f"{name}.png", gray.getvalue())
+        write_bytes(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
     return len(maps)
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes) -> None:
+    """Writes a file atomically."""
     with written_aside(path) as aside:
         aside.write_bytes(content)

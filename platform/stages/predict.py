@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -35,18 +36,20 @@ class PredictRows:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.select(["image_id", "uri", "height", "width"]).to_pylist()
-        pictures = (
-            Picture(read_rgb(row["uri"], max_side=self.max_side), row["height"], row["width"]) for row in images
-        )
-        labels = self.predictor.map(pictures, _pictures)
-        predictions = [{"image_id": row["image_id"], **png} for row, png in zip(images, labels, strict=True)]
+        predictions = list(self.predictor.map(((row["image_id"], self._read(row)) for row in images), _as_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
+    def _read(self, row: dict[str, Any]) -> Picture:
+        return Picture(read_rgb(row["uri"], max_side=self.max_side), row["height"], row["width"])
 
-def _pictures(prediction: Prediction) -> dict[str, bytes | None]:
-    """An image's labels as PNG, without the CRF and with it, or None where there is none."""
-    plain = encode_labels(prediction.labels(plain=True))
-    return {"plain": plain, "crf": None if prediction.refined is None else encode_labels(prediction.labels())}
+
+def _as_row(image_id: str, prediction: Prediction) -> dict[str, Any]:
+    """An image's labels as PNG, without the CRF and with it."""
+    return {
+        "image_id": image_id,
+        "plain": encode_labels(prediction.labels(plain=True)),
+        "crf": None if prediction.refined is None else encode_labels(prediction.labels()),
+    }
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:

@@ -383,7 +383,7 @@ def test_labels_are_those_of_probabilities_resized_at_once(
     planes = torch.from_numpy(np.ascontiguousarray(drawn))
     whole = functional.interpolate(planes[None], size=(height, width), mode="bilinear", align_corners=False)[0]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("mcis.models.segmenters._STRIP_BYTES", strip)
+        patched.setattr("mcis.models.segmenters.STRIP_BYTES", strip)
         labels = labels_at(planes.float(), height, width)
     assert labels.dtype == torch.uint8
     assert labels.shape == (height, width)

@@ -76,8 +76,10 @@ def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch:
     predicted = []
     for processes in (0, 2):
         labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=48, processes=processes)
-        pictures = [fit_picture(image, 48) for image in images]
-        predicted.append(list(labeler.map(pictures, lambda prediction: prediction)))
+        numbered = [(number, fit_picture(image, 48)) for number, image in enumerate(images)]
+        mapped = list(labeler.map(numbered, lambda number, prediction: (number, prediction)))
+        assert [number for number, _ in mapped] == list(range(len(images)))
+        predicted.append([prediction for _, prediction in mapped])
         assert [p.labels().shape for p in predicted[-1]] == [image.shape[:2] for image in images]
         labeler.close()
     for one, other in zip(*predicted, strict=True):
@@ -92,14 +94,14 @@ def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=None, processes=2)
     read = finished = ahead = 0
 
-    def pictures() -> Iterator[Picture]:
+    def pictures() -> Iterator[tuple[None, Picture]]:
         nonlocal read, ahead
         for _ in range(12):
             read += 1
             ahead = max(ahead, read - finished)
-            yield fit_picture(np.zeros((8, 8, 3), np.uint8), None)
+            yield None, fit_picture(np.zeros((8, 8, 3), np.uint8), None)
 
-    for _ in labeler.map(pictures(), lambda prediction: None):
+    for _ in labeler.map(pictures(), lambda *given: None):
         finished += 1
     assert (read, finished) == (12, 12)
     assert ahead == 3
