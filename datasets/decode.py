@@ -166,6 +166,17 @@ def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
         return height, width
 
 
+def lies_upright_as_jpeg(data: bytes) -> bool:
+    """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows as `decode_rgb` does.
+
+    Raises:
+        RejectedImage: for bytes without a picture's header.
+    """
+    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+        upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
+        return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
+
+
 def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray:
     """A picture at size x size pixels, (size, size, 3) uint8: bilinear, averaging where it shrinks.
 
@@ -184,16 +195,19 @@ def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def decode_labels(data: bytes) -> np.ndarray:
+def decode_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a mask -> (H, W) uint8 labels: the indices of a palette PNG or the values of an 8-bit gray one.
 
     Colors are never looked at. EXIF orientation is not applied: indices are stored as they lie on the image.
+
+    Args:
+        max_pixels: greatest width x height, checked before decoding.
 
     Raises:
         RejectedImage: not a PNG, damaged, or of a kind whose values are no labels: color, alpha, 16 bits; gray of
             fewer than 8 bits too, because writers disagree whether its 1 means 1 or white.
     """
-    with _opened(data, ("PNG",), 1, MAX_PIXELS) as image:
+    with _opened(data, ("PNG",), 1, max_pixels) as image:
         bits = data[24]  # the IHDR chunk comes first in every PNG, with the bit depth in this byte
         if image.mode != "P" and (image.mode, bits) != ("L", 8):
             mode = f"unsupported: a mask of mode {image.mode} with {bits} bits per channel"

@@ -134,9 +134,10 @@ def _padded(images: Tensor, layout: Layout) -> Tensor:
 
 
 def _at_pixels(logits: Tensor, source: Grids, padded: Tensor, images: Tensor) -> Tensor:
-    """Logits at positions of the padded images -> at the pixels of the images."""
-    upsampled = resample(logits, source, pixel_grids(*padded.shape[2:]))
-    return upsampled[:, :, : images.shape[2], : images.shape[3]]
+    """Logits at positions of the padded images -> at the pixels of the images, the first ones of the padded."""
+    rows, columns = pixel_grids(*padded.shape[2:])
+    height, width = images.shape[2:]
+    return resample(logits, source, Grids(rows._replace(positions=height), columns._replace(positions=width)))
 
 
 def _windows(length: int, crop: int) -> list[int]:

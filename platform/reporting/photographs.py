@@ -1,10 +1,8 @@
 """Photographs -> finished predictions in a folder: masks, overlays, and tables of class shares and of rejects."""
 
-import csv
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +10,7 @@ from numpy.typing import NDArray
 from mcis.datasets.decode import Picture, RejectedImage, encode_labels, resize_labels
 from mcis.datasets.sources.photographs import Photograph
 from mcis.platform.networks.predictor import Prediction, Predictor
-from mcis.platform.reporting.export import labels_table, write_bytes
+from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture
 from mcis.platform.runs.progress import bar
@@ -49,7 +47,7 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
     rejected: list[Rejected] = []
     written: list[_Written] = []
     classes = predictor.classes
-    write_bytes(out / "labels.csv", labels_table(classes).encode())
+    write_bytes(out / "labels.csv", labels_table(classes))
 
     def write(photograph: Photograph, prediction: Prediction) -> _Written:
         return _write(photograph, prediction, len(classes), out)
@@ -61,8 +59,8 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
         progress.update(len(photographs))
     rows = ([w.photograph.uri, _mask(w.photograph), w.height, w.width, *map(_share, w.shares)] for w in written)
     names = ["image", "mask", "height", "width", "background", *classes]
-    write_bytes(out / "shares.csv", _table(names, rows))
-    write_bytes(out / "rejects.csv", _table(["image", "reason"], rejected))
+    write_bytes(out / "shares.csv", csv_table(names, rows))
+    write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
     return rejected
 
 
@@ -95,11 +93,3 @@ def _write(photograph: Photograph, prediction: Prediction, classes: int, out: Pa
 
 def _share(share: float) -> str:
     return f"{share:.6f}"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(columns)
-    lines.writerows(rows)
-    return text.getvalue().encode()
