@@ -38,11 +38,10 @@ from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
-from mcis.platform.networks.predictor import Predictor
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.workspace import write_table
-from mcis.platform.stages import pseudo_masks
+from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.segmentation import ScoreVal
 from mcis.platform.stages.evaluation.training_images import ScoreTrain
 from mcis.platform.stages.localization.features import create_file, feature_shape
@@ -174,7 +173,8 @@ class Plain:
         train(learner, self.folder / "segmenter")
 
     def predict(self) -> None:
-        predicted = Predictor(self.config, self.folder / "segmenter", self.classes, False)(self.val_rows)
+        names = tuple(f"class {k}" for k in range(self.classes))
+        predicted = predict.PredictRows(self.config, self.folder / "segmenter", names, False, 0)(self.val_rows)
         write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
 
     def evaluate(self) -> None:

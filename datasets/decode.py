@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
@@ -48,6 +49,8 @@ _UPRIGHT = {
 }
 """EXIF orientation -> the operation that turns the picture upright (EXIF 2.32, tag 0x0112); none for other values."""
 _ORIENTATION = 0x0112
+_LYING = (5, 6, 7, 8)
+"""Orientations of pictures whose width and height are exchanged."""
 
 _GRAY_TOLERANCE = 8
 """Largest difference between channels, of 255, that still counts as gray: JPEG moves them by a few."""
@@ -85,10 +88,43 @@ def fitted(height: int, width: int, max_side: int | None) -> tuple[int, int]:
     return max(1, round(height * max_side / longest)), max(1, round(width * max_side / longest))
 
 
+class Picture(NamedTuple):
+    """A picture that may have been made smaller.
+
+    Attributes:
+        rgb: (h, w, 3) uint8.
+        height, width: of the whole picture, pixels, orientation applied.
+    """
+
+    rgb: np.ndarray
+    height: int
+    width: int
+
+
+def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
+    """A picture (H, W, 3) uint8, made to fit where its longer side exceeds `max_side` pixels; None = as it is.
+
+    Raises:
+        ValueError: another shape or type.
+    """
+    if rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.dtype != np.uint8 or not rgb.size:
+        raise ValueError(f"an image is {rgb.dtype} of shape {rgb.shape}; expected uint8 (H, W, 3), not empty")
+    height, width = rgb.shape[:2]
+    smaller = fitted(height, width, max_side)
+    return Picture(rgb if smaller == (height, width) else _resized(rgb, *smaller), height, width)
+
+
 def decode_rgb(
     data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS, max_side: int | None = None
 ) -> np.ndarray:
-    """Bytes of a picture -> (H, W, 3) uint8 RGB, as a person would see it.
+    """Bytes of a picture -> (H, W, 3) uint8 RGB: `decode_picture` without the size of the whole picture."""
+    return decode_picture(data, min_side=min_side, max_pixels=max_pixels, max_side=max_side).rgb
+
+
+def decode_picture(
+    data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS, max_side: int | None = None
+) -> Picture:
+    """Bytes of a picture -> RGB, as a person would see it, and the size of the whole picture.
 
     EXIF orientation is applied. Of an animation, the first frame. Gray, palette and CMYK become RGB (CMYK by the plain
     formula; embedded color profiles are not applied). 16 bits per channel are scaled to 8, not clipped. A transparent
@@ -108,12 +144,12 @@ def decode_rgb(
         width, height = image.size
         smaller = fitted(height, width, max_side)
         if smaller == (height, width):
-            return _rgb(_upright(image))
+            rgb = _rgb(_upright(image))
+            return Picture(rgb, *rgb.shape[:2])
         image.draft(None, smaller[::-1])  # of other formats than JPEG this changes nothing
-        lying = image.size
         upright = _upright(image)
-        size = smaller[::-1] if upright.size == lying else smaller
-        return np.array(Image.fromarray(_rgb(upright)).resize(size, Image.Resampling.BILINEAR))
+        turn = -1 if image.getexif().get(_ORIENTATION) in _LYING else 1
+        return Picture(_resized(_rgb(upright), *smaller[::turn]), *(height, width)[::turn])
 
 
 def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
@@ -128,6 +164,17 @@ def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
             return image.height, image.width
         height, width = _rgb(image).shape[:2]
         return height, width
+
+
+def lies_upright_as_jpeg(data: bytes) -> bool:
+    """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows as `decode_rgb` does.
+
+    Raises:
+        RejectedImage: for bytes without a picture's header.
+    """
+    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+        upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
+        return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
 
 def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray:
@@ -148,16 +195,19 @@ def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
 
 
-def decode_labels(data: bytes) -> np.ndarray:
+def decode_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a mask -> (H, W) uint8 labels: the indices of a palette PNG or the values of an 8-bit gray one.
 
     Colors are never looked at. EXIF orientation is not applied: indices are stored as they lie on the image.
+
+    Args:
+        max_pixels: greatest width x height, checked before decoding.
 
     Raises:
         RejectedImage: not a PNG, damaged, or of a kind whose values are no labels: color, alpha, 16 bits; gray of
             fewer than 8 bits too, because writers disagree whether its 1 means 1 or white.
     """
-    with _opened(data, ("PNG",), 1, MAX_PIXELS) as image:
+    with _opened(data, ("PNG",), 1, max_pixels) as image:
         bits = data[24]  # the IHDR chunk comes first in every PNG, with the bit depth in this byte
         if image.mode != "P" and (image.mode, bits) != ("L", 8):
             mode = f"unsupported: a mask of mode {image.mode} with {bits} bits per channel"
@@ -247,6 +297,11 @@ def encode_labels(labels: np.ndarray) -> bytes:
 def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
     """(H, W) uint8 -> (height, width) uint8: nearest, so that no new label appears."""
     return np.array(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
+
+
+def _resized(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
+    """(H, W, 3) uint8 -> (height, width, 3) uint8: bilinear, averaging where it shrinks."""
+    return np.array(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.cached import CachedRows, cache_table
-from mcis.datasets.decode import decode_rgb, decode_square
+from mcis.datasets.decode import Picture, RejectedImage, decode_picture, decode_rgb, decode_square
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes
 
@@ -46,6 +46,23 @@ def read_rgb(
             "the file as it was indexed",
             "restore it, or repeat `index`",
         ) from None
+
+
+def read_picture(uri: str, *, min_side: int = 1, max_side: int | None = None) -> Picture:
+    """Reads an image that no index has, at most `max_side` pixels long, and the size of its file.
+
+    Args:
+        uri: path or URI of the file.
+        min_side: least width and height, pixels.
+
+    Raises:
+        RejectedImage: the file cannot be read, or gives no picture (`decode_picture`).
+    """
+    try:
+        data = read_bytes(uri)
+    except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
+        raise RejectedImage(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return decode_picture(data, min_side=min_side, max_side=max_side)
 
 
 def image_bytes(size: int) -> int:

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional
+
+from mcis.datasets.decode import fitted
 
 
 class CrfParameters(NamedTuple):
@@ -43,30 +43,40 @@ def dense_crf(
     Returns:
         (L, H, W), with sum 1 at every pixel.
     """
-    labels, height, width = probabilities.shape
-    if labels == 1:
-        return np.ones_like(probabilities)
-    longest, most = max(height, width), parameters.max_side
-    if most is None or longest <= most:
-        return _refined(rgb, probabilities, parameters)
-    size = [max(1, round(side * most / longest)) for side in (height, width)]
+    refined = refine(*shrunk(rgb, probabilities, parameters.max_side), parameters)
+    return refined if refined.shape == probabilities.shape else _resized(refined, probabilities.shape[1:])
+
+
+def shrunk(
+    rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], max_side: int | None
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """An image (H, W, 3) and its probabilities (L, H, W), made to fit where the longer side exceeds `max_side`."""
+    height, width = probabilities.shape[1:]
+    size = fitted(height, width, max_side)
+    if size == (height, width):
+        return rgb, probabilities
     smaller = _resized(np.ascontiguousarray(rgb.transpose(2, 0, 1), np.float32), size)
-    pixels = smaller.round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0)
-    return _resized(_refined(pixels, _resized(probabilities, size), parameters), [height, width])
+    return smaller.round().clip(0, 255).astype(np.uint8).transpose(1, 2, 0), _resized(probabilities, size)
 
 
-def _resized(planes: NDArray[np.float32], size: list[int]) -> NDArray[np.float32]:
+def _resized(planes: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:
     """Planes (L, H, W) bilinearly at another size, smoothed where it shrinks; sums over the planes stay."""
-    resized = functional.interpolate(torch.from_numpy(planes)[None], size=size, mode="bilinear", antialias=True)
+    import torch  # late: a process that refines alone does without
+    from torch.nn import functional
+
+    resized = functional.interpolate(torch.from_numpy(planes)[None], size=list(size), mode="bilinear", antialias=True)
     return np.asarray(resized[0].numpy())
 
 
-def _refined(
+def refine(
     rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters
 ) -> NDArray[np.float32]:
+    """As `dense_crf`, at the image's own size whatever `max_side` is; pydensecrf keeps Python's lock meanwhile."""
     import pydensecrf.densecrf as pydensecrf
 
     labels, height, width = probabilities.shape
+    if labels == 1:
+        return np.ones_like(probabilities)
     crf = pydensecrf.DenseCRF2D(width, height, labels)
     unary = -np.log(np.maximum(probabilities, parameters.floor)).reshape(labels, -1)
     crf.setUnaryEnergy(np.ascontiguousarray(unary, np.float32))

@@ -34,4 +34,4 @@ class Layout(NamedTuple):
     def padded(self, side: int) -> int:
         """The least side, at least `side`, whose outermost positions are as far from both edges."""
         edges = self.stride - 1 if self.offset is None else round(2 * self.offset)
-        return edges + 1 + self.stride * -(-max(0, side - 1 - edges) // self.stride)
+        return edges + 1 + self.stride * ((max(0, side - 1 - edges) + self.stride - 1) // self.stride)

@@ -43,11 +43,35 @@ def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilin
         kernel: `bilinear` and `bicubic` as torch's `interpolate` has them, without smoothing where it shrinks; `area`
             is the mean over the part of the image, one step of the target wide, around each position.
     """
+    if torch.compiler.is_exporting():
+        return _resample_of_any_size(maps, source, target, kernel)
     if not source.rows.coincides(target.rows):
         maps = _weights(source.rows, target.rows, kernel, maps) @ maps
     if not source.columns.coincides(target.columns):
         maps = maps @ _weights(source.columns, target.columns, kernel, maps).T
     return maps
+
+
+def _resample_of_any_size(maps: Tensor, source: Grids, target: Grids, kernel: Kernel) -> Tensor:
+    """As `resample`, where sizes are symbols: neither Python nor numpy may compute with them or depend on them.
+
+    Raises:
+        ValueError: another kernel than `bilinear`, which alone is exported.
+    """
+    if kernel != "bilinear":
+        raise ValueError(f"an exported network resamples by the kernel {kernel}; expected bilinear")
+    rows, columns = (_bilinear_weights(*sides).to(maps.dtype) for sides in zip(source, target, strict=True))
+    planes = maps.contiguous().flatten(0, -3)  # a matrix product of more dimensions views them by their sizes
+    count = len(planes)
+    resized = rows.expand(count, -1, -1).bmm(planes).bmm(columns.T.expand(count, -1, -1))
+    return resized.unflatten(0, maps.shape[:-2])
+
+
+def _bilinear_weights(source: Grid, target: Grid) -> Tensor:
+    """As `_sampling_weights`: positions weigh by how near they are, up to the distance of a step."""
+    centers = target.first + target.step * torch.arange(target.positions, dtype=torch.float64)
+    at = ((centers - source.first) / source.step).clamp(0, source.positions - 1)
+    return (1 - (at[:, None] - torch.arange(source.positions)).abs()).clamp(min=0)
 
 
 def _weights(source: Grid, target: Grid, kernel: Kernel, like: Tensor) -> Tensor:

@@ -185,9 +185,10 @@ def _padded(images: Tensor, layout: Layout) -> Tensor:
 
 
 def _at_pixels(logits: Tensor, source: Grids, padded: Tensor, images: Tensor) -> Tensor:
-    """Logits at positions of the padded images -> at the pixels of the images."""
-    upsampled = resample(logits, source, pixel_grids(*padded.shape[2:]))
-    return upsampled[:, :, : images.shape[2], : images.shape[3]]
+    """Logits at positions of the padded images -> at the pixels of the images, the first ones of the padded."""
+    rows, columns = pixel_grids(*padded.shape[2:])
+    height, width = images.shape[2:]
+    return resample(logits, source, Grids(rows._replace(positions=height), columns._replace(positions=width)))
 
 
 def _windows(length: int, crop: int) -> list[int]:
@@ -243,6 +244,31 @@ def predict(
     assert total is not None
     return total / (len(scales) * (2 if mirror else 1))
 
+
+def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
+    """The likeliest label at each pixel of an image (height, width), uint8, from probabilities (L, h, w) of any size.
+
+    Probabilities are resized bilinearly, a strip of rows at a time, so that no more than STRIP_BYTES of them exist at
+    the size of the image. Ties go to the lower label.
+    """
+    if probabilities.shape[1:] == (height, width):
+        return probabilities.argmax(0).to(torch.uint8)
+    count, rows, _ = probabilities.shape
+    labels = torch.empty(height, width, dtype=torch.uint8)
+    at = ((torch.arange(height, dtype=torch.float64) + 0.5) * rows / height - 0.5).clamp(0, rows - 1)
+    above = at.floor().long()
+    below, share = (above + 1).clamp(max=rows - 1), (at - above).to(probabilities.dtype)
+    strip = max(1, STRIP_BYTES // (count * width * probabilities.element_size()))
+    for first in range(0, height, strip):
+        part = slice(first, first + strip)
+        lines = torch.lerp(probabilities[:, above[part]], probabilities[:, below[part]], share[part, None])
+        wide = functional.interpolate(lines[None], size=(lines.shape[1], width), mode="bilinear", align_corners=False)
+        labels[part] = wide[0].argmax(0)
+    return labels
+
+
+STRIP_BYTES = 2**24
+"""Most bytes of probabilities at an image's size, at a time."""
 
 SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {
     "largefov": LargeFov,

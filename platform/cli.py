@@ -4,9 +4,10 @@ import typer
 
 from mcis.platform.commands.compare import compare
 from mcis.platform.commands.config import config_app
-from mcis.platform.commands.export import export, import_weights
+from mcis.platform.commands.export import check_voc_server, export, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.machine import doctor, ui
+from mcis.platform.commands.predict import predict
 from mcis.platform.commands.run import demo, run
 from mcis.platform.commands.study import study_app
 
@@ -26,8 +27,18 @@ app.command(
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command(epilog="Example: `mcis compare first second --what segmentation`")(compare)
+app.command(
+    epilog="Examples: `mcis predict photos --name mine --out predicted` · "
+    "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
+)(predict)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
-app.command(epilog="Example: `mcis export predictions --name mine --out masks`")(export)
+app.command(
+    epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "
+    "`mcis export network --name mine --out network.pt2` · `mcis export voc-server --name mine --out results.tar.gz`"
+)(export)
+app.command("check-voc-server", epilog="Example: `mcis check-voc-server results.tar.gz --ids test.txt`")(
+    check_voc_server
+)
 app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)
 app.command()(ui)
 app.add_typer(config_app, name="config")

@@ -89,7 +89,7 @@ STAGES = (
         module=predict,
         needs=("index", "train_segmenter"),
         sections=("segmenter", "predict"),
-        version=2,
+        version=3,
     ),
     Stage(
         name="evaluate",

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -72,3 +72,37 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = out.glob("mcis-*.whl")
     return path
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run that has trained a segmenter, of random weights, in a workspace of its own; returns its folder."""
+
+    def make(classes: int, *assignments: str) -> Path:
+        import torch
+
+        from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
+        from mcis.platform.config.experiment import experiment_text
+        from mcis.platform.config.resolve import resolve
+        from mcis.platform.networks.build import build_segmenter
+        from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+        from mcis.platform.runs.results import IndexResult, write_result
+        from mcis.platform.runs.workspace import Workspace, write_table, write_text
+
+        workspace = Workspace(tmp_path / "workspace")
+        index, segmenter = (workspace.finished(stage, "drawn") for stage in ("index", "train_segmenter"))
+        for name, schema in (("index", INDEX_SCHEMA), ("rejects", REJECTS_SCHEMA)):
+            write_table(index / f"{name}.parquet", schema.empty_table())
+        names = tuple(f"class {k}" for k in range(classes))
+        write_result(index, IndexResult(classes=names, counts={"images": {}}), stage="index", key="drawn", seconds=0.0)
+        resolved = resolve("voc", "small", assignments=assignments)
+        torch.manual_seed(0)
+        network = build_segmenter(resolved.config.segmenter, classes)
+        *_, last, _ = network.parameters()
+        torch.nn.init.normal_(last)  # else nearly every pixel has the same label
+        save_weights(network, segmenter / WEIGHTS, {})
+        write_text(workspace.run("drawn").config, experiment_text(resolved.config, resolved.origins))
+        workspace.record_outputs("drawn", {"index": index, "train_segmenter": segmenter})
+        return workspace.run("drawn").path
+
+    return make

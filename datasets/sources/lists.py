@@ -82,6 +82,11 @@ def inside(path: str) -> str | None:
     return None if path == ".." or path.startswith(("/", "../")) or "\0" in path else path
 
 
+def name_below(path: str) -> str | None:
+    """A relative path for an absolute one or a URI, to name files after it; None where it would lead out."""
+    return inside(path.replace("://", "/").lstrip("/"))
+
+
 class Folder(NamedTuple):
     """What lies directly in a folder.
 

@@ -119,6 +119,17 @@ def list_tagged(
     return Listing(listed, tagged.names, (*notes, *masks.notes))
 
 
+def image_column(table: str, image: str = "image") -> list[tuple[str, str]]:
+    """The images of a table as written, each with its absolute path or URI; other columns are not looked at.
+
+    Raises:
+        UserError: the table cannot be read or is empty, the column is missing, no text, or empty in a row.
+    """
+    path = table if is_remote(table) else str(Path(table).expanduser().resolve())
+    rows = _read(path, {"image": image})
+    return [(text, _uri(path, text)) for text in _filled(rows, "image")]
+
+
 def _read_csv(data: bytes, text: Sequence[str]) -> pa.Table:
     options = pa.csv.ConvertOptions(column_types={name: pa.string() for name in text})
     return pa.csv.read_csv(io.BytesIO(data), convert_options=options)

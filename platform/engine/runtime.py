@@ -132,6 +132,14 @@ def cpus() -> int:
     return min(logical, (os.cpu_count() or 1) + 1) if one_node else logical
 
 
+def cpus_per_gpu() -> int:
+    """The CPUs of the cluster for each of its GPUs, at least one."""
+    import ray
+
+    resources = ray.cluster_resources()
+    return max(1, int(resources.get("CPU", 1) / resources["GPU"]))
+
+
 def uses_gpu(compute: ComputeConfig) -> bool:
     """Whether training and mapping run on GPUs.
 

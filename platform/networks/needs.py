@@ -19,14 +19,16 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
+from mcis.datasets.decode import MAX_PIXELS
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import features_bytes
-from mcis.datasets.files import stamps
+from mcis.datasets.files import MAX_BYTES, stamps
 from mcis.datasets.images import image_bytes
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import SHARD_BYTES
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.classifier import MOST_ENTRIES
+from mcis.models.segmenters import STRIP_BYTES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, freeze
@@ -45,14 +47,16 @@ _SAMPLE = 64
 _AFFINITIES = 6
 """Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients; of pixel
 correlation the cosines, those above 0, their shares, and the gradients of these."""
-_CRF_PLANES = 16
-"""Floats that the dense CRF takes for a label of a pixel; measured on 21 and 201 labels of an image of noise."""
 _PLANES = {"boundaries": 16, "features": 12}
 """Values that a training step holds for each affinity, by kind: along its line, and in the losses."""
 _STEP_ENTRY = 64
 """Bytes of an entry of the walk's matrix while it is made: indices, order and weights."""
 _ENTRY = 3
 """Bytes of an entry of a table of counts, packed."""
+_REFINER = 2**26
+"""Memory of a process of the dense CRF before its first image, bytes; measured on Linux."""
+_DECODING = 20
+"""Bytes for each pixel of a picture while it is decoded, the most: one with transparency, composed over white."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
 
@@ -430,11 +434,45 @@ def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
     largest = network.largest * (side / config.segmenter.crop) ** 2
     plane = 4 * (counts.classes + 1) * 0.75  # bytes of all labels, for each pixel of the longer side squared
     predicted = 4 * largest + plane * longest**2 * (1 + 2 * scale**2)
-    refined = plane * (longest**2 + _CRF_PLANES * min(longest, crf.max_side or longest) ** 2) if crf.iterations else 0
+    refined = 0.0
+    if crf.iterations:
+        pixels = round(0.75 * min(longest, crf.max_side or longest) ** 2)
+        refined = plane * longest**2 + crf_memory(counts.classes + 1, pixels)
     pictures = 2 if crf.iterations else 1
     leaves = _table(config, counts.predicted, pictures * _picture(counts)) + _SMALL * counts.predicted // 32
     task = _PROCESS + network.weights + max(predicted, refined)
     return Need("predict", leaves, 0, int(_processes(config) * task))
+
+
+def crf_memory(labels: int, pixels: int) -> int:
+    """Most bytes that a dense CRF takes, beside what it is given and returns: on noise, whose colors share no cell."""
+    return pixels * (500 + 80 * labels)
+
+
+def photographs_memory(config: Config, classes: int, max_side: int, processes: int) -> int:
+    """Bound of the memory in which photographs of any size are predicted one after the other, bytes.
+
+    Args:
+        max_side: longest side at which they are read, pixels.
+        processes: that run the CRF beside the network; 0 = the network's own.
+    """
+    labels, crf = classes + 1, config.predict.crf
+    with torch.device("meta"):
+        network = build_segmenter(config.segmenter, classes)
+    scaled = math.ceil(max_side * max(config.predict.scales))
+    window = min(scaled, config.predict.crop or scaled)
+    probabilities, of_scaled = (4 * labels * side**2 for side in (max_side, scaled))
+    passed = _measure(network, network, 3, window, window)
+    predicting = 3 * passed.largest + 4 * 4 * labels * window**2 + 3 * of_scaled + 3 * probabilities
+    side = min(max_side, crf.max_side or max_side)
+    refining = crf_memory(labels, side**2) + 4 * 4 * labels * side**2 if crf.iterations else 0
+    finishing = 5 * STRIP_BYTES + 3 * MAX_PIXELS + 32 * max_side**2
+    waiting = (processes + 1) * (probabilities + 4 * 4 * labels * side**2)
+    decoding = MAX_BYTES + _DECODING * MAX_PIXELS
+    if not processes:
+        return _PROCESS + 2 * passed.weights + max(decoding, predicting, probabilities + max(refining, finishing))
+    of_crf = _REFINER + refining if crf.iterations else 0
+    return _PROCESS + 2 * passed.weights + max(decoding, predicting) + waiting + processes * (finishing + of_crf)
 
 
 def _evaluation(config: Config, counts: Counts) -> Need:

@@ -1,61 +1,253 @@
-"""Segmentation network + images -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+"""Segmentation network + images -> labels, plain and after the dense CRF; for the stage, the command and Python alike.
 
+predictor = Predictor.load("mcis-workspace/runs/mine")
+labels = predictor("photo.jpg")
+"""
+
+import collections
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import encode_labels, resize_labels
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import PREDICTIONS_SCHEMA
+from mcis.datasets.decode import MAX_PIXELS, Picture, RejectedImage, fit_picture
+from mcis.datasets.errors import UserError
+from mcis.datasets.images import read_picture
 from mcis.models.backbones import to_unit
-from mcis.models.crf import dense_crf
-from mcis.models.segmenters import predict
+from mcis.models.segmenters import labels_at, predict
+from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import crf_parameters, load_segmenter, move_channels_last, normalization_of
+from mcis.platform.networks.needs import in_words, memory_bytes, photographs_memory
+from mcis.platform.networks.refiner import Refiner
+from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.workspace import Workspace
+
+K = TypeVar("K")
+T = TypeVar("T")
+
+MOST_SIDE = 1024
+"""Longest side at which photographs are predicted where the run has no `data.max_side`, pixels."""
+
+
+class Prediction(NamedTuple):
+    """What was predicted of an image.
+
+    Attributes:
+        picture: the image as it was read, and its whole size.
+        plain: probabilities (K + 1, h, w) at the size at which it was read.
+        refined: those after the dense CRF, (K + 1, h', w') at the size at which it runs, or None where there is none.
+    """
+
+    picture: Picture
+    plain: NDArray[np.float32]
+    refined: NDArray[np.float32] | None
+
+    def labels(self, *, plain: bool = False) -> NDArray[np.uint8]:
+        """Labels of the whole image, (H, W), after the CRF where there is one and `plain` does not leave it out."""
+        probabilities = self.plain if plain or self.refined is None else self.refined
+        labels = labels_at(torch.from_numpy(probabilities), self.picture.height, self.picture.width)
+        return np.asarray(labels.numpy())
 
 
 class Predictor:
-    """Maps rows of the index to predictions, over the configured scales and mirror images.
+    """Labels images, over the configured scales and mirror images.
 
-    An image that is read smaller is predicted, and refined by the CRF, at that size; its labels, rather than their
-    probabilities, are brought back to the size of its file, by nearest neighbor, so that memory stays bounded.
+    An image that is read smaller is predicted, and refined by the CRF, at that size; the probabilities are brought back
+    to its whole size a strip at a time (`labels_at`), so that memory stays bounded.
 
     Args:
         weights: the folder of the trained network.
-        classes: K.
+        classes: the K class names; label k + 1 is `classes[k]`, label 0 background.
         gpu: whether the network runs on a GPU.
+        max_side: longest side at which images are read, pixels; None = each at its own size.
+        processes: that run the CRF of earlier images while the network has the next one; 0 = in turn.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool):
-        self.config, self.max_side, self.device = (
-            config.predict,
-            config.data.max_side,
-            torch.device("cuda" if gpu else "cpu"),
-        )
-        model = load_segmenter(config.segmenter, weights, classes)
+    def __init__(
+        self,
+        config: Config,
+        weights: Path,
+        classes: Sequence[str],
+        *,
+        gpu: bool,
+        max_side: int | None,
+        processes: int = 0,
+    ):
+        self.config, self.max_side, self.processes = config.predict, max_side, processes
+        self.min_side, self.classes = config.data.min_side, tuple(classes)
+        self.device = torch.device("cuda" if gpu else "cpu")
+        model = load_segmenter(config.segmenter, weights, len(self.classes))
         self.model = move_channels_last(model, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
+        self.refiner = Refiner(crf_parameters(self.config.crf), processes) if self.config.crf.iterations else None
 
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        predictions = []
-        for row in rows.select(["image_id", "uri", "height", "width"]).to_pylist():
-            plain, refined = self._labels(row["uri"], row["height"], row["width"])
-            predictions.append({"image_id": row["image_id"], "plain": plain, "crf": refined})
-        return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
+    @classmethod
+    def load(cls, run: Path | str, assignments: Sequence[str] = (), *, processes: int = 0) -> "Predictor":
+        """The trained network of a run, on a GPU where there is one.
 
-    def _labels(self, uri: str, height: int, width: int) -> tuple[bytes, bytes | None]:
-        """An image's labels as PNG, without the CRF and with it, or None where there is none."""
-        config = self.config
-        rgb = read_rgb(uri, max_side=self.max_side)
-        image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))[0]
-        probabilities = predict(self.model, image, scales=config.scales, mirror=config.mirror, crop=config.crop)
-        plain = probabilities.cpu().numpy()
+        Args:
+            run: its folder, WORKSPACE/runs/NAME.
+            assignments: `key=value` texts that change the run's `predict.*` or `data.max_side`.
+            processes: see `Predictor`; for `map`.
 
-        def png(of_labels: NDArray[np.float32]) -> bytes:
-            return encode_labels(resize_labels(of_labels.argmax(0).astype(np.uint8), height, width))
+        Raises:
+            UserError: there is no such run, it has trained no segmenter, or other keys are set.
+        """
+        return cls.of(trained_run(run, assignments), processes=processes)
 
-        refined = png(dense_crf(rgb, plain, crf_parameters(config.crf))) if config.crf.iterations else None
-        return png(plain), refined
+    @classmethod
+    def of(cls, trained: "TrainedRun", *, processes: int = 0) -> "Predictor":
+        """As `load`."""
+        return cls(
+            trained.config,
+            trained.weights,
+            trained.classes,
+            gpu=torch.cuda.is_available(),
+            max_side=trained.max_side,
+            processes=processes,
+        )
+
+    def __call__(self, image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Labels of one image, (H, W) uint8: 0 is background, k + 1 is `classes[k]`.
+
+        Args:
+            image: path or URI of a file, whose EXIF orientation is applied; or RGB (H, W, 3) uint8.
+
+        Raises:
+            UserError: the file cannot be read, or is no image.
+            ValueError: an array of another shape or type.
+        """
+        if isinstance(image, np.ndarray):
+            return self._labels(fit_picture(image, self.max_side))
+        try:
+            picture = self.read(str(image))
+        except RejectedImage as error:
+            raise UserError(f"{image}: {error.reason}", "an image", "name another file") from None
+        return self._labels(picture)
+
+    def _labels(self, picture: Picture) -> NDArray[np.uint8]:
+        return next(self.map([(None, picture)], lambda _, prediction: prediction.labels()))
+
+    def read(self, uri: str) -> Picture:
+        """An image as it is predicted.
+
+        Raises:
+            RejectedImage: it cannot be read, or gives no picture.
+        """
+        return read_picture(uri, min_side=self.min_side, max_side=self.max_side)
+
+    def map(self, pictures: Iterable[tuple[K, Picture]], then: Callable[[K, Prediction], T]) -> Iterator[T]:
+        """What `then` makes of the prediction of each picture, in their order.
+
+        The network has a picture while the CRF and `then` have earlier ones, as many as there are `processes` and one
+        that waits; `then` is called from threads. Without processes, one picture is finished before the next.
+
+        Args:
+            pictures: each with anything that `then` is to know of it.
+        """
+        if not self.processes:
+            for key, picture in pictures:
+                yield self._finished(key, picture, self._probabilities(picture.rgb), then)
+            return
+        waiting: collections.deque[Future[T]] = collections.deque()
+        with ThreadPoolExecutor(self.processes) as threads:
+            try:
+                for key, picture in pictures:
+                    plain = self._probabilities(picture.rgb)
+                    waiting.append(threads.submit(self._finished, key, picture, plain, then))
+                    if len(waiting) > self.processes:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def close(self) -> None:
+        """Ends the processes of the CRF."""
+        if self.refiner is not None:
+            self.refiner.close()
+
+    def _probabilities(self, rgb: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
+        c = self.config
+        image = self.normalize(to_unit(torch.tensor(rgb, device=self.device)[None]))[0]
+        probabilities = predict(self.model, image, scales=c.scales, mirror=c.mirror, crop=c.crop)
+        return np.asarray(probabilities.cpu().numpy())
+
+    def _finished(self, key: K, picture: Picture, plain: NDArray[np.float32], then: Callable[[K, Prediction], T]) -> T:
+        return then(key, Prediction(picture, plain, self.refiner(picture.rgb, plain) if self.refiner else None))
+
+
+class TrainedRun(NamedTuple):
+    """A run with a trained segmentation network.
+
+    Attributes:
+        config: of the run, with what was changed for its predictions.
+        weights: the folder of the network.
+        classes: the K class names.
+        max_side: longest side at which photographs are predicted, pixels.
+    """
+
+    config: Config
+    weights: Path
+    classes: tuple[str, ...]
+    max_side: int
+
+    def memory(self, processes: int) -> int:
+        """Bound of the memory in which photographs of any size are predicted, bytes."""
+        return photographs_memory(self.config, len(self.classes), self.max_side, processes)
+
+    def processes(self) -> int:
+        """Processes that run the CRF beside the network: one for each core but one, within half of this machine's
+        memory, and at least one."""
+        most = max(1, (os.cpu_count() or 1) - 1)
+        fitting = (count for count in range(most, 1, -1) if self.memory(count) <= memory_bytes() // 2)
+        return next(fitting, 1)
+
+    def memory_in_words(self, processes: int) -> str:
+        """The bound, and what it is the bound of."""
+        crf = self.config.predict.crf
+        side = min(self.max_side, crf.max_side or self.max_side)
+        refined = f"refined at up to {side} in {processes} process(es)" if crf.iterations else "not refined"
+        return (
+            f"memory:  at most {in_words(self.memory(processes))} of this machine's {in_words(memory_bytes())}: "
+            f"photographs of up to {MAX_PIXELS // 10**6} megapixels, predicted at up to {self.max_side} pixels a side, "
+            f"{refined}"
+        )
+
+
+def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
+    """What a run's folder says of its trained network.
+
+    Args:
+        assignments: see `Predictor.load`.
+
+    Raises:
+        UserError: see `Predictor.load`.
+    """
+    folder = Path(run).expanduser().resolve()
+    others = [text for text in assignments if not text.startswith(("predict.", "data.max_side="))]
+    if others:
+        raise UserError(
+            f"{', '.join(others)} for the predictions of a trained network",
+            "keys predict.* or data.max_side",
+            "leave the others out, or repeat the run with them",
+        )
+    workspace = Workspace(folder.parent.parent, create=False)
+    weights = workspace.outputs(folder.name).get("train_segmenter")
+    if weights is None:
+        raise UserError(
+            f"{folder} has no trained segmentation network",
+            "the folder of a run that has passed the stage train_segmenter, WORKSPACE/runs/NAME",
+            "name another run, or repeat its command with --until train_segmenter",
+        )
+    config = resolve(assignments=assignments, file=workspace.run(folder.name, create=False).config).config
+    classes = open_index(workspace, folder.name).classes
+    return TrainedRun(config, weights, classes, config.data.max_side or MOST_SIDE)

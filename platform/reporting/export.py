@@ -1,162 +1,96 @@
-"""Tables of a run -> PNG files: localization maps with overlays, pseudo masks, predictions."""
+"""What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network, a submission."""
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
-from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
-from mcis.datasets.sources.lists import inside
 from mcis.models.localization import score_maps
+from mcis.platform.networks.exported import export_network
+from mcis.platform.reporting.files import labels_table, names_of, table_of, write_all, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
-from mcis.platform.runs.progress import bar
+from mcis.platform.reporting.voc_folder import export_masks
+from mcis.platform.reporting.voc_server import export_submission
 from mcis.platform.runs.read_index import open_index
-from mcis.platform.runs.workspace import Workspace, written_aside
-
-TABLES: dict[str, tuple[str, str]] = {
-    "maps": ("localize", "maps"),
-    "masks": ("pseudo_masks", "masks"),
-    "predictions": ("predict", "predictions"),
-}
-"""What is exported: the stage, and its table."""
-_AT_ONCE = 4
-"""Threads that write pictures."""
+from mcis.platform.runs.workspace import Workspace
 
 
-def export(workspace: Workspace, name: str, what: str, out: Path) -> int:
-    """Writes the pictures of a run below `out`, by image id, and returns how many there are.
-
-    Maps: `<id>/<class>.png`, 8-bit gray at the image's size, each map clipped at 0 and divided by its maximum, for any
-    `maps.scale`, and `<id>/<class>.overlay.jpg`. Masks (255 = ignore) and predictions (after the CRF where there is
-    one): `<id>.png`, palette PNGs; `labels.csv` says which label is which class, and its color. Beside masks `cues.csv`
-    says of each image which background cue its mask was made with.
+def export(workspace: Workspace, name: str, what: str, out: Path) -> str:
+    """Writes a part of a run to `out`, a file or a folder; returns what it wrote, in words.
 
     Raises:
-        UserError: `what` is none of TABLES, the run has not come so far, or an image id would lead out of the folder.
+        UserError: `what` is none of EXPORTS, the run has not come so far, or an image id would lead out of the folder.
     """
-    if what not in TABLES:
-        raise UserError(f"export {what}", f"one of {', '.join(TABLES)}", "choose one of them")
-    index = open_index(workspace, name)
-    table = _table(workspace, name, what)
+    if what not in EXPORTS:
+        raise UserError(f"export {what}", f"one of {', '.join(EXPORTS)}", "choose one of them")
+    return EXPORTS[what](workspace, name, out)
+
+
+def export_maps(workspace: Workspace, name: str, out: Path) -> str:
+    """Writes `<id>/<class>.png`, 8-bit gray at the image's size, and `<id>/<class>.overlay.jpg`.
+
+    Each map is clipped at 0 and divided by its maximum, for any `maps.scale`.
+    """
+    index, shards = open_index(workspace, name), Shards(table_of(workspace, name, "localize", "maps"))
+    names = names_of(shards, out)
     rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
-    outside = [image_id for image_id in rows if file_name(image_id) is None]
-    if outside:
-        raise UserError(
-            f"image id(s) that lead out of {out}: {shown(outside)}",
-            "relative names",
-            "correct the ids of the data set",
-        )
-    if what == "maps":
-        shards = Shards(table)
-        return _write_all(
-            (rows[image_id] for image_id in shards),
-            lambda row: _write_maps(shards, row, index.classes, out),
-            label=f"export {what}",
-            total=len(shards.shard_of),
-        )
-    _write(out / "labels.csv", _labels_table(index.classes).encode())
-    files = sorted(table.glob("part-*.parquet"))
-    if what == "masks":
-        _write(out / "cues.csv", _cues_table(files).encode())
-    return _write_all(
-        (row for file in files for row in _labels(pq.read_table(file), what)),
-        lambda row: _write_labels(row, out),
-        label=f"export {what}",
-        total=sum(pq.read_metadata(file).num_rows for file in files),
+    count = write_all(
+        (rows[image_id] for image_id in shards),
+        lambda row: _write_maps(shards, row, index.classes, out / names[row["image_id"]]),
+        label="export maps",
+        total=len(names),
     )
+    return f"{count} maps below {out}"
 
 
-def _table(workspace: Workspace, name: str, what: str) -> Path:
-    """The folder of the table that is exported."""
-    stage, table = TABLES[what]
-    reached = workspace.outputs(name)
-    if stage not in reached:
-        raise UserError(
-            f"run {name!r} has no {what}: it has come to {shown(list(reached))}",
-            f"a run that has passed the stage {stage}",
-            f"repeat the run's command with --until {stage}, or without --until",
-        )
-    return reached[stage] / table
-
-
-def _write_all(
-    rows: Iterable[dict[str, Any]], write: Callable[[dict[str, Any]], int], *, label: str, total: int
-) -> int:
-    """Writes the pictures of all rows, some at once; returns how many `write` says it wrote."""
-    written = 0
-    with bar(label, total, "images") as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done, count in enumerate(pool.map(write, rows), 1):
-            written += count
-            progress.update(done)
-    return written
-
-
-def file_name(image_id: str) -> str | None:
-    """A relative path for an image id, which may be an absolute path or a URI; None where it would lead out."""
-    return inside(image_id.replace("://", "/").lstrip("/"))
-
-
-def _labels(table: pa.Table, what: str) -> Iterator[dict[str, Any]]:
-    for row in table.to_pylist():
-        png = row["mask"] if what == "masks" else row["crf"] or row["plain"]
-        yield {"image_id": row["image_id"], "png": png}
-
-
-def _labels_table(classes: tuple[str, ...]) -> str:
-    """label,class,red,green,blue: background is 0, class index k is k + 1, 255 is ignored."""
-    text, colors = io.StringIO(), palette()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["label", "class", "red", "green", "blue"])
-    for label, name in [(0, "background"), *enumerate(classes, 1), (255, "ignore")]:
-        lines.writerow([label, name, *colors[label].tolist()])
-    return text.getvalue()
-
-
-def _cues_table(files: Iterable[Path]) -> str:
-    """image,cue: of each pseudo mask."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["image", "cue"])
-    for file in files:
-        lines.writerows(row.values() for row in pq.read_table(file, columns=["image_id", "cue"]).to_pylist())
-    return text.getvalue()
-
-
-def _write_labels(row: dict[str, Any], out: Path) -> int:
-    _write(out / f"{file_name(row['image_id'])}.png", row["png"])
-    return 1
-
-
-def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], out: Path) -> int:
+def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], folder: Path) -> int:
     image_maps = shards.maps(row["image_id"])
     assert image_maps is not None, f"no localization map of {row['image_id']} in its own table"
     activations = torch.from_numpy(image_maps.maps)
     maps = score_maps(activations, image_maps.grids, "maximum", row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
-    folder = out / str(file_name(row["image_id"]))
     for k, heat in zip(image_maps.classes.tolist(), maps, strict=True):
         name = classes[k].replace("/", "_")
         gray = BytesIO()
         Image.fromarray((heat * 255).round().astype(np.uint8)).save(gray, "PNG")
-        _write(folder / f"{name}.png", gray.getvalue())
-        _write(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
+        write_bytes(folder / f"{name}.png", gray.getvalue())
+        write_bytes(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
     return len(maps)
 
 
-def _write(path: Path, content: bytes) -> None:
-    with written_aside(path) as aside:
-        aside.write_bytes(content)
+def export_predictions(workspace: Workspace, name: str, out: Path) -> str:
+    """Writes `<id>.png`, palette PNGs, after the CRF where there is one, and `labels.csv`."""
+    table = table_of(workspace, name, "predict", "predictions")
+    write_bytes(out / "labels.csv", labels_table(open_index(workspace, name).classes))
+    files = sorted(table.glob("part-*.parquet"))
+    ids = [image_id for file in files for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist()]
+    names = names_of(ids, out)
+
+    def predictions() -> Iterator[dict[str, Any]]:
+        for file in files:
+            yield from pq.read_table(file).to_pylist()
+
+    def write(row: dict[str, Any]) -> int:
+        write_bytes(out / f"{names[row['image_id']]}.png", row["crf"] or row["plain"])
+        return 1
+
+    return f"{write_all(predictions(), write, label='export predictions', total=len(ids))} predictions below {out}"
+
+
+EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
+    "maps": export_maps,
+    "masks": export_masks,
+    "predictions": export_predictions,
+    "network": export_network,
+    "voc-server": export_submission,
+}
+"""What is exported, and the function that writes it."""

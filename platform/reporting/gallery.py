@@ -107,7 +107,7 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
         shards = Shards(context.inputs["predict"] / "predictions")
         tables = (shards.rows(image_id) or rows.slice(0, 0) for image_id in rows["image_id"].to_pylist())
         predicted = [row for table in tables for row in table.to_pylist()]
-    else:
-        folder = context.inputs["train_segmenter"]
-        predicted = Predictor(config, folder, len(context.classes), gpu=False)(rows).to_pylist()
-    return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}
+        return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}
+    weights, side = context.inputs["train_segmenter"], config.data.max_side
+    predictor = Predictor(config, weights, context.classes, gpu=False, max_side=side)
+    return {row["image_id"]: predictor(row["uri"]) for row in rows.select(["image_id", "uri"]).to_pylist()}

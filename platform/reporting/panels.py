@@ -227,14 +227,27 @@ def _mask_picture(mask: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image
     """Labels in palette colors, ignored pixels striped, segments with a light rim that lifts dark ones off black."""
     mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
     colors = palette()[mask].astype(np.float32)
-    framed = np.pad(mask, 1, mode="edge")
-    neighbors = (framed[:-2, 1:-1], framed[2:, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:])
-    rim = np.logical_or.reduce([mask != neighbor for neighbor in neighbors]) & (mask != BACKGROUND)
+    rim = _rim(mask)
     colors[rim] += 0.65 * (255 - colors[rim])
     ignored = mask == IGNORE
     stripe = np.add.outer(np.arange(size[1]), np.arange(size[0])) // 5 % 2
     colors[ignored] = _IGNORE_STRIPES[stripe[ignored]]
     return Image.fromarray(colors.astype(np.uint8))
+
+
+def overlay_picture(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Image.Image:
+    """Labels (H, W) in palette colors over their image (H, W, 3), segments with a light rim, background as it is."""
+    mixed = (image.astype(np.float32) + palette()[labels]) / 2
+    rim = _rim(labels)
+    mixed[rim] += 0.65 * (255 - mixed[rim])
+    return Image.fromarray(np.where((labels == BACKGROUND)[..., None], image, mixed.astype(np.uint8)))
+
+
+def _rim(mask: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """The pixels of segments (H, W) that touch another label."""
+    framed = np.pad(mask, 1, mode="edge")
+    neighbors = (framed[:-2, 1:-1], framed[2:, 1:-1], framed[1:-1, :-2], framed[1:-1, 2:])
+    return np.logical_or.reduce([mask != neighbor for neighbor in neighbors]) & (mask != BACKGROUND)
 
 
 def heat_picture(

@@ -1,17 +1,55 @@
 """Stage 7: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
+
+from mcis.datasets.decode import Picture, encode_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.images import read_rgb
 from mcis.datasets.index import Listing
+from mcis.datasets.maps import PREDICTIONS_SCHEMA
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import uses_gpu
-from mcis.platform.networks.predictor import Predictor
+from mcis.platform.engine.runtime import cpus_per_gpu, uses_gpu
+from mcis.platform.networks.predictor import Prediction, Predictor
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
+
+
+class PredictRows:
+    """Rows of the index -> predictions (PREDICTIONS_SCHEMA).
+
+    Args:
+        weights: the folder of the trained network.
+        classes: the K class names.
+        gpu, processes: see `Predictor`.
+    """
+
+    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int):
+        self.max_side = config.data.max_side
+        self.predictor = Predictor(config, weights, classes, gpu=gpu, max_side=self.max_side, processes=processes)
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        images = rows.select(["image_id", "uri", "height", "width"]).to_pylist()
+        predictions = list(self.predictor.map(((row["image_id"], self._read(row)) for row in images), _as_row))
+        return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
+
+    def _read(self, row: dict[str, Any]) -> Picture:
+        return Picture(read_rgb(row["uri"], max_side=self.max_side), row["height"], row["width"])
+
+
+def _as_row(image_id: str, prediction: Prediction) -> dict[str, Any]:
+    """An image's labels as PNG, without the CRF and with it."""
+    return {
+        "image_id": image_id,
+        "plain": encode_labels(prediction.labels(plain=True)),
+        "crf": None if prediction.refined is None else encode_labels(prediction.labels()),
+    }
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -32,8 +70,9 @@ def run(config: Config, context: RunContext) -> PredictResult:
     rows = split_rows(context, split)
     mapped = map_table(
         rows,
-        Predictor,
-        (config, context.inputs["train_segmenter"], len(context.classes), gpu),
+        PredictRows,
+        # Without a GPU there is a task for each core, and none is left for the CRF of an image before.
+        (config, context.inputs["train_segmenter"], context.classes, gpu, cpus_per_gpu() if gpu else 0),
         context.part / "predictions",
         label="predict",
         shard_rows=min(config.compute.shard_rows, 32),

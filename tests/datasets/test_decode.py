@@ -22,11 +22,13 @@ from mcis.datasets.decode import (
     decode_labels,
     decode_mask,
     decode_mat_labels,
+    decode_picture,
     decode_rgb,
     decode_saliency,
     decode_shape,
     decode_square,
     encode_labels,
+    fit_picture,
     fitted,
     resize_labels,
 )
@@ -222,6 +224,17 @@ def test_a_large_picture_is_read_smaller_and_upright(form: str, orientation: int
     wanted = np.asarray(Image.fromarray(whole).resize(smaller.shape[1::-1], Image.Resampling.BILINEAR))
     assert np.abs(smaller.astype(int) - wanted).max() <= (6 if form == "JPEG" else 0)
     np.testing.assert_array_equal(decode_rgb(data, max_side=450), whole)
+    for side in (100, 450):
+        assert decode_picture(data, max_side=side)[1:] == whole.shape[:2]
+    array = fit_picture(whole, 100)
+    np.testing.assert_array_equal(array.rgb, wanted)
+    assert array[1:] == whole.shape[:2]
+
+
+@pytest.mark.parametrize("array", [np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3)), np.zeros((0, 4, 3), np.uint8)])
+def test_an_array_that_is_no_picture_is_refused(array: np.ndarray):
+    with pytest.raises(ValueError, match=r"expected uint8 \(H, W, 3\), not empty"):
+        fit_picture(array, 10)
 
 
 def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.MonkeyPatch):

@@ -66,6 +66,19 @@ def test_equal_parts_are_resized_as_torch_does(h: int, w: int, height: int, widt
     torch.testing.assert_close(got, functional.interpolate(maps, size=(height, width), mode=kernel))
 
 
+@quick
+@given(st.integers(0, 2**32 - 1), grids, grids, grids, grids)
+def test_an_exported_network_resamples_alike(seed: int, rows: Grid, columns: Grid, to_rows: Grid, to: Grid) -> None:
+    """To the same positions as well, and maps of any number of leading dimensions."""
+    maps = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 3, rows.positions, columns.positions)))
+    for target in (Grids(to_rows, to), Grids(rows, columns)):
+        wanted = resample(maps, Grids(rows, columns), target)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("torch.compiler.is_exporting", lambda: True)
+            exported = resample(maps, Grids(rows, columns), target)
+        torch.testing.assert_close(exported, wanted, rtol=1e-9, atol=1e-9)
+
+
 def test_the_same_positions_are_left_alone() -> None:
     maps = torch.randn(2, 3, 4)
     assert resample(maps, pixel_grids(3, 4), pixel_grids(3, 4)) is maps

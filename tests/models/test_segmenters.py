@@ -15,7 +15,7 @@ from mcis.datasets.errors import UserError
 from mcis.models.backbones import BACKBONES, Backbone, small
 from mcis.models.dropout import number_samples
 from mcis.models.layouts import Layout
-from mcis.models.segmenters import SEGMENTERS, DeepLabV3, LargeFov, Skip, _windows, predict
+from mcis.models.segmenters import SEGMENTERS, DeepLabV3, LargeFov, Skip, _windows, labels_at, predict
 from mcis.models.timm_backbones import timm_backbone
 
 quick = settings(deadline=None, max_examples=60)
@@ -422,3 +422,21 @@ def test_a_backbone_without_a_finer_level_has_no_such_network() -> None:
     with pytest.raises(UserError, match="without a layer of stride 4") as raised:
         Skip(backbone, labels=3)
     assert "`network`" in raised.value.remedy
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40), st.integers(4, 2000))
+def test_labels_are_those_of_probabilities_resized_at_once(
+    rows: int, columns: int, height: int, width: int, strip: int
+) -> None:
+    """In strips of any number of bytes, against all probabilities at the image's size in float64."""
+    drawn = np.random.default_rng(rows * 100 + columns).dirichlet(np.ones(3), (rows, columns)).transpose(2, 0, 1)
+    planes = torch.from_numpy(np.ascontiguousarray(drawn))
+    whole = functional.interpolate(planes[None], size=(height, width), mode="bilinear", align_corners=False)[0]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("mcis.models.segmenters.STRIP_BYTES", strip)
+        labels = labels_at(planes.float(), height, width)
+    assert labels.dtype == torch.uint8
+    assert labels.shape == (height, width)
+    chosen = whole.gather(0, labels.long()[None])[0]
+    assert (whole.amax(0) - chosen).max() < 1e-6

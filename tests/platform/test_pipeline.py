@@ -141,8 +141,9 @@ def test_maps_masks_and_predictions_are_exported(
 ) -> None:
     inputs, index = first.context.inputs, read_table(first.context.inputs["index"] / "index.parquet")
     rows = {row["image_id"]: row for row in index.to_pylist()}
-    counts = [export(workspace, "first", what, tmp_path / what) for what in ("maps", "masks", "predictions")]
-    assert counts == [sum(len(r["tags"]) for r in rows.values() if r["split"] == "train"), 24, 6]
+    said = [export(workspace, "first", what, tmp_path / what) for what in ("maps", "masks", "predictions")]
+    tags = sum(len(r["tags"]) for r in rows.values() if r["split"] == "train")
+    assert [text.split(" ")[0] for text in said] == [str(tags), "24", "6"]
     for image_id, found in ((i, Shards(inputs["localize"] / "maps").maps(i)) for i in ("train_000000", "train_000023")):
         assert found is not None
         row = rows[image_id]
@@ -154,7 +155,9 @@ def test_maps_masks_and_predictions_are_exported(
         assert len(list((tmp_path / "maps" / image_id).iterdir())) == 2 * len(found.classes)
     mask = Shards(inputs["pseudo_masks"] / "masks").rows("train_000003")
     assert mask is not None
-    assert (tmp_path / "masks" / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
+    devkit = tmp_path / "masks" / "VOCdevkit" / "VOC2012"
+    assert (devkit / "SegmentationClass" / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
+    assert (devkit / "JPEGImages" / "train_000003.jpg").samefile(rows["train_000003"]["uri"])
     for what in ("masks", "predictions"):
         labels = (tmp_path / what / "labels.csv").read_text().splitlines()
         assert labels[:2] == ["label,class,red,green,blue", "0,background,0,0,0"]
@@ -162,7 +165,7 @@ def test_maps_masks_and_predictions_are_exported(
         assert labels[-1] == "255,ignore,224,224,192"
     assert not (tmp_path / "maps" / "labels.csv").exists()
     cues = (tmp_path / "masks" / "cues.csv").read_text().splitlines()
-    assert cues == ["image,cue", *(f"{i},saliency" for i, row in rows.items() if row["split"] == "train")]
+    assert cues == ["image,cue,name", *(f"{i},saliency,{i}" for i, row in rows.items() if row["split"] == "train")]
     assert not (tmp_path / "predictions" / "cues.csv").exists()
     with pytest.raises(UserError, match="export pictures"):
         export(workspace, "first", "pictures", tmp_path)

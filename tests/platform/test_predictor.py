@@ -1,5 +1,11 @@
 """What is made of images that are read smaller: predictions of their files' size, pseudo masks of the smaller one."""
 
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +17,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mcis.datasets.decode import decode_labels
+from mcis.datasets.decode import Picture, decode_labels, fit_picture
+from mcis.datasets.errors import UserError
 from mcis.datasets.grids import pixels
+from mcis.models.crf import CrfParameters
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import predictor
+from mcis.platform.networks.refiner import Refiner
 from mcis.platform.stages import predict, pseudo_masks
 
 
@@ -49,13 +58,103 @@ def test_labels_come_back_at_the_files_size(
     model = Halves()
     monkeypatch.setattr(predictor, "load_segmenter", lambda *given: model)
     config = resolve("voc", "small", assignments=[f"data.max_side={max_side or 'null'}", "predict.mirror=false"]).config
-    (row,) = predictor.Predictor(config, Path("none"), 1, gpu=False)(rows).to_pylist()
+    (row,) = predict.PredictRows(config, Path("none"), ("a",), gpu=False, processes=0)(rows).to_pylist()
     assert model.seen == [seen]
     for column in ("plain", "crf"):
         labels = decode_labels(row[column])
         assert labels.shape == (60, 80)
         assert (labels[:, :40] == 1).all()
         assert (labels[:, 40:] == 0).all()
+
+
+def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, of whatever size, and with the same probabilities to the bit."""
+    monkeypatch.setattr(predictor, "load_segmenter", lambda *given: Halves())
+    config = resolve("voc", "small", assignments=["predict.mirror=false"]).config
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 256, (side, 2 * side, 3), np.uint8) for side in (20, 9, 33, 14, 21)]
+    predicted = []
+    for processes in (0, 2):
+        labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=48, processes=processes)
+        numbered = [(number, fit_picture(image, 48)) for number, image in enumerate(images)]
+        mapped = list(labeler.map(numbered, lambda number, prediction: (number, prediction)))
+        assert [number for number, _ in mapped] == list(range(len(images)))
+        predicted.append([prediction for _, prediction in mapped])
+        assert [p.labels().shape for p in predicted[-1]] == [image.shape[:2] for image in images]
+        labeler.close()
+    for one, other in zip(*predicted, strict=True):
+        np.testing.assert_array_equal(one.plain, other.plain)
+        np.testing.assert_array_equal(one.refined, other.refined)
+
+
+def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network is at most as many images ahead as there are processes, and one."""
+    monkeypatch.setattr(predictor, "load_segmenter", lambda *given: Halves())
+    config = resolve("voc", "small", assignments=["predict.crf.iterations=0"]).config
+    labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=None, processes=2)
+    read = finished = ahead = 0
+
+    def pictures() -> Iterator[tuple[None, Picture]]:
+        nonlocal read, ahead
+        for _ in range(12):
+            read += 1
+            ahead = max(ahead, read - finished)
+            yield None, fit_picture(np.zeros((8, 8, 3), np.uint8), None)
+
+    for _ in labeler.map(pictures(), lambda *given: None):
+        finished += 1
+    assert (read, finished) == (12, 12)
+    assert ahead == 3
+
+
+def test_a_process_that_is_killed_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    refiner = Refiner(CrfParameters(), 1)
+    rgb, planes = np.zeros((4, 4, 3), np.uint8), np.full((2, 4, 4), 0.5, np.float32)
+    refiner(rgb, planes)
+    assert refiner.pool is not None
+    (process,) = refiner.pool._processes.values()
+    process.kill()
+    process.join()
+    with pytest.raises(UserError, match="a process of the dense CRF was killed"):
+        refiner(rgb, planes)
+
+
+def test_the_processes_of_the_crf_end_with_theirs_even_where_that_is_killed() -> None:
+    code = """if __name__ == "__main__":
+    import numpy as np, sys, time
+    from mcis.models.crf import CrfParameters
+    from mcis.platform.networks.refiner import Refiner
+    refiner = Refiner(CrfParameters(), 1)
+    refiner(np.zeros((4, 4, 3), np.uint8), np.full((2, 4, 4), 0.5, np.float32))
+    print(*refiner.pool._processes, flush=True)
+    time.sleep(600)
+"""
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
+        script.write(code)
+        script.flush()
+        with subprocess.Popen([sys.executable, script.name], stdout=subprocess.PIPE, text=True) as parent:
+            assert parent.stdout is not None
+            child = int(parent.stdout.readline())
+            parent.kill()
+    for _ in range(200):
+        if not _runs(child):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"process {child} is still there")
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text() if Path("/proc").is_dir() else True
+
+
+def test_a_process_that_refines_loads_no_torch() -> None:
+    code = "import sys, mcis.platform.networks.refiner; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 @pytest.mark.parametrize("background", ["saliency", "crf"])

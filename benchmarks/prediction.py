@@ -1,0 +1,103 @@
+"""Prediction with the CRF beside the network, of the slower of the two alone.
+
+The network has one core and one process of the CRF another, as where a GPU leaves the cores to the CRF. The size at
+which the CRF runs is chosen so that both take about as long: where one is much faster there is little to gain. Timed
+are rounds of all images: the network alone, the CRF alone, both beside each other, both one after the other.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import machine
+import photos
+import torch
+
+from mcis.datasets.decode import Picture
+from mcis.platform.config.resolve import resolve
+from mcis.platform.networks.build import build_segmenter
+from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.predictor import Prediction, Predictor
+
+TARGET = 0.85
+CLASSES = tuple(f"class {k}" for k in range(20))
+SIDES = (100, 120, 140, 160, 180, 200, 220, 240, 260, 280, 300)
+TRIED = 4
+"""Images that a size of the CRF is tried with."""
+
+
+def predictor(weights: Path, *assignments: str, processes: int = 0) -> Predictor:
+    """The network of recipe `small` on 20 classes."""
+    config = resolve("voc", "small", assignments=assignments).config
+    return Predictor(config, weights, CLASSES, gpu=False, max_side=None, processes=processes)
+
+
+def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:
+    """The predictions of all pictures."""
+    return list(labeler.map(((None, picture) for picture in pictures), lambda _, prediction: prediction))
+
+
+def refined(labeler: Predictor, predictions: list[Prediction]) -> None:
+    """The CRF alone, in this process."""
+    assert labeler.refiner is not None
+    for prediction in predictions:
+        labeler.refiner(prediction.picture.rgb, prediction.plain)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    """Wall seconds of some work."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Chooses the CRF's size, times the rounds and prints the ratio of the medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=24)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    print(machine.describe())
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        network = build_segmenter(resolve("voc", "small").config.segmenter, len(CLASSES))
+        save_weights(network, folder / WEIGHTS, {})
+        plain = predictor(folder, "predict.crf.iterations=0")
+        pictures = [plain.read(path) for path in photos.make(folder / "images", arguments.images)]
+        predictions = predicted(plain, pictures)
+        once = seconds(lambda: predicted(plain, pictures[:TRIED]))
+        took = {}
+        for side in SIDES:
+            tried = predictor(folder, f"predict.crf.max_side={side}")
+            began = time.perf_counter()
+            refined(tried, predictions[:TRIED])
+            took[side] = time.perf_counter() - began
+        side = min(SIDES, key=lambda side: abs(took[side] - once))
+        print(f"an image: network {once / TRIED:.3f} s, CRF at {side} pixels {took[side] / TRIED:.3f} s")
+        in_turn = predictor(folder, f"predict.crf.max_side={side}")
+        beside = predictor(folder, f"predict.crf.max_side={side}", processes=1)
+        predicted(beside, pictures[:1])  # starts the process
+        works: dict[str, Callable[[], object]] = {
+            "network": lambda: predicted(plain, pictures),
+            "CRF": lambda: refined(in_turn, predictions),
+            "beside": lambda: predicted(beside, pictures),
+            "in turn": lambda: predicted(in_turn, pictures),
+        }
+        measured: dict[str, list[float]] = {what: [] for what in works}
+        for _ in range(arguments.rounds):
+            for what, work in works.items():
+                measured[what].append(seconds(work))
+        beside.close()
+    medians = {what: statistics.median(times) for what, times in measured.items()}
+    for what, median in medians.items():
+        print(f"{what:8}{median:8.2f} s ({min(measured[what]):.2f}..{max(measured[what]):.2f})")
+    ratio = max(medians["network"], medians["CRF"]) / medians["beside"]
+    print(f"ratio {ratio:.2f} target {TARGET}: prediction with the CRF, of the slower of network and CRF alone")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Photographs without tags, to be predicted: files, folders and tables -> where they lie, and a name for each."""
+
+import collections
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import is_remote
+from mcis.datasets.index import shown
+from mcis.datasets.sources.lists import inside, is_text, left_out, name_below, scan
+from mcis.datasets.sources.tagged import READERS, image_column
+
+
+class Photograph(NamedTuple):
+    """A photograph.
+
+    Attributes:
+        uri: absolute path, or URI.
+        name: relative path without suffix that no other photograph has, also where case does not count.
+    """
+
+    uri: str
+    name: str
+
+
+class Photographs(NamedTuple):
+    """Photographs in the order in which they were given, and notes for the user."""
+
+    found: list[Photograph]
+    notes: list[str]
+
+
+def list_photographs(given: Sequence[str], *, leave_out: Path) -> Photographs:
+    """Lists photographs; none is opened, and no suffix is trusted but a table's.
+
+    A photograph is named by its path below the folder that was given, by the one that a table has, or by its file's
+    name, without the suffix. Where several would have the same name they keep the suffix, and where that does not tell
+    them apart they are named by their whole path.
+
+    Args:
+        given: paths or URIs of files; folders, whose sub-folders are read as well; .csv, .jsonl or .parquet tables with
+            a column `image`, as `list_tagged` reads them. A file that is given twice counts once.
+        leave_out: folder that is not looked into where it lies in one of them: where predictions go.
+
+    Raises:
+        UserError: a folder or a table cannot be read, a path is no UTF-8, or there is no file at all.
+    """
+    leave_out = leave_out.expanduser().resolve()
+    left: collections.Counter[str] = collections.Counter()
+    names: dict[str, tuple[str, ...]] = {}
+    for item in given:
+        if not is_text(item):
+            raise UserError(f"the name {os.fsencode(item)!r} is no UTF-8", "names in UTF-8", "rename it")
+        for uri, short in _files(item, leave_out, left):
+            if uri in names:
+                left["file(s) that are given more than once"] += 1
+            names.setdefault(uri, _names(uri, short))
+    if not names:
+        raise UserError(f"no file in {shown(list(given))}", "at least one photograph", "name files, folders or tables")
+    return Photographs([Photograph(*each) for each in _told_apart(names).items()], left_out("photographs", left))
+
+
+def _files(item: str, leave_out: Path, left: collections.Counter[str]) -> Iterator[tuple[str, str]]:
+    """Where the files of an argument lie, and what each is named by."""
+    path = Path(item).expanduser()
+    if not is_remote(item) and path.is_dir():
+        yield from _below(path.resolve(), leave_out, left)
+    elif item.lower().endswith(tuple(READERS)):
+        for text, uri in image_column(item):
+            relative = None if is_remote(text) else inside(text)
+            yield uri, relative or uri.rpartition("/")[2]
+    else:
+        uri = item if is_remote(item) else os.path.abspath(path)
+        yield uri, uri.rpartition("/")[2]
+
+
+def _below(root: Path, leave_out: Path, left: collections.Counter[str]) -> Iterator[tuple[str, str]]:
+    """The files below a folder that are not hidden; links out of it are left out, and so are links to folders."""
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        if folder == leave_out:
+            left[f"folder {leave_out}, where predictions go"] += 1
+            continue
+        content = scan(folder, root)
+        left += content.left
+        left["hidden file(s)"] += sum(name.startswith(".") for name in content.files)
+        for name in content.files:
+            if not name.startswith("."):
+                yield str(folder / name), (folder / name).relative_to(root).as_posix()
+        linked = [name for name in content.folders if (folder / name).is_symlink()]
+        left["link(s) to folders"] += len(linked)
+        waiting += [folder / name for name in reversed(content.folders) if name not in linked]
+
+
+def _names(uri: str, short: str) -> tuple[str, ...]:
+    """Names of a photograph, each telling more than the one before."""
+    stem, dot, _ = short.rpartition(".")
+    without = stem if dot and not stem.endswith("/") and stem else short
+    return without, short, name_below(uri) or short
+
+
+def _told_apart(names: dict[str, tuple[str, ...]]) -> dict[str, str]:
+    """The first name of each photograph that no other has.
+
+    Raises:
+        UserError: two have the same whole path, in another case or with another scheme.
+    """
+    level = dict.fromkeys(names, 0)
+    while True:
+        chosen = {uri: names[uri][level[uri]] for uri in names}
+        count = collections.Counter(name.casefold() for name in chosen.values())
+        same = [uri for uri, name in chosen.items() if count[name.casefold()] > 1]
+        if not same:
+            return chosen
+        if all(level[uri] == 2 for uri in same):
+            raise UserError(
+                f"photographs whose paths cannot be told apart: {shown(same)}", "paths of their own", "rename a file"
+            )
+        for uri in same:
+            level[uri] = min(2, level[uri] + 1)

@@ -1,0 +1,60 @@
+"""The command `mcis predict`: masks of photographs by the trained network of a run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mcis.platform.commands.options import (
+    DEFAULT_WORKSPACE,
+    Assignments,
+    WorkspaceFolder,
+    complete_run,
+    plain_errors,
+)
+
+
+def predict(
+    images: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="IMAGES...",
+            help="Photographs: files, folders, .csv, .jsonl or .parquet tables with a column image, or URIs.",
+        ),
+    ],
+    name: Annotated[
+        str, typer.Option("--name", "--run", help="Name of the run that trained.", autocompletion=complete_run)
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    assignments: Assignments = None,
+) -> None:
+    """Predict masks of photographs of any size: palette PNGs, overlays, and the share of each class.
+
+    Files that give no photograph are listed in OUT/rejects.csv, and the command ends with status 1 once all others are
+    done. A second call computes all again. --set takes predict.* and data.max_side.
+    """
+    with plain_errors():
+        from mcis.datasets.sources.photographs import list_photographs
+        from mcis.platform.networks.predictor import Predictor, trained_run
+        from mcis.platform.runs.progress import console
+        from mcis.platform.runs.workspace import Workspace
+
+        run = Workspace(workspace, create=False).run(name, create=False).path
+        trained = trained_run(run, assignments or [])
+        photographs = list_photographs(images, leave_out=out)
+        processes = trained.processes()
+        for line in (*photographs.notes, trained.memory_in_words(processes)):
+            console.print(line, markup=False)
+
+        from mcis.platform.reporting.photographs import predict_photographs
+
+        predictor = Predictor.of(trained, processes=processes)
+        try:
+            rejected = predict_photographs(predictor, photographs.found, out)
+        finally:
+            predictor.close()
+        typer.echo(f"{len(photographs.found) - len(rejected)} photographs below {out}: masks, overlays, shares.csv")
+        if rejected:
+            typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
+            raise typer.Exit(1)

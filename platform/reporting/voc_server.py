@@ -1,0 +1,197 @@
+"""Predictions -> the archive that PASCAL VOC's evaluation server takes, and what is wrong with such an archive.
+
+An archive comes from anywhere: nothing of it is unpacked, its members are read one by one within bounds, and what could
+lead out of a folder is refused.
+"""
+
+import gzip
+import io
+import re
+import tarfile
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+import pyarrow.parquet as pq
+from PIL import Image
+
+from mcis.datasets.classes import VOC_CLASSES
+from mcis.datasets.decode import RejectedImage, decode_labels, decode_shape
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import read_bytes
+from mcis.datasets.index import shown
+from mcis.platform.reporting.files import names_of, table_of
+from mcis.platform.runs.progress import bar
+from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.results import PredictResult, read_result
+from mcis.platform.runs.workspace import Workspace, written_aside
+
+COUNTS = {"test": 1456, "val": 1449, "train": 1464}
+"""Images of VOC 2012's lists of segmentation; the server takes those of test."""
+_FOLDER = "results/VOC2012/Segmentation/comp6_{split}_cls"
+_MASK = re.compile(_FOLDER.format(split=f"({'|'.join(COUNTS)})") + r"/([\w.-]+)\.png")
+_MOST_BYTES = 2**20
+"""Largest member, bytes: a mask of VOC's size takes a hundredth of it."""
+_MOST_PIXELS = 2**20
+"""Most pixels of a mask; VOC's images have a quarter."""
+
+
+def export_submission(workspace: Workspace, name: str, out: Path) -> str:
+    """Writes the predictions of a run as a .tar.gz; returns what it wrote, in words.
+
+    Its members are `results/VOC2012/Segmentation/comp6_<split>_cls/<id>.png`, palette PNGs, after the CRF where there
+    is one; comp6 is the competition that allows images beside VOC's, such as those that pretrained weights come from.
+
+    Raises:
+        UserError: the run has no predictions, its classes are not VOC's, or its ids are no names.
+    """
+    classes, table = open_index(workspace, name).classes, table_of(workspace, name, "predict", "predictions")
+    if classes != VOC_CLASSES:
+        raise UserError(
+            f"a run of the classes {shown(classes)}", "VOC's 20 classes in their order", "export predictions instead"
+        )
+    split = read_result(table.parent, PredictResult).split
+    files = sorted(table.glob("part-*.parquet"))
+    ids = [image_id for file in files for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist()]
+    names, folder = names_of(ids, out), _FOLDER.format(split=split)
+    with (
+        written_aside(out) as aside,
+        tarfile.open(aside, "w:gz") as archive,
+        bar("export voc-server", len(ids), "images") as progress,
+    ):
+        for done, row in enumerate((row for file in files for row in pq.read_table(file).to_pylist()), 1):
+            png = row["crf"] or row["plain"]
+            member = tarfile.TarInfo(f"{folder}/{names[row['image_id']]}.png")
+            member.size = len(png)
+            archive.addfile(member, io.BytesIO(png))
+            progress.update(done)
+    for_server = "" if split == "test" else "; the server takes split test alone (data.test_list, predict.split=test)"
+    return f"{len(ids)} predictions of split {split} in {out}{for_server}"
+
+
+def submission_problems(
+    file: Path, *, ids: Collection[str] | None = None, images: Path | None = None
+) -> tuple[int, list[str]]:
+    """How many masks an archive has, and what the server would refuse of it, a line each.
+
+    Args:
+        ids: names of the images, one mask of each; None = as many as VOC 2012 has.
+        images: folder of <id>.jpg, whose sizes the masks must have; None = sizes are not compared.
+
+    Raises:
+        UserError: an image of the folder is missing; or the file is no .tar.gz, is damaged, or holds what is hostile.
+    """
+    problems: list[str] = []
+    found: dict[str, str] = {}
+    with bar("check", len(ids) if ids is not None else COUNTS["test"], "masks") as progress:
+        for member, content in _members(file, most=2 * (len(ids) if ids is not None else max(COUNTS.values())) + 8):
+            named = _MASK.fullmatch(member)
+            if named is None:
+                problems.append(f"stray member {member!r}")
+                continue
+            split, image_id = named.groups()
+            if image_id in found:
+                problems.append(f"{member} is there twice")
+            found[image_id] = split
+            known = images if ids is None or image_id in ids else None
+            shape = _shape(known / f"{image_id}.jpg") if known else None
+            problems += [f"{member}: {problem}" for problem in _mask_problems(content, shape)]
+            progress.update(len(found))
+    return len(found), [*_set_problems(found, ids), *problems]
+
+
+def _set_problems(found: Mapping[str, str], ids: Collection[str] | None) -> Iterator[str]:
+    """What is wrong with the set of masks: `found` is the split of each id."""
+    splits = sorted(set(found.values()))
+    if len(splits) > 1:
+        yield f"masks of several splits: {', '.join(splits)}"
+    if ids is None:
+        expected = COUNTS[splits[0] if splits else "test"]
+        if len(found) != expected:
+            yield f"{len(found)} masks; expected {expected}, as many as VOC 2012 has images in that split"
+        return
+    missing, others = sorted(set(ids) - set(found)), sorted(set(found) - set(ids))
+    if missing:
+        yield f"no mask of {len(missing)} image(s): {shown(missing)}"
+    if others:
+        yield f"masks of {len(others)} other image(s): {shown(others)}"
+
+
+def _mask_problems(content: bytes, shape: tuple[int, int] | None) -> Iterator[str]:
+    """What is wrong with a mask, whose image has the height and width `shape` where that is known."""
+    try:
+        labels = decode_labels(content, max_pixels=_MOST_PIXELS)
+    except RejectedImage as error:
+        yield error.reason
+        return
+    if Image.open(io.BytesIO(content), formats=("PNG",)).mode != "P":
+        yield "no palette"
+    if shape is not None and labels.shape != shape:
+        yield f"{labels.shape[1]}x{labels.shape[0]} pixels; its image has {shape[1]}x{shape[0]}"
+    above = np.unique(labels[labels > len(VOC_CLASSES)]).tolist()
+    if above:
+        yield f"labels {', '.join(map(str, above[:5]))}; expected 0..{len(VOC_CLASSES)}"
+
+
+def _shape(image: Path) -> tuple[int, int]:
+    """Height and width of an image, pixels."""
+    try:
+        return decode_shape(read_bytes(str(image)), min_side=1)
+    except (OSError, RejectedImage) as error:
+        raise UserError(f"the image {image} cannot be read ({error})", "<id>.jpg of each mask", "add it") from None
+
+
+def _members(file: Path, *, most: int) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each regular file in an archive; folders are passed over.
+
+    Raises:
+        UserError: it is no .tar.gz, is damaged, has more than `most` members, links, devices, names that lead out of a
+            folder, or members larger than a mask.
+    """
+    expected = f"a .tar.gz of {_FOLDER.format(split='test')}/<id>.png"
+
+    def refused(found: str) -> UserError:
+        return UserError(f"{file}: {found}", expected, "make it again by `mcis export voc-server`")
+
+    try:
+        with (
+            gzip.open(file) as unpacked,
+            tarfile.open(fileobj=cast(IO[bytes], _Bounded(unpacked)), mode="r:") as archive,
+        ):
+            for number, member in enumerate(archive):
+                name = member.name
+                if number >= most:
+                    raise refused(f"more than {most} members")
+                if name.startswith("/") or ".." in name.split("/") or "\\" in name or not name.isprintable():
+                    raise refused(f"the name {name!r} leads out of a folder")
+                if not (member.isreg() or member.isdir()) or member.issparse():
+                    raise refused(f"{name!r} is neither file nor folder")
+                if member.size > _MOST_BYTES:
+                    raise refused(f"{name!r} has {member.size} bytes, more than {_MOST_BYTES}")
+                if member.isdir():
+                    continue
+                content = archive.extractfile(member)
+                assert content is not None
+                yield name, content.read()
+            # tarfile stops at the first block that is no header; gzip tells a cut file at its end alone.
+            rest = unpacked.read(_MOST_BYTES)
+            if rest.strip(b"\0") or len(rest) == _MOST_BYTES:
+                raise refused("more bytes behind its last member")
+    except UserError:
+        raise
+    except Exception as error:  # whatever damaged bytes make gzip and tarfile raise
+        raise refused(f"cannot be read ({type(error).__name__}: {str(error)[:200]})") from None
+
+
+class _Bounded:
+    """A stream of which no more than a member's bytes are read at a time: headers name any number of them."""
+
+    def __init__(self, stream: Any):
+        self.stream, self.tell, self.seek = stream, stream.tell, stream.seek
+
+    def read(self, count: int) -> bytes:
+        if count > 2 * _MOST_BYTES:
+            raise tarfile.ReadError(f"{count} bytes of a header or member")
+        content: bytes = self.stream.read(count)
+        return content

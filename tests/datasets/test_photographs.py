@@ -1,0 +1,109 @@
+"""Photographs that are given as files, folders and tables: each is found once, under a name that no other has."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.sources.lists import name_below
+from mcis.datasets.sources.photographs import list_photographs
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """`photos` with files in two folders, some of the same name."""
+    for name in ("a.jpg", "b.png", "x/a.jpg", "x/b.JPG", "x/.hidden", "y/no suffix", "y/two.dots.jpg"):
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    return tmp_path
+
+
+def named(root: Path, *given: str, out: str = "out") -> dict[str, str]:
+    """Name by path below `root` of what is found."""
+    found = list_photographs([str(root / item) for item in given], leave_out=root / out).found
+    return {os.path.relpath(photograph.uri, root): photograph.name for photograph in found}
+
+
+def test_a_folder_is_read_with_its_sub_folders_and_names_are_paths_in_it(root: Path) -> None:
+    assert named(root, "photos") == {
+        "photos/a.jpg": "a",
+        "photos/b.png": "b",
+        "photos/x/a.jpg": "x/a",
+        "photos/x/b.JPG": "x/b",
+        "photos/y/no suffix": "y/no suffix",
+        "photos/y/two.dots.jpg": "y/two.dots",
+    }
+    assert list_photographs([str(root)], leave_out=root / "out").notes == ["photographs: left out 1 hidden file(s)"]
+
+
+def test_photographs_of_one_name_keep_their_suffix_or_else_their_whole_path(root: Path) -> None:
+    (root / "photos" / "a.png").write_bytes(b"")
+    assert named(root, "photos/a.jpg", "photos/a.png") == {"photos/a.jpg": "a.jpg", "photos/a.png": "a.png"}
+    whole = str(root).lstrip("/")
+    assert named(root, "photos/a.jpg", "photos/x/a.jpg", "photos/b.png") == {
+        "photos/a.jpg": f"{whole}/photos/a.jpg",
+        "photos/x/a.jpg": f"{whole}/photos/x/a.jpg",
+        "photos/b.png": "b",
+    }
+    (root / "A.jpeg").write_bytes(b"")
+    assert set(named(root, "A.jpeg", "photos/a.jpg").values()) == {"A.jpeg", "a.jpg"}
+
+
+def test_a_name_that_another_takes_on_is_told_apart_too(root: Path) -> None:
+    for name in ("a.png", "a.jpg.gif"):
+        (root / "photos" / name).write_bytes(b"")
+    names = named(root, "photos/a.jpg", "photos/a.png", "photos/a.jpg.gif")
+    assert len({name.casefold() for name in names.values()}) == 3
+
+
+def test_a_table_names_images_as_it_has_them(root: Path) -> None:
+    (root / "photos" / "t.csv").write_text(f"image,tags\nx/a.jpg,cat\n{root}/photos/b.png,\ns3://bucket/c/d.jpg,\n")
+    assert list_photographs([str(root / "photos" / "t.csv")], leave_out=root / "out").found == [
+        (f"{root}/photos/x/a.jpg", "x/a"),
+        (f"{root}/photos/b.png", "b"),
+        ("s3://bucket/c/d.jpg", "d"),
+    ]
+
+
+def test_a_file_that_is_given_twice_counts_once(root: Path) -> None:
+    listed = list_photographs([f"{root}/photos", f"{root}/photos/../photos/x/a.jpg"], leave_out=root / "out")
+    assert len(listed.found) == 6
+    assert "photographs: left out 1 file(s) that are given more than once" in listed.notes
+
+
+def test_predictions_below_the_photographs_are_not_predicted_again(root: Path) -> None:
+    (root / "photos" / "out" / "masks").mkdir(parents=True)
+    (root / "photos" / "out" / "masks" / "a.png").write_bytes(b"")
+    assert "photos/out/masks/a.png" not in named(root, "photos", out="photos/out")
+    (root / "photos" / "loop").symlink_to(root / "photos", target_is_directory=True)
+    assert len(named(root, "photos", out="photos/out")) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [("empty", "no file in"), ("no.csv", "no table"), ("other.csv", "has no column 'image'")],
+)
+def test_what_holds_no_photograph_is_an_error(root: Path, given: str, found: str) -> None:
+    (root / "empty").mkdir()
+    (root / "other.csv").write_text("path\na.jpg\n")
+    with pytest.raises(UserError, match=found):
+        list_photographs([str(root / given)], leave_out=root / "out")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("2007_000032", "2007_000032"),
+        ("web/cat/a.jpg", "web/cat/a.jpg"),
+        ("/data/photos/a.jpg", "data/photos/a.jpg"),
+        ("s3://bucket/key.jpg", "s3/bucket/key.jpg"),
+        ("a/../b", "b"),
+        ("../b", None),
+        ("/../b", None),
+        ("s3://../../b", None),
+    ],
+)
+def test_a_name_lies_below_the_folder_or_nowhere(path: str, name: str | None) -> None:
+    assert name_below(path) == name

@@ -1,0 +1,170 @@
+"""Finished predictions: the command, its files and its bound of memory; and the lines of Python of docs/USAGE.md."""
+
+import csv
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from mcis.datasets.decode import decode_labels
+from mcis.datasets.errors import UserError
+from mcis.platform.cli import app
+from mcis.platform.networks.predictor import Predictor, trained_run
+
+USAGE = Path(__file__).resolve().parents[2] / "docs" / "USAGE.md"
+
+
+def noise(height: int, width: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(height * width).integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Photographs of several sizes and formats, two of one name, one that lies on its side, one that is none."""
+    folder = tmp_path / "photos"
+    (folder / "x").mkdir(parents=True)
+    noise(40, 60).save(folder / "a.jpg")
+    noise(70, 50).save(folder / "x" / "a.png")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    noise(48, 90).save(folder / "turned.jpg", exif=exif)
+    noise(300, 200).convert("L").save(folder / "gray.png")
+    (folder / "broken.jpg").write_text("no image")
+    noise(40, 8).save(folder / "thin.png")
+    return folder
+
+
+def predict(run: Path, *arguments: str) -> tuple[int, str]:
+    """Exit status and output of the command."""
+    workspace = ["--workspace", str(run.parent.parent), "--name", run.name]
+    done = CliRunner().invoke(app, ["predict", *arguments, *workspace], env={"COLUMNS": "300"})
+    return done.exit_code, done.output
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
+    run, out = trained(3, "predict.crf.iterations=2"), tmp_path / "out"
+    status, output = predict(run, str(photos), "--out", str(out), "--set", "data.max_side=100")
+    assert status == 1
+    assert "memory:  at most" in output
+    assert "predicted at up to 100 pixels a side" in output
+    assert "4 photographs below" in output
+    assert "rejected: 2" in output
+    sizes = {"a": (40, 60), "gray": (300, 200), "turned": (90, 48), "x/a": (70, 50)}
+    shares = rows(out / "shares.csv")
+    assert [row["mask"] for row in shares] == [f"masks/{name}.png" for name in sizes]
+    predictor = Predictor.load(run, ["data.max_side=100"])
+    for row, (name, size) in zip(shares, sizes.items(), strict=True):
+        mask = Image.open(out / row["mask"])
+        labels = decode_labels((out / row["mask"]).read_bytes())
+        assert (mask.mode, labels.shape) == ("P", size)
+        assert (row["height"], row["width"]) == tuple(map(str, size))
+        given = [float(row[c]) for c in ("background", "class 0", "class 1", "class 2")]
+        np.testing.assert_allclose(given, np.bincount(labels.ravel(), minlength=4) / labels.size, atol=1e-6)
+        np.testing.assert_array_equal(predictor(row["image"]), labels)
+        overlay = Image.open(out / "overlays" / f"{name}.jpg")
+        assert overlay.size == ((67, 100) if name == "gray" else size[::-1])
+    rejects = {Path(row["image"]).name: row["reason"] for row in rows(out / "rejects.csv")}
+    assert rejects.keys() == {"broken.jpg", "thin.png"}
+    assert rejects["broken.jpg"].startswith("not an image")
+    assert rejects["thin.png"].startswith("too small")
+    assert (out / "labels.csv").read_text().splitlines()[2] == "1,class 0,128,0,0"
+
+
+def test_without_rejects_the_status_is_0_and_a_second_call_replaces(
+    trained: Callable[..., Path], photos: Path, tmp_path: Path
+) -> None:
+    run, out = trained(2), tmp_path / "out"
+    arguments = [str(photos / "a.jpg"), "--out", str(out), "--set", "predict.crf.iterations=0"]
+    assert predict(run, *arguments)[0] == 0
+    assert rows(out / "rejects.csv") == []
+    (out / "masks" / "a.png").write_bytes(b"old")
+    status, _ = predict(run, *arguments, str(tmp_path / "absent.jpg"))
+    assert (status, Image.open(out / "masks" / "a.png").size) == (1, (60, 40))
+    assert rows(out / "rejects.csv")[0]["reason"] == "cannot be read: No such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--set", "segmenter.width=3"], "keys predict.* or data.max_side"),
+        (["--set", "predict.crop=no"], "predict.crop"),
+        (["--name", "absent"], "has no trained segmentation network"),
+    ],
+)
+def test_what_cannot_be_predicted_with_is_one_message(
+    trained: Callable[..., Path], photos: Path, tmp_path: Path, arguments: list[str], found: str
+) -> None:
+    run = trained(2)
+    given = ["predict", str(photos), "--out", str(tmp_path / "out"), "--name", run.name, *arguments]
+    done = CliRunner().invoke(app, [*given, "--workspace", str(run.parent.parent)])
+    assert done.exit_code == 1
+    assert found in done.output
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_image_is_a_path_or_an_array(trained: Callable[..., Path], photos: Path) -> None:
+    predictor = Predictor.load(trained(2))
+    labels = predictor(photos / "x" / "a.png")
+    assert (labels.shape, labels.dtype) == ((70, 50), np.uint8)
+    np.testing.assert_array_equal(predictor(np.asarray(Image.open(photos / "x" / "a.png"))), labels)
+    with pytest.raises(UserError, match=r"broken\.jpg: not an image"):
+        predictor(photos / "broken.jpg")
+    with pytest.raises(ValueError, match="expected uint8"):
+        predictor(np.zeros((4, 4), np.uint8))
+
+
+def test_the_lines_of_the_documentation_run(
+    trained: Callable[..., Path], photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = trained(2)
+    run.rename(run.with_name("mine"))
+    monkeypatch.chdir(photos)
+    (photos / "mcis-workspace").symlink_to(run.parent.parent)
+    (photos / "a.jpg").rename(photos / "photo.jpg")
+    (lines,) = re.findall(r"```python\n(.*?)```", USAGE.read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(lines, names)
+    assert isinstance(names["labels"], np.ndarray)
+    assert names["labels"].shape == (40, 60)
+    assert isinstance(names["names"], list)
+    assert set(names["names"]) <= {"class 0", "class 1"}
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_photograph_of_12_megapixels_stays_within_the_bound_that_is_stated(
+    trained: Callable[..., Path], tmp_path: Path, processes: int
+) -> None:
+    """Twenty classes, and noise, on which the CRF takes most: the peak of this process and of those of the CRF."""
+    run = trained(20, "data.max_side=384")
+    noise(3000, 4000).save(tmp_path / "large.ppm")
+    code = f"""if __name__ == "__main__":
+    import resource
+    from pathlib import Path
+    from mcis.datasets.sources.photographs import Photograph
+    from mcis.platform.networks.predictor import Predictor
+    from mcis.platform.reporting.photographs import predict_photographs
+    predictor = Predictor.load({str(run)!r}, processes={processes})
+    large = [Photograph({str(tmp_path / "large.ppm")!r}, name) for name in "ab"[: {processes} + 1]]
+    assert predict_photographs(predictor, large, Path({str(tmp_path / "out")!r})) == []
+    predictor.close()
+    ours, theirs = (resource.getrusage(w).ru_maxrss for w in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    print(ours * 1024, theirs * 1024)
+"""
+    (tmp_path / "script.py").write_text(code)
+    done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = map(int, done.stdout.splitlines()[-1].split())
+    assert Image.open(tmp_path / "out" / "masks" / f"{'ab'[processes]}.png").size == (4000, 3000)
+    bound = trained_run(run).memory(processes)
+    assert bound / 8 < ours + (theirs if processes else 0) < bound
