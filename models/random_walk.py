@@ -5,7 +5,9 @@ Affinities (..., D, h, w) lie in one plane per direction: plane d has, at (y, x)
 affinities are symmetric.
 """
 
+import functools
 import warnings
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +33,38 @@ def pair_slices(shape: tuple[int, int], direction: tuple[int, int]) -> tuple[tup
     return (rows, columns), (partner_rows, partner_columns)
 
 
+class _Structure(NamedTuple):
+    """Where a step's weights stand in CSR, which the size of a map decides alone.
+
+    Attributes:
+        starts: where each row's entries begin, (hw + 1,) int32.
+        columns: of each entry, int32.
+        order: of each entry, its number among a position's own weights, then each direction's in both senses.
+        rows: of each weight in that order, int64.
+    """
+
+    starts: Tensor
+    columns: Tensor
+    order: Tensor
+    rows: Tensor
+
+
+@functools.lru_cache(maxsize=16)
+def _structure(h: int, w: int, radius: int) -> _Structure:
+    index = np.arange(h * w, dtype=np.int32).reshape(h, w)
+    rows, columns = [index.ravel()], [index.ravel()]
+    for direction in directions(radius):
+        here, there = pair_slices((h, w), direction)
+        one, other = index[here].ravel(), index[there].ravel()
+        rows += [one, other]
+        columns += [other, one]
+    row, column = np.concatenate(rows), np.concatenate(columns)
+    order: NDArray[np.intp] = np.lexsort((column, row))
+    ends = np.cumsum(np.bincount(row, minlength=h * w), dtype=np.int32)
+    parts = np.concatenate([np.zeros(1, np.int32), ends]), column[order], order, row.astype(np.int64)
+    return _Structure(*(torch.from_numpy(part) for part in parts))
+
+
 def transition(affinities: Tensor, radius: int, beta: float) -> Tensor:
     """The walk's step as a sparse matrix (hw, hw) in CSR: new value of a position = mean over its neighbors' values.
 
@@ -42,30 +76,16 @@ def transition(affinities: Tensor, radius: int, beta: float) -> Tensor:
         beta: makes low affinities count less.
     """
     h, w = affinities.shape[1:]
-    index = np.arange(h * w, dtype=np.int32).reshape(h, w)
-    rows, columns, values = [index.ravel()], [index.ravel()], [affinities.new_ones(h * w)]
+    starts, columns, order, rows = (part.to(affinities.device) for part in _structure(h, w, radius))
+    values = [affinities.new_ones(h * w)]
     for plane, direction in zip(affinities, directions(radius), strict=True):
-        here, there = pair_slices((h, w), direction)
-        one, other, weights = index[here].ravel(), index[there].ravel(), plane[here].reshape(-1).pow(beta)
-        rows += [one, other]
-        columns += [other, one]
-        values += [weights, weights]
-    row = np.concatenate(rows)
-    order: NDArray[np.intp] = np.lexsort((np.concatenate(columns), row))
-    ends = np.cumsum(np.bincount(row, minlength=h * w), dtype=np.int32)
-    starts = torch.from_numpy(np.concatenate([np.zeros(1, np.int32), ends])).to(affinities.device)
-    at = torch.from_numpy(row).to(affinities.device, torch.long)
+        here, _ = pair_slices((h, w), direction)
+        values += [plane[here].reshape(-1).pow(beta)] * 2
     weight = torch.cat(values)
-    weight = weight / weight.new_zeros(h * w).index_add_(0, at, weight)[at]
+    weight = weight / weight.new_zeros(h * w).index_add_(0, rows, weight)[rows]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (invariant checks|CSR tensor support)")
-        return torch.sparse_csr_tensor(
-            starts,
-            torch.from_numpy(np.concatenate(columns)[order]).to(affinities.device),
-            weight[torch.from_numpy(order).to(affinities.device)],
-            size=(h * w, h * w),
-            check_invariants=False,
-        )
+        return torch.sparse_csr_tensor(starts, columns, weight[order], size=(h * w, h * w), check_invariants=False)
 
 
 def random_walk(maps: Tensor, affinities: Tensor, *, radius: int, beta: float, steps: int) -> Tensor:
