@@ -43,8 +43,8 @@ _SAMPLE = 64
 """Images whose files are asked for their size."""
 _AFFINITIES = 6
 """Matrices of the affinity's size that a training step holds: P, both softmaxes, and their gradients."""
-_ENTRY = 3
-"""Bytes of an entry of a table of counts, packed."""
+_INTERVAL = 1.5
+"""Bytes that counts of maps take of an interval of scores, packed: of VOC's masks a third of them hold a pixel."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
 
@@ -378,7 +378,7 @@ def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
 def _evaluation(config: Config, counts: Counts) -> Need:
     """Counts of pixels by true label, tag and interval of the score for both tables of maps, and of label masks."""
     labels = counts.tags + counts.tagged  # true ones of all images, which are their tags and the background
-    of_maps = 2 * _ENTRY * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
+    of_maps = 2 * _INTERVAL * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
     shards = math.ceil((counts.tagged + counts.predicted) / config.compute.shard_rows)
     of_masks = 64 * (3 * counts.tagged + 2 * counts.predicted)
     leaves = int(of_maps) + of_masks + _SMALL * (4 + shards) + 64 * (counts.classes + 1) ** 2
