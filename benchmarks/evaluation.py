@@ -43,8 +43,9 @@ def _count(work: tuple[dict[str, Path], Path]) -> np.ndarray:
     totals = np.zeros((2, MASK_PARTS, K + 1, K + 1), np.int64)
     for row in pq.read_table(shard).to_pylist():
         truth = decode_labels(files[row["image_id"]].read_bytes())
-        for total, png in zip(totals, (row["plain"], row["crf"]), strict=True):
-            add_counts(total, mask_counts(truth, decode_labels(png), K))
+        pngs = (row["plain"], row["crf"])
+        for total, counts in zip(totals, mask_counts(truth, map(decode_labels, pngs), K), strict=True):
+            add_counts(total, counts)
     return totals
 
 

@@ -3,6 +3,7 @@
 Labels: 0 is background, class index k is label k + 1, 255 in the truth is not scored. A prediction has no ignore label.
 """
 
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -30,29 +31,31 @@ class Counts(NamedTuple):
     pixels: NDArray[np.uint32]
 
 
-def mask_counts(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: int) -> Counts:
-    """Counts the pixels of a label mask, (H, W), without the truth's ignored ones.
+def mask_counts(truth: NDArray[np.uint8], predictions: Iterable[NDArray[np.uint8]], classes: int) -> Iterator[Counts]:
+    """Counts the pixels of label masks of one image, (H, W) each, without the truth's ignored ones.
 
     The boundary regions are those of the whole masks: the edge to an ignored pixel is a contour of the truth, and the
     prediction's contours may lie on ignored pixels. What then counts are scored pixels alone.
 
     Raises:
-        ValueError: the shapes differ, or a label is above K = `classes`.
+        ValueError: shapes differ, or a label is above K = `classes`.
     """
-    if truth.shape != prediction.shape:
-        raise ValueError(f"truth {truth.shape} and prediction {prediction.shape} differ in size")
-    regions = boundary_region(truth), boundary_region(prediction)
-    if prediction.size and prediction.max() > classes:
-        scored = prediction[truth != IGNORE]
-        if scored.size and scored.max() > classes:
-            raise ValueError(f"label {scored.max()} where at most {classes} is known")
-        prediction = np.minimum(prediction, classes).astype(np.uint8)
     sides = (256, classes + 1, 2, 2)
-    cells = truth.astype(np.min_scalar_type(np.prod(sides) - 1))
-    for side, values in zip(sides[1:], (prediction, *regions), strict=True):
-        cells *= side
-        cells += values
-    return _counted(cells, (256, classes + 1, MASK_PARTS), classes)
+    known, of_truth = truth.astype(np.min_scalar_type(np.prod(sides) - 1)), boundary_region(truth)
+    for prediction in predictions:
+        if truth.shape != prediction.shape:
+            raise ValueError(f"truth {truth.shape} and prediction {prediction.shape} differ in size")
+        of_prediction = boundary_region(prediction)
+        if prediction.size and prediction.max() > classes:
+            scored = prediction[truth != IGNORE]
+            if scored.size and scored.max() > classes:
+                raise ValueError(f"label {scored.max()} where at most {classes} is known")
+            prediction = np.minimum(prediction, classes).astype(np.uint8)
+        cells = known.copy()
+        for side, values in zip(sides[1:], (prediction, of_truth, of_prediction), strict=True):
+            cells *= side
+            cells += values
+        yield _counted(cells, (256, classes + 1, MASK_PARTS), classes)
 
 
 def map_counts(
@@ -109,7 +112,8 @@ def add_counts(total: NDArray[np.int64], counts: Counts) -> None:
 def confusion(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: int) -> NDArray[np.int64]:
     """The confusion matrix (K + 1, K + 1) of a label mask, rows by the true label; raises as `mask_counts` does."""
     total = np.zeros((MASK_PARTS, classes + 1, classes + 1), np.int64)
-    add_counts(total, mask_counts(truth, prediction, classes))
+    (counts,) = mask_counts(truth, [prediction], classes)
+    add_counts(total, counts)
     return np.asarray(total.sum(axis=0))
 
 

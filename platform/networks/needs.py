@@ -49,10 +49,10 @@ _AFFINITIES = 6
 correlation the cosines, those above 0, their shares, and the gradients of these."""
 _PLANES = {"boundaries": 16, "features": 12}
 """Values that a training step holds for each affinity, by kind: along its line, and in the losses."""
-_STEP_ENTRY = 64
+_ENTRY = 64
 """Bytes of an entry of the walk's matrix while it is made: indices, order and weights."""
-_ENTRY = 3
-"""Bytes of an entry of a table of counts, packed."""
+_INTERVAL = 1.5
+"""Bytes that counts of maps take of an interval of scores, packed: of VOC's masks a third of them hold a pixel."""
 _REFINER = 2**26
 """Memory of a process of the dense CRF before its first image, bytes; measured on Linux."""
 _DECODING = 20
@@ -405,7 +405,7 @@ def _walk(config: Config, model: AffinityNet) -> int:
     network = _measure(model, model, 3, side, side)
     planes, height, width = network.shape
     entries = (2 * planes + 1) * height * width
-    return network.weights + 2 * network.largest + _STEP_ENTRY * entries
+    return network.weights + 2 * network.largest + _ENTRY * entries
 
 
 def _localization(config: Config, counts: Counts, network: _Network) -> Need:
@@ -479,7 +479,7 @@ def _evaluation(config: Config, counts: Counts) -> Need:
     """Counts of pixels by true label, tag and interval of the score for both tables of maps, and of label masks."""
     share = counts.scored / max(1, counts.tagged)
     labels = share * (counts.tags + counts.tagged)  # true ones of all images, which are their tags and the background
-    of_maps = 2 * _ENTRY * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
+    of_maps = 2 * _INTERVAL * labels * config.evaluate.thresholds * counts.tags / max(1, counts.tagged)
     shards = math.ceil((counts.scored + counts.predicted) / config.compute.shard_rows)
     of_masks = 64 * (3 * counts.scored + 2 * counts.predicted)
     leaves = int(of_maps) + of_masks + _SMALL * (4 + shards) + 64 * (counts.classes + 1) ** 2

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.models.counts import Counts, add_counts
+from mcis.models.counts import Counts, add_counts, mask_counts
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.workspace import read_shards
 
@@ -44,10 +44,17 @@ class CountsTable:
     def __init__(self) -> None:
         self.columns: dict[str, list[object]] = {name: [] for name in COUNTS_SCHEMA.names}
 
-    def add(self, image_id: str, truth_crc: int, scored: str, counts: Counts) -> None:
-        """Adds what was counted of an image for one score."""
-        for name, value in zip(COUNTS_SCHEMA.names, (image_id, truth_crc, scored, *counts), strict=True):
+    def add(self, image_id: str, truth: NDArray[np.uint8], scored: str, counts: Counts) -> None:
+        """Adds what was counted of an image for one score; `truth` is its mask, (H, W)."""
+        for name, value in zip(COUNTS_SCHEMA.names, (image_id, crc_of_truth(truth), scored, *counts), strict=True):
             self.columns[name].append(value)
+
+    def add_masks(
+        self, image_id: str, truth: NDArray[np.uint8], masks: Mapping[str, NDArray[np.uint8]], classes: int
+    ) -> None:
+        """Counts the label masks of an image, (H, W) by what is scored, and adds them."""
+        for scored, counts in zip(masks, mask_counts(truth, masks.values(), classes), strict=True):
+            self.add(image_id, truth, scored, counts)
 
     def table(self) -> pa.Table:
         """The rows so far."""

@@ -61,7 +61,7 @@ def test_boundary_iou_is_that_of_the_regions_of_scored_pixels_summed_over_images
         truth = blocks(rng, height, width, [*range(classes + 1), IGNORE])
         prediction = np.roll(truth, rng.integers(-9, 9, 2), (0, 1))
         prediction[prediction == IGNORE] = rng.integers(0, classes + 1)
-        add_counts(total, mask_counts(truth, prediction, classes))
+        add_counts(total, next(mask_counts(truth, [prediction], classes)))
         distance, scored = boundary_width(height, width), truth != IGNORE
         for label in range(classes + 1):
             regions = [eroded_edge(mask == label, distance) & scored for mask in (truth, prediction)]
@@ -75,10 +75,10 @@ def test_a_shift_costs_more_at_the_boundary_than_inside() -> None:
     truth = np.zeros((200, 200), np.uint8)
     truth[40:160, 40:160] = 1
     total = np.zeros((MASK_PARTS, 2, 2), np.int64)
-    add_counts(total, mask_counts(truth, np.roll(truth, 3, 1), 1))
+    add_counts(total, next(mask_counts(truth, [np.roll(truth, 3, 1)], 1)))
     matrix = total.sum(axis=0)
     assert 100 * matrix[1, 1] / (matrix[1].sum() + matrix[:, 1].sum() - matrix[1, 1]) > 95
     assert boundary_iou(total)[1] < 75
     perfect = np.zeros_like(total)
-    add_counts(perfect, mask_counts(truth, truth, 1))
+    add_counts(perfect, next(mask_counts(truth, [truth], 1)))
     assert boundary_iou(perfect).tolist() == [100, 100]

@@ -7,11 +7,11 @@ import pyarrow as pa
 
 from mcis.datasets.decode import decode_labels
 from mcis.datasets.maps import Shards
-from mcis.models.counts import MASK_PARTS, mask_counts
+from mcis.models.counts import MASK_PARTS
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.counts import PLAIN, PREDICTED_IMAGES, WITH_CRF, CountsTable, crc_of_truth, sum_counts
+from mcis.platform.runs.counts import PLAIN, PREDICTED_IMAGES, WITH_CRF, CountsTable, sum_counts
 from mcis.platform.runs.read_index import truth_of_row
 from mcis.platform.stages.evaluation.scoring import Evaluation, Scorer
 
@@ -29,10 +29,9 @@ class ScoreVal:
             truth = truth_of_row(row, self.classes)
             prediction = self.predictions.rows(row["image_id"])
             assert prediction is not None, f"no prediction of the image {row['image_id']}"
-            for scored, png in ((PLAIN, prediction["plain"][0].as_py()), (WITH_CRF, prediction["crf"][0].as_py())):
-                if png is not None:
-                    counts = mask_counts(truth, decode_labels(png), self.classes)
-                    out.add(row["image_id"], crc_of_truth(truth), scored, counts)
+            pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
+            masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
+            out.add_masks(row["image_id"], truth, masks, self.classes)
         return out.table()
 
 

@@ -16,7 +16,7 @@ from mcis.datasets.decode import decode_labels, resize_labels
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.maps import Shards
 from mcis.datasets.masks import read_saliency
-from mcis.models.counts import MASK_PARTS, Counts, map_counts, mask_counts
+from mcis.models.counts import MASK_PARTS, Counts, map_counts
 from mcis.models.localization import score_maps
 from mcis.models.metrics import best_tag_mask, iou, mean, random_tag_mask, sweep
 from mcis.platform.config.sections import Config
@@ -30,7 +30,6 @@ from mcis.platform.runs.counts import (
     SINGLE_ROUND,
     TRAINING_IMAGES,
     CountsTable,
-    crc_of_truth,
     sum_counts,
 )
 from mcis.platform.runs.read_index import truth_of_row
@@ -66,11 +65,9 @@ class ScoreTrain:
         out = CountsTable()
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
-            add = functools.partial(out.add, row["image_id"], crc_of_truth(truth))
-            add(SINGLE_ROUND, self._map_counts(self.single, row["image_id"], truth))
-            add(RELATED, self._map_counts(self.related, row["image_id"], truth))
-            for scored, labels in self._label_masks(row, truth):
-                add(scored, mask_counts(truth, labels, self.classes))
+            for scored, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
+                out.add(row["image_id"], truth, scored, self._map_counts(table, row["image_id"], truth))
+            out.add_masks(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
         return out.table()
 
     def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
