@@ -373,12 +373,15 @@ def _localization(config: Config, counts: Counts, network: _Network) -> Need:
 
 
 def _prediction(config: Config, counts: Counts, network: _Network) -> Need:
-    """Labels without and with the CRF; windows, or whole images, that pass through the network one by one."""
-    pictures = 2 if config.predict.crf.iterations else 1
-    side = config.predict.crop or round((config.data.max_side or 500) * max(config.predict.scales))
+    """Labels without and with the CRF; windows, or whole images, that pass through network and CRF one by one."""
+    crf, read = config.predict.crf, config.data.max_side or 500
+    pictures = 2 if crf.iterations else 1
+    refining = crf_memory(counts.classes + 1, min(read, crf.max_side or read) ** 2) if crf.iterations else 0
+    side = config.predict.crop or round(read * max(config.predict.scales))
     largest = network.largest * (side / config.segmenter.crop) ** 2
     leaves = _table(config, counts.predicted, pictures * _picture(counts)) + _SMALL * counts.predicted // 32
-    return Need("predict", leaves, 0, int(_processes(config) * (_PROCESS + network.weights + 4 * largest)))
+    task = _PROCESS + network.weights + max(4 * largest, refining)
+    return Need("predict", leaves, 0, int(_processes(config) * task))
 
 
 def crf_memory(labels: int, pixels: int) -> int:
