@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -76,9 +76,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a run that has trained a segmenter, of random weights, in a workspace of its own; returns its folder."""
+    """Makes a run that has trained a segmenter, of random weights, in a workspace of its own; returns its folder.
 
-    def make(classes: int, *assignments: str) -> Path:
+    `sides` are the longer sides of the images that its index has.
+    """
+
+    def make(classes: int, *assignments: str, sides: Sequence[int] = ()) -> Path:
+        import pyarrow as pa
         import torch
 
         from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
@@ -91,8 +95,11 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
 
         workspace = Workspace(tmp_path / "workspace")
         index, segmenter = (workspace.finished(stage, "drawn") for stage in ("index", "train_segmenter"))
-        for name, schema in (("index", INDEX_SCHEMA), ("rejects", REJECTS_SCHEMA)):
-            write_table(index / f"{name}.parquet", schema.empty_table())
+        row = {"domain": "target", "split": "train", "tags": [0], "height": 16}
+        texts = {"image_id", "uri", "content_hash"}
+        rows = [row | {"width": side} | dict.fromkeys(texts, str(n)) for n, side in enumerate(sides)]
+        write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+        write_table(index / "rejects.parquet", REJECTS_SCHEMA.empty_table())
         names = tuple(f"class {k}" for k in range(classes))
         write_result(index, IndexResult(classes=names, counts={"images": {}}), stage="index", key="drawn", seconds=0.0)
         resolved = resolve("voc", "small", assignments=assignments)

@@ -167,12 +167,16 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def plain_errors(verbose: bool = False) -> Iterator[None]:
-    """Ends the command with one clear message and a non-zero status where the user can do something about the error."""
+def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[None]:
+    """Ends the command with one clear message and a non-zero status where the user can do something about the error.
+
+    `resumes` says whether the command goes on from there where it was interrupted.
+    """
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("\ninterrupted: what is finished is kept; the same command goes on from there", err=True)
+        after = "what is finished is kept; the same command goes on from there" if resumes else "nothing is complete"
+        typer.echo(f"\ninterrupted: {after}", err=True)
         raise typer.Exit(130) from None
     except Exception as error:
         from mcis.datasets.errors import UserError

@@ -34,7 +34,7 @@ def predict(
     Files that give no photograph are listed in OUT/rejects.csv, and the command ends with status 1 once all others are
     done. A second call computes all again. --set takes predict.* and data.max_side.
     """
-    with plain_errors():
+    with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.platform.networks.predictor import Predictor, trained_run
         from mcis.platform.runs.progress import console

@@ -53,6 +53,8 @@ _ENTRY = 64
 """Bytes of an entry of the walk's matrix while it is made: indices, order and weights."""
 _INTERVAL = 1.5
 """Bytes that counts of maps take of an interval of scores, packed: of VOC's masks a third of them hold a pixel."""
+MOST_SIDE = 1024
+"""Most pixels of a side of overlays, and of photographs as they are predicted where the run has no `data.max_side`."""
 _REFINER = 2**26
 """Memory of a process of the dense CRF before its first image, bytes; measured on Linux."""
 _DECODING = 20
@@ -466,7 +468,7 @@ def photographs_memory(config: Config, classes: int, max_side: int, processes: i
     predicting = 3 * passed.largest + 4 * 4 * labels * window**2 + 3 * of_scaled + 3 * probabilities
     side = min(max_side, crf.max_side or max_side)
     refining = crf_memory(labels, side**2) + 4 * 4 * labels * side**2 if crf.iterations else 0
-    finishing = 5 * STRIP_BYTES + 3 * MAX_PIXELS + 32 * max_side**2
+    finishing = 5 * STRIP_BYTES + 3 * MAX_PIXELS + 32 * MOST_SIDE**2
     waiting = (processes + 1) * (probabilities + 4 * 4 * labels * side**2)
     decoding = MAX_BYTES + _DECODING * MAX_PIXELS
     if not processes:

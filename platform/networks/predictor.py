@@ -23,16 +23,13 @@ from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import crf_parameters, load_segmenter, move_channels_last, normalization_of
-from mcis.platform.networks.needs import in_words, memory_bytes, photographs_memory
+from mcis.platform.networks.needs import MOST_SIDE, in_words, memory_bytes, photographs_memory
 from mcis.platform.networks.refiner import Refiner
-from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.read_index import of_split, open_index
 from mcis.platform.runs.workspace import Workspace
 
 K = TypeVar("K")
 T = TypeVar("T")
-
-MOST_SIDE = 1024
-"""Longest side at which photographs are predicted where the run has no `data.max_side`, pixels."""
 
 
 class Prediction(NamedTuple):
@@ -94,7 +91,8 @@ class Predictor:
         Args:
             run: its folder, WORKSPACE/runs/NAME.
             assignments: `key=value` texts that change the run's `predict.*` or `data.max_side`.
-            processes: see `Predictor`; for `map`.
+            processes: see `Predictor`; for `map`. A script that asks for some needs `if __name__ == "__main__"`, since
+                they import it.
 
         Raises:
             UserError: there is no such run, it has trained no segmenter, or other keys are set.
@@ -192,7 +190,8 @@ class TrainedRun(NamedTuple):
         config: of the run, with what was changed for its predictions.
         weights: the folder of the network.
         classes: the K class names.
-        max_side: longest side at which photographs are predicted, pixels.
+        max_side: longest side at which photographs are predicted, pixels: of the training images as they were read the
+            median, as a network knows things by their size; or `data.max_side` where that is set for the predictions.
     """
 
     config: Config
@@ -249,5 +248,10 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
             "name another run, or repeat its command with --until train_segmenter",
         )
     config = resolve(assignments=assignments, file=workspace.run(folder.name, create=False).config).config
-    classes = open_index(workspace, folder.name).classes
-    return TrainedRun(config, weights, classes, config.data.max_side or MOST_SIDE)
+    index = open_index(workspace, folder.name)
+    side = most = config.data.max_side or MOST_SIDE
+    if not any(text.startswith("data.max_side=") for text in assignments):
+        rows = of_split(index.index, "train")
+        sides = np.maximum(rows["height"].to_numpy(), rows["width"].to_numpy())
+        side = min(most, int(np.median(sides))) if len(sides) else most
+    return TrainedRun(config, weights, index.classes, side)

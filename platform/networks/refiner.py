@@ -5,6 +5,7 @@ The processes load neither torch nor the network.
 
 import multiprocessing
 import os
+import signal
 import threading
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -55,7 +56,11 @@ class Refiner:
 
 
 def _end_with_parent() -> None:
-    """Lets this process end with the one that started it, which may be killed: it would wait for work for ever."""
+    """Lets this process end with the one that started it, which may be killed: it would wait for work for ever.
+
+    An interrupt at the terminal reaches both, and is the other one's to handle.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_await_parent, daemon=True).start()
 
 

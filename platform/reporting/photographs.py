@@ -8,7 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.decode import Picture, RejectedImage, encode_labels, resize_labels
+from mcis.datasets.images import read_picture
 from mcis.datasets.sources.photographs import Photograph
+from mcis.platform.networks.needs import MOST_SIDE
 from mcis.platform.networks.predictor import Prediction, Predictor
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
@@ -21,6 +23,13 @@ class Rejected(NamedTuple):
 
     uri: str
     reason: str
+
+
+class _Read(NamedTuple):
+    """A photograph as its overlay shows it, (h, w, 3)."""
+
+    photograph: Photograph
+    shown: NDArray[np.uint8]
 
 
 class _Written(NamedTuple):
@@ -36,7 +45,7 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
     """Writes what is predicted of photographs below `out`; what lies there under the same names is replaced.
 
         masks/<name>.png      palette PNG at the photograph's size
-        overlays/<name>.jpg   the labels' colors over the photograph, at the size at which it was predicted
+        overlays/<name>.jpg   the labels' colors over the photograph, at most MOST_SIDE pixels a side
         shares.csv            a row for each photograph: its file, mask and size, and the share of each label's pixels
         labels.csv            which label is which class, and its color
         rejects.csv           the files that give no photograph, and why
@@ -49,8 +58,8 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
 
-    def write(photograph: Photograph, prediction: Prediction) -> _Written:
-        return _write(photograph, prediction, len(classes), out)
+    def write(read: _Read, prediction: Prediction) -> _Written:
+        return _write(read, prediction, len(classes), out)
 
     with bar("predict", len(photographs), "images") as progress:
         for image in predictor.map(_read(predictor, photographs, rejected), write):
@@ -66,25 +75,26 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
 
 def _read(
     predictor: Predictor, photographs: Iterable[Photograph], rejected: list[Rejected]
-) -> Iterator[tuple[Photograph, Picture]]:
-    """The photographs that can be read; the others join those that were rejected."""
+) -> Iterator[tuple[_Read, Picture]]:
+    """The photographs that can be read, as they are shown and as they are predicted; the others join `rejected`."""
     for photograph in photographs:
         try:
             picture = predictor.read(photograph.uri)
+            shown = read_picture(photograph.uri, max_side=MOST_SIDE)
         except RejectedImage as error:
             rejected.append(Rejected(photograph.uri, error.reason))
             continue
-        yield photograph, picture
+        yield _Read(photograph, shown.rgb), picture
 
 
 def _mask(photograph: Photograph) -> str:
     return f"masks/{photograph.name}.png"
 
 
-def _write(photograph: Photograph, prediction: Prediction, classes: int, out: Path) -> _Written:
-    labels, rgb = prediction.labels(), prediction.picture.rgb
+def _write(read: _Read, prediction: Prediction, classes: int, out: Path) -> _Written:
+    photograph, labels = read.photograph, prediction.labels()
     write_bytes(out / _mask(photograph), encode_labels(labels))
-    overlay = overlay_picture(rgb, resize_labels(labels, *rgb.shape[:2]))
+    overlay = overlay_picture(read.shown, resize_labels(labels, *read.shown.shape[:2]))
     write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
     height, width = labels.shape
     shares = np.bincount(labels.ravel(), minlength=classes + 1) / labels.size

@@ -40,7 +40,7 @@ def imported_by(arguments: list[str], modules: tuple[str, ...]) -> tuple[str, li
 
 def test_help_shows_every_command_and_imports_neither_ray_nor_torch() -> None:
     output, imported = imported_by(["--help"], ("ray", "torch", "mlflow", "pyarrow"))
-    assert all(command in output for command in ("demo", "run", "study", "config", "doctor", "ui"))
+    assert all(command in output for command in ("demo", "run", "study", "predict", "export", "config", "doctor", "ui"))
     assert not imported
 
 
@@ -91,6 +91,7 @@ def test_a_value_that_looks_like_markup_is_shown_as_it_is(tmp_path: Path) -> Non
 
 READING = {
     "export": ["export", "masks", "--name", "x", "--out", "OUT"],
+    "predict": ["predict", "photos", "--name", "x", "--out", "OUT"],
     "index show": ["index", "show", "--name", "x"],
     "index browse": ["index", "browse", "--name", "x"],
     "ui": ["ui"],

@@ -87,6 +87,23 @@ def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch:
         np.testing.assert_array_equal(one.refined, other.refined)
 
 
+def test_the_processes_of_the_crf_start_in_a_ray_worker(ray_local: None) -> None:
+    import ray
+
+    rgb = np.random.default_rng(0).integers(0, 256, (9, 12, 3), np.uint8)
+    planes = np.random.default_rng(1).dirichlet(np.ones(3), (9, 12)).astype(np.float32).transpose(2, 0, 1)
+
+    def refined(processes: int) -> np.ndarray:
+        refiner = Refiner(CrfParameters(), processes)
+        try:
+            return refiner(rgb, planes)
+        finally:
+            refiner.close()
+
+    inside = ray.get(ray.remote(num_cpus=1)(refined).remote(1))
+    np.testing.assert_array_equal(inside, refined(0))
+
+
 def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is at most as many images ahead as there are processes, and one."""
     monkeypatch.setattr(predictor, "load_segmenter", lambda *given: Halves())
