@@ -469,12 +469,19 @@ def photographs_memory(config: Config, classes: int, max_side: int, processes: i
     side = min(max_side, crf.max_side or max_side)
     refining = crf_memory(labels, side**2) + 4 * 4 * labels * side**2 if crf.iterations else 0
     finishing = 5 * STRIP_BYTES + 3 * MAX_PIXELS + 32 * MOST_SIDE**2
-    waiting = (processes + 1) * (probabilities + 4 * 4 * labels * side**2)
+    waiting = (processes + 2) * (probabilities + 4 * 4 * labels * side**2)
     decoding = MAX_BYTES + _DECODING * MAX_PIXELS
     if not processes:
         return _PROCESS + 2 * passed.weights + max(decoding, predicting, probabilities + max(refining, finishing))
     of_crf = _REFINER + refining if crf.iterations else 0
-    return _PROCESS + 2 * passed.weights + max(decoding, predicting) + waiting + processes * (finishing + of_crf)
+    return (
+        _PROCESS
+        + 2 * passed.weights
+        + max(decoding, predicting)
+        + waiting
+        + (processes + 1) * finishing
+        + processes * of_crf
+    )
 
 
 def _evaluation(config: Config, counts: Counts) -> Need:

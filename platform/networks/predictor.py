@@ -143,8 +143,9 @@ class Predictor:
     def map(self, pictures: Iterable[tuple[K, Picture]], then: Callable[[K, Prediction], T]) -> Iterator[T]:
         """What `then` makes of the prediction of each picture, in their order.
 
-        The network has a picture while the CRF and `then` have earlier ones, as many as there are `processes` and one
-        that waits; `then` is called from threads. Without processes, one picture is finished before the next.
+        The network has a picture while the CRF and `then` have earlier ones: as many as there are `processes`, and one
+        that is made ready for them; `then` is called from threads. Without processes, one picture is finished before
+        the next.
 
         Args:
             pictures: each with anything that `then` is to know of it.
@@ -154,12 +155,13 @@ class Predictor:
                 yield self._finished(key, picture, self._probabilities(picture.rgb), then)
             return
         waiting: collections.deque[Future[T]] = collections.deque()
-        with ThreadPoolExecutor(self.processes) as threads:
+        beside = self.processes + 1
+        with ThreadPoolExecutor(beside) as threads:
             try:
                 for key, picture in pictures:
                     plain = self._probabilities(picture.rgb)
                     waiting.append(threads.submit(self._finished, key, picture, plain, then))
-                    if len(waiting) > self.processes:
+                    if len(waiting) > beside:
                         yield waiting.popleft().result()
                 while waiting:
                     yield waiting.popleft().result()

@@ -105,7 +105,7 @@ def test_the_processes_of_the_crf_start_in_a_ray_worker(ray_local: None) -> None
 
 
 def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The network is at most as many images ahead as there are processes, and one."""
+    """The network is at most as many images ahead as there are processes, one that is made ready, and its own."""
     monkeypatch.setattr(predictor, "load_segmenter", lambda *given: Halves())
     config = resolve("voc", "small", assignments=["predict.crf.iterations=0"]).config
     labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=None, processes=2)
@@ -121,7 +121,7 @@ def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in labeler.map(pictures(), lambda *given: None):
         finished += 1
     assert (read, finished) == (12, 12)
-    assert ahead == 3
+    assert ahead == 4
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
