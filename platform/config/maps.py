@@ -161,7 +161,8 @@ class WalkConfig(Section):
     beta: Rate = 8.0
     """Power of the affinities: the higher, the less the low ones count."""
     steps: int = Field(default=256, ge=1, le=4096)
-    """Steps of the walk."""
+    """Steps of the walk over an image with `max_side` pixels on its longest side. A walk reaches as far as the root of
+    its steps, so images with fewer pixels take fewer, in proportion to the square of their longest side."""
     max_side: Positive = 512
     """Longest side at which images pass the affinity network, pixels: larger ones are made smaller for it, and the
     maps are brought back."""

@@ -84,9 +84,8 @@ class Walk:
         neighbors = self.model.neighbors(image)
         activations = torch.from_numpy(maps.maps).to(self.device)
         start = scale_maps(resample(activations, Grids(*maps.grids), neighbors.grids, "bicubic"), self.scale)
-        walked = random_walk(
-            start, neighbors.affinities[0], radius=self.model.radius, beta=self.walk.beta, steps=self.walk.steps
-        )
+        steps = max(1, round(self.walk.steps * (max(rgb.shape) / self.walk.max_side) ** 2))
+        walked = random_walk(start, neighbors.affinities[0], radius=self.model.radius, beta=self.walk.beta, steps=steps)
         size = fitted(row["height"], row["width"], self.max_side)
         scores = resample(normalize_maps(walked), neighbors.grids, pixel_grids(*size))
         return PixelScores(scores.cpu().numpy(), maps.classes)
