@@ -147,7 +147,7 @@ class Plain:
             layout=build_affinity_net(config.affinity_net).layout,
             image_ids=self.rows["image_id"].to_pylist(),
             uris=self.rows["uri"].to_pylist(),
-            labels=Shards(self.folder / "labels", ["mask"]),
+            masks=Shards(self.folder / "labels", ["mask"]),
             backbone=None,
             pretrained=bundled_file(),
             max_side=config.data.max_side,

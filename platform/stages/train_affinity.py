@@ -135,7 +135,7 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLea
         layout=layout,
         image_ids=rows["image_id"].to_pylist(),
         uris=rows["uri"].to_pylist(),
-        labels=Shards(context.part / "labels", ["mask"]),
+        masks=Shards(context.part / "labels", ["mask"]),
         backbone=backbone,
         pretrained=later_weights(config, "affinity_net", context.workspace),
         max_side=config.data.max_side,

@@ -332,7 +332,7 @@ def test_an_affinity_network_weighs_images_whatever_the_workers_and_micro_batche
         layout=build_affinity_net(config).layout,
         image_ids=ids,
         uris=here.learner.images.uris,
-        labels=Shards(tmp_path / "masks"),
+        masks=Shards(tmp_path / "masks"),
         backbone=None,
         pretrained=None,
     )
