@@ -1,13 +1,15 @@
-"""The Ray Data edge: maps a table, shard by shard, in tasks or actors, into a folder of Parquet shards.
+"""Maps a table, shard by shard, in Ray's tasks or actors, into a folder of Parquet shards.
 
 Each shard is written aside and renamed by the task that computed it. After a kill only the missing shards are
 computed, and the result is the same, since a shard's rows depend on its position in the table alone.
 """
 
+import functools
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +21,8 @@ from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
-_ACCOUNT = pa.schema([("rows", pa.int64()), ("seconds", pa.float64()), ("problem", pa.list_(pa.string()))])
+_RETRIES = 3
+"""How often Ray maps a shard again whose process or node died."""
 
 
 class MapResult(NamedTuple):
@@ -32,6 +35,17 @@ class MapResult(NamedTuple):
 
     rows: int
     busy: float
+
+
+class Account(NamedTuple):
+    """What the mapping of a shard was: its rows, the seconds of it, and the user's error that ended it, or None.
+
+    The error travels as its three parts: Ray would hand on its text alone, in a traceback.
+    """
+
+    rows: int
+    seconds: float
+    problem: tuple[str, str, str] | None
 
 
 class ShardRows(NamedTuple):
@@ -66,7 +80,7 @@ def map_table(
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
             A process makes it once for all shards that it is given.
         gpu: on the cluster's GPUs, an actor each, as Ray ends a process after a task with one; those that another run
-            holds join when they are free. Else in tasks on all CPUs.
+            holds join when they are free. Else in tasks, one per core or CPU.
         suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
@@ -79,10 +93,10 @@ def map_table(
     with bar(label, len(table), "images") as progress:
         progress.update(finished)
         for account in _mapped(table, make, arguments, folder, missing, gpu=gpu) if missing else ():
-            if account["problem"]:
-                raise UserError(*account["problem"])
-            mapped += account["rows"]
-            busy += account["seconds"]
+            if account.problem:
+                raise UserError(*account.problem)
+            mapped += account.rows
+            busy += account.seconds
             progress.update(finished + mapped)
     return MapResult(mapped, busy)
 
@@ -103,81 +117,78 @@ def _mapped(
     shards: dict[str, ShardRows],
     *,
     gpu: bool,
-) -> Iterator[dict[str, Any]]:
-    """Maps shards; yields the account of each as soon as it is written, a row of `_ACCOUNT`."""
-    import ray
-    import ray.data
-    from ray.data import ActorPoolStrategy, TaskPoolStrategy
+) -> Iterator[Account]:
+    """Maps shards, as many at a time as there are GPUs or CPUs; yields the account of each as soon as it is written.
 
-    parts = (make, arguments, folder, ray.put(table))
-    # A row of the plan is a shard, and each row a block: so a batch is a shard, whoever maps it.
-    plan = [{"shard": name, "first": part.first, "rows": part.rows} for name, part in shards.items()]
-    blocks = ray.data.from_arrow([pa.Table.from_pylist([row]) for row in plan])
+    Where the caller takes no more of them, tasks that run are canceled.
+    """
+    import ray
+
+    parts = (ray.put((make, arguments, folder, ray.put(table))),)  # within a tuple Ray hands it on as a reference
+    waiting, unfinished = deque(shards.items()), len(shards)
+    start_next: dict[Any, Callable[..., Any]] = {}  # what runs -> how the same actor, or a task, is given a shard
     if gpu:
-        most = max(1, min(len(plan), int(ray.cluster_resources().get("GPU", 0))))
-        mapped = blocks.map_batches(
-            _ShardMapper,
-            fn_constructor_args=parts,
-            batch_size=1,
-            batch_format="pyarrow",
-            compute=ActorPoolStrategy(min_size=1, max_size=most, initial_size=most),
-            num_gpus=1,
-        )
+        actors: Any = ray.remote(num_gpus=1, max_restarts=_RETRIES, max_task_retries=_RETRIES)(_ShardMapper)
+        for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0))))):
+            actor = actors.remote(parts)
+            start_next[actor.__ray_ready__.remote()] = actor.map_shard.remote  # some may have no GPU before the end
     else:
-        mapped = blocks.map_batches(
-            _run_task,  # type: ignore[arg-type]  # Ray's stubs know no fn_args
-            fn_args=(uuid.uuid4().hex, ray.put(parts)),
-            batch_size=1,
-            batch_format="pyarrow",
-            compute=TaskPoolStrategy(min(cpus(), len(plan))),
-        )
-    accounts: Iterable[Any] = mapped.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
-    for account in accounts:
-        yield from account.to_pylist()
+        task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES)(_run_task)
+        in_task = functools.partial(task.remote, parts, uuid.uuid4().hex)
+        for _ in range(min(unfinished, cpus())):
+            start_next[in_task(*waiting.popleft())] = in_task
+    try:
+        while unfinished:
+            [ended], _ = ray.wait(list(start_next))
+            start, account = start_next.pop(ended), ray.get(ended)
+            if waiting:
+                start_next[start(*waiting.popleft())] = start
+            if isinstance(account, Account):
+                unfinished -= 1
+                yield account
+    finally:
+        for reference in () if gpu else start_next:
+            ray.cancel(reference)
 
 
 class _ShardMapper:
-    """Computes and writes shards of a table; returns an account of each.
-
-    A user's error travels as the account's `problem`, its three parts: Ray would hand on its text alone, in a
-    traceback.
+    """Computes and writes shards of a table; makes its worker with the first of them.
 
     Args:
-        table: a reference to the whole table, which the processes of a node share.
+        parts: a reference to make, arguments and folder of `map_table`, and to its table, which the processes of a node
+            share.
     """
 
-    def __init__(self, make: Callable[..., Worker], arguments: tuple[Any, ...], folder: Path, table: Any):
-        self.make, self.arguments, self.folder, self.table = make, arguments, folder, table
+    def __init__(self, parts: tuple[Any]):
+        import ray
+
+        make, arguments, self.folder, self.table = ray.get(parts[0])
+        self.make: Callable[[], Worker] = functools.partial(make, *arguments)
         self.worker: Worker | None = None
 
-    def __call__(self, plan: pa.Table) -> pa.Table:
-        return pa.Table.from_pylist([self._map_shard(**row) for row in plan.to_pylist()], schema=_ACCOUNT)
-
-    def _map_shard(self, shard: str, first: int, rows: int) -> dict[str, Any]:
+    def map_shard(self, name: str, shard: ShardRows) -> Account:
         import ray
 
         began, problem = time.monotonic(), None
         try:
             if self.worker is None:
-                self.worker = self.make(*self.arguments)
+                self.worker = self.make()
                 if "torch" in sys.modules:  # each process has a core
                     sys.modules["torch"].set_num_threads(1)
-            part = ray.get(self.table).slice(first, rows).combine_chunks()
-            write_table(self.folder / shard, self.worker(part))
+            part = ray.get(self.table).slice(*shard).combine_chunks()
+            write_table(self.folder / name, self.worker(part))
             give_memory_back()
         except UserError as error:
-            problem = [error.found, error.expected, error.remedy]
-        return {"rows": rows, "seconds": time.monotonic() - began, "problem": problem}
+            problem = (error.found, error.expected, error.remedy)
+        return Account(shard.rows, time.monotonic() - began, problem)
 
 
 _mappers: dict[str, _ShardMapper] = {}
 """This process's mapper, by the id of its mapping: a network is loaded once, not for every shard."""
 
 
-def _run_task(plan: pa.Table, mapping: str, parts: Any) -> pa.Table:
-    import ray
-
+def _run_task(parts: Any, mapping: str, name: str, shard: ShardRows) -> Account:
     if mapping not in _mappers:
         _mappers.clear()
-        _mappers[mapping] = _ShardMapper(*(ray.get(parts) if isinstance(parts, ray.ObjectRef) else parts))
-    return _mappers[mapping](plan)
+        _mappers[mapping] = _ShardMapper(parts)
+    return _mappers[mapping].map_shard(name, shard)

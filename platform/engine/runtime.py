@@ -121,15 +121,12 @@ def give_memory_back() -> None:
 
 
 def cpus() -> int:
-    """How many tasks run at a time: one per CPU of a cluster; on a single machine one per core, and one that waits.
-
-    The one that waits fills the tenths of a second in which Ray hands out the next.
-    """
+    """How many tasks run at a time: one per CPU of a cluster, on a single machine one per core."""
     import ray
 
     logical = max(1, int(ray.cluster_resources().get("CPU", 1)))
     one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
-    return min(logical, (os.cpu_count() or 1) + 1) if one_node else logical
+    return min(logical, os.cpu_count() or 1) if one_node else logical
 
 
 def cpus_per_gpu() -> int:
