@@ -8,7 +8,6 @@ continues as if nothing had happened.
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +44,7 @@ class TrainingJob(Generic[AnyBatch]):
 
     Attributes:
         learner: what is trained.
-        folder: where log, checkpoints and weights are written.
+        folder: where log, checkpoint and weights are written.
         label: name of the network in messages, and section of its configuration.
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains, or None.
@@ -203,8 +202,8 @@ class Trainer(Generic[AnyBatch]):
             self._raise_not_finite(step, "gradients", batch)
         if done % _LOG_EVERY == 0 or is_last or validate:
             self._log_step(step, losses, validate=validate)
-        if keep and not is_last:
-            self._keep_checkpoint(done)
+        if keep and not is_last and self.rank == 0:
+            write_checkpoint(self.job.folder, self.network, self.optimizer, done)
 
     def _log_step(self, step: int, losses: Mapping[str, Tensor], *, validate: bool) -> None:
         """Writes a record of update `step`; `losses` are added up over the workers."""
@@ -225,17 +224,6 @@ class Trainer(Generic[AnyBatch]):
         if self.log:
             self.log.write(record)
         self.throughput.restart(done)
-
-    def _keep_checkpoint(self, done: int) -> None:
-        """Hands a checkpoint of `done` updates to Ray Train; all workers have to call it."""
-        import ray.train
-
-        with tempfile.TemporaryDirectory() as directory:
-            checkpoint = None
-            if self.rank == 0:
-                write_checkpoint(directory, self.network, self.optimizer, done)
-                checkpoint = ray.train.Checkpoint.from_directory(directory)
-            ray.train.report({"step": done}, checkpoint=checkpoint)
 
     def _open_stream(self) -> Iterator[AnyBatch]:
         return batches(

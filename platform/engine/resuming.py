@@ -1,6 +1,5 @@
-"""Checkpoints of a training: written while it runs, loaded when it starts again."""
+"""The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
-import os
 from pathlib import Path
 
 import torch
@@ -9,44 +8,48 @@ from torch import nn
 from mcis.datasets.errors import UserError
 from mcis.platform.networks.checkpoints import save
 
-_FILE = "checkpoint.pt"
+CHECKPOINT = "checkpoint.pt"
 
 
-def write_checkpoint(folder: str, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Writes all of a training's state: weights, the optimizer's buffers, and the number of updates done.
+def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Writes all of a training's state, in the place of an earlier one: weights, the optimizer's buffers, updates done.
 
     The rest is a function of that number: the learning rate, the position in the stream (batch `step` comes next,
     whatever the number of workers), and what is random (drawn from seed and row).
     """
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-    save(state, Path(folder) / _FILE)
+    save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
 
 
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
     """Loads the last checkpoint, if there is one, into the network and its optimizer; returns the updates done.
 
     Args:
-        folder: of the training, for messages.
+        folder: of the training.
 
     Raises:
         UserError: the checkpoint is damaged, or of another configuration.
+        OSError: it cannot be read.
+        RuntimeError: a worker of the group found another checkpoint than this one.
     """
-    import ray.train
-
-    checkpoint = ray.train.get_checkpoint()
-    if not checkpoint:
-        return 0
-    try:
-        with checkpoint.as_directory() as directory:
-            state = torch.load(os.path.join(directory, _FILE), map_location=device, weights_only=True)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        return int(state["step"])
-    except OSError:
-        raise
-    except Exception as error:  # whatever a damaged file makes the unpickler raise
-        raise UserError(
-            f"the last checkpoint in {folder} does not fit this configuration: {str(error)[:300]}",
-            "a checkpoint of the same network and optimizer",
-            f"remove {folder} and repeat the command",
-        ) from None
+    done = 0
+    if (folder / CHECKPOINT).exists():
+        try:
+            state = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
+            model.load_state_dict(state["model"])
+            optimizer.load_state_dict(state["optimizer"])
+            done = int(state["step"])
+        except OSError:
+            raise
+        except Exception as error:  # whatever a damaged file makes the unpickler raise
+            raise UserError(
+                f"the last checkpoint in {folder} does not fit this configuration: {str(error)[:300]}",
+                "a checkpoint of the same network and optimizer",
+                f"remove {folder} and repeat the command",
+            ) from None
+    if torch.distributed.is_initialized():
+        # A worker of a group that was given up may write until it notices, so all make sure that they read the same.
+        reached = torch.tensor([done, -done], device=device)
+        torch.distributed.all_reduce(reached, torch.distributed.ReduceOp.MAX)
+        if reached[0] != -reached[1]:
+            raise RuntimeError(f"the workers read checkpoints of {-reached[1]} to {reached[0]} updates")
+    return done

@@ -6,18 +6,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
-from mcis.platform.engine.runtime import check_cpus, user_error_in, uses_gpu
+from mcis.platform.engine.resuming import CHECKPOINT
+from mcis.platform.engine.runtime import check_cpus, give_memory_back, user_error_in, uses_gpu
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.progress import bar, follow
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import read_json
 
-_CHECKPOINTS = "checkpoints"
+_RAY_TRAIN = "ray-train"
+"""Ray Train's own folder within a training's, of workers that are a group."""
 
 
 def fit(
@@ -57,14 +60,15 @@ def fit(
         validation=validation,
         decode_in=decode_in,
     )
-    trainer = _ray_trainer(job, gpu=gpu)
-    _follow_log(trainer.fit, learner.schedule, folder / STEPS, tracker, label)
+    train = _train_alone if compute.workers == 1 else _train_together
+    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder / STEPS, tracker, label)
     return _finished(folder)
 
 
 def _finished(folder: Path) -> FitResult:
-    """The result of a training that has ended; removes its checkpoints, several times the size of the weights."""
-    shutil.rmtree(folder / _CHECKPOINTS, ignore_errors=True)
+    """The result of a training that has ended; removes its checkpoint, several times the size of the weights."""
+    (folder / CHECKPOINT).unlink(missing_ok=True)
+    shutil.rmtree(folder / _RAY_TRAIN, ignore_errors=True)
     return FitResult(**read_json(folder / FIT))
 
 
@@ -79,15 +83,44 @@ def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
     return "threads" if one_node or elastic else "tasks"
 
 
-def _ray_trainer(job: TrainingJob[Any], *, gpu: bool) -> Any:
-    """Ray's trainer of a job. A stage's folder has the stage's key, so a checkpoint in it is this configuration's."""
+def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
+    """Trains in one task, which Ray runs again where its process or node dies.
+
+    One worker is no group, and the six processes that Ray Train starts to manage a group take ten seconds of two cores.
+    """
+    import ray
+
+    resources: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": int(gpu)}
+    task = ray.remote(max_retries=job.compute.max_failures, retry_exceptions=True, **resources)(_train_here)
+    problem = ray.get(task.remote(job))
+    if problem:
+        raise UserError(*problem)
+
+
+def _train_here(job: TrainingJob[Any]) -> tuple[str, str, str] | None:
+    """Trains in this process; returns the parts of a user's error, for which Ray is not to run the task again."""
+    import ray.train
+    import ray.train.torch
+
+    try:
+        in_process = ray.train.ScalingConfig(num_workers=0)
+        ray.train.torch.TorchTrainer(train_worker, train_loop_config={"job": job}, scaling_config=in_process).fit()
+    except UserError as error:
+        return error.found, error.expected, error.remedy
+    finally:
+        give_memory_back()
+    return None
+
+
+def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
+    """Trains in a group of workers, which Ray Train starts again where one of them is lost."""
     import ray.train
     import ray.train.torch
 
     compute = job.compute
     # Two numbers make it elastic, which Ray's stubs do not know.
     workers: Any = (compute.min_workers, compute.workers) if compute.min_workers else compute.workers
-    return ray.train.torch.TorchTrainer(
+    ray.train.torch.TorchTrainer(
         train_worker,
         train_loop_config={"job": job},
         scaling_config=ray.train.ScalingConfig(
@@ -96,13 +129,12 @@ def _ray_trainer(job: TrainingJob[Any], *, gpu: bool) -> Any:
             resources_per_worker={"CPU": compute.worker_cpus} | ({"GPU": 1.0} if gpu else {}),
         ),
         run_config=ray.train.RunConfig(
-            name=_CHECKPOINTS,
+            name=_RAY_TRAIN,
             storage_path=str(job.folder),
             failure_config=ray.train.FailureConfig(max_failures=compute.max_failures),
-            checkpoint_config=ray.train.CheckpointConfig(num_to_keep=2),
             callbacks=[_stop_at_user_errors()],
         ),
-    )
+    ).fit()
 
 
 def _stop_at_user_errors() -> Any:

@@ -363,7 +363,7 @@ def _classifier(config: Config, network: _Network, embedding: _Network, steps: i
 
 
 def _training(config: Config, label: str, network: _Network, steps: int, masks: float) -> Need:
-    """A training: its weights and its log of steps; beside them checkpoints, of which two are kept and one is written.
+    """A training: its weights and its log of steps; beside them a checkpoint, and the next while it is written.
 
     Args:
         steps: updates; 0 where trained weights are taken over.
@@ -372,7 +372,7 @@ def _training(config: Config, label: str, network: _Network, steps: int, masks: 
     section = getattr(config, label)
     optimizer: Optimizer = section.optimizer
     buffers = 2 if optimizer.name == "adamw" else 1
-    checkpoints = 3 * (network.weights + buffers * network.trained) if steps > config.compute.checkpoint_steps else 0
+    checkpoints = 2 * (network.weights + buffers * network.trained) if steps > config.compute.checkpoint_steps else 0
     images = math.ceil(section.batch / config.compute.workers)
     images = min(images, config.compute.micro_batch or images)
     if label == "classifier":

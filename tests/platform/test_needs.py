@@ -56,7 +56,7 @@ def test_parts_are_the_sizes_of_what_is_written() -> None:
     plan = computed()
     weights = 4 * (14_714_688 + 3 * (9 * 512 * 512 + 512) + 512 * 512 + 20 * 513)  # VGG-16, three layers, W_P, phi
     assert plan.parts["train_classifier"].leaves == pytest.approx(weights + 512 * 3174, rel=0.001)
-    assert plan.parts["train_classifier"].beside > 3 * 2 * weights  # three checkpoints with a momentum each
+    assert plan.parts["train_classifier"].beside > 2 * 2 * weights  # two checkpoints with a momentum each
     assert plan.parts["classifier's pretrained weights"].leaves == pytest.approx(553_433_881, rel=1e-4)
     assert plan.parts["localize"].leaves > 2 * VOC.tags * 2 * 32 * 32
     assert plan.parts["train_segmenter"].memory > plan.parts["train_classifier"].memory > 4 * weights
@@ -140,7 +140,7 @@ def test_the_challenge_lid_takes_a_large_gpu_or_micro_batches() -> None:
     """ResNet-38 at 448 pixels: 16 images of a step, their copies, and the correlation of 3,136 positions of each."""
     weights = 4 * (105.0e6 + 4096**2)
     plan, plain, parts = of_lid(), of_lid("classifier.equivariant.weight=0"), of_lid("compute.micro_batch=1")
-    assert plan.parts["train_classifier"].beside > 3 * 2 * 0.95 * weights
+    assert plan.parts["train_classifier"].beside > 2 * 2 * 0.95 * weights
     with_copies, without = (each.parts["train_classifier"].memory for each in (plan, plain))
     assert with_copies - without > 16 * 6 * 4 * 3136**2
     assert parts.parts["train_classifier"].memory < 0.25 * with_copies

@@ -45,6 +45,7 @@ from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
+from mcis.platform.engine.resuming import CHECKPOINT
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS, StepLog
@@ -438,9 +439,6 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
     assert 0 < val_maps[1][-1] < 100
 
 
-SNAPSHOT = "checkpoints/checkpoint_manager_snapshot.json"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Struck(ClassifierLearner):
     """Writes down where its streams start, and in step 13 falls to `blow`, once a checkpoint is on record; but once."""
@@ -456,7 +454,7 @@ class Struck(ClassifierLearner):
     def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         if step == 13 and not (self.folder / "struck").exists():
             deadline = time.monotonic() + 60
-            while not (self.folder / SNAPSHOT).exists() and time.monotonic() < deadline:
+            while not (self.folder / CHECKPOINT).exists() and time.monotonic() < deadline:
                 time.sleep(0.1)
             (self.folder / "struck").write_text(str(os.getpid()))
             self.blow()
@@ -513,7 +511,7 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
         assert not (tmp_path / WEIGHTS).exists()
     result = fit(learner, tmp_path, compute, tracker, label="classifier")
     assert result.steps == 12
-    assert not (tmp_path / "checkpoints").exists(), "they are of no more use"
+    assert not (tmp_path / CHECKPOINT).exists(), "it is of no more use"
     assert fit(learner, tmp_path, compute, tracker, label="classifier") == result, "it has ended"
     check_that_it_went_on(tmp_path, here.learner)
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
@@ -574,7 +572,7 @@ def test_a_training_whose_driver_was_killed_goes_on_at_the_next_start(here: Surr
             break
         time.sleep(0.1)
     assert not alive(worker), "the worker outlives its driver"
-    assert (folder / SNAPSHOT).exists()
+    assert (folder / CHECKPOINT).exists()
     assert steps_of(folder / STEPS) == [10]
     assert not (folder / WEIGHTS).exists()
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
