@@ -49,7 +49,8 @@ from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate
 from mcis.platform.stages.train_affinity import MakeLabels
 
-TARGET = 1.2
+TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
+TRAININGS = ("train_classifier", "train_affinity", "train_segmenter")
 SHARD = 64
 
 
@@ -224,7 +225,7 @@ def main() -> None:
     arguments = parser.parse_args()
     assignments = ["classifier.val_every=0", *arguments.set]  # the plain loop does not validate
     print(machine.describe())
-    ratios = []
+    ratios, trainings = [], []
     for repeat in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as folder:
             workspace = Path(folder) / "workspace"
@@ -243,13 +244,20 @@ def main() -> None:
             spent = machine.stage_seconds(workspace / "runs" / "demo")
         total = sum(stages.values())
         ratios.append(wall / total)
+        trainings.append(sum(spent[stage] for stage in TRAININGS) / sum(stages[stage] for stage in TRAININGS))
         print(f"\npair {repeat + 1}: demo {wall:.1f} s, plain loop {total:.1f} s, ratio {ratios[-1]:.2f}", flush=True)
         print(f"{'stage':18}{'demo s':>10}{'loop s':>10}{'difference':>12}")
         for stage, seconds in stages.items():
             print(f"{stage:18}{spent[stage]:10.1f}{seconds:10.1f}{spent[stage] - seconds:12.1f}")
         rest = wall - sum(spent.values())
         print(f"{'start, report, end':18}{rest:10.1f}{0:10.1f}{rest:12.1f}")
-    print(f"\nratio {statistics.median(ratios):.2f} target at most {TARGET}")
+    print()
+    print(
+        f"ratio {statistics.median(trainings):.2f} target at most {TARGET_OF_TRAININGS}: the demo's trainings over the same"
+    )
+    print(
+        f"ratio {statistics.median(ratios):.2f} target at most {TARGET}: the demo over the same computing in a plain loop"
+    )
 
 
 if __name__ == "__main__":

@@ -165,7 +165,7 @@ def _tracked(study: Study) -> Iterator[Tracker]:
     The MLflow run is made first, since it creates MLflow's store before several trials touch it at once.
     """
     config = study.resolved.config
-    with ray_session(config.compute, verbose=study.verbose):
+    with ray_session(config.compute, shared=study.parallel > 1, verbose=study.verbose):
         identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
         tracker = Tracker(study.workspace, study.name, identity=identity)
         status = "FAILED"

@@ -1,5 +1,6 @@
 """A backbone before its training -> its outputs of images, kept for a training that leaves it as it is."""
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from mcis.platform.networks.pretrained import load_backbone
 FEATURES_BATCH = 8
 
 
+@functools.cache
 def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
     """(C, H, W) of the backbone's output of an image at the classifier's size."""
     with torch.device("meta"):

@@ -7,6 +7,7 @@ optimizer's buffers), and for a micro batch the outputs that the backward pass r
 task has weights and the two largest outputs. On a GPU these lie in its memory.
 """
 
+import functools
 import math
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -30,7 +31,7 @@ from mcis.models.affinity_net import AffinityNet
 from mcis.models.classifier import MOST_ENTRIES
 from mcis.models.segmenters import STRIP_BYTES
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import Optimizer
+from mcis.platform.config.training import ClassifierConfig, Optimizer, SegmenterConfig
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, freeze
 from mcis.platform.networks.features import FEATURES_BATCH, features_shape
 from mcis.platform.networks.pretrained import download_bytes
@@ -235,6 +236,29 @@ def _measure(network: nn.Module, forward: Callable[[Tensor], Tensor], *shape: in
     )
 
 
+@functools.cache
+def _networks(
+    c: ClassifierConfig, segmenter_config: SegmenterConfig, classes: int, *, kept: bool
+) -> tuple[_Network, _Network, _Network]:
+    """The classifier from images to embeddings, the same as it is trained, and the segmentation network.
+
+    Args:
+        kept: as of `keeps_outputs`.
+    """
+    with torch.device("meta"):
+        classifier, segmenter = build_classifier(c, classes), build_segmenter(segmenter_config, classes)
+        freeze(classifier, c)
+        freeze(segmenter, segmenter_config)
+    side, crop = c.input_size, segmenter_config.crop
+    embedding = _measure(classifier, classifier.embed, 3, side, side)
+    if kept:
+        shape = features_shape(c)
+        learning = _measure(classifier, lambda outputs: classifier.activations(classifier.embedding(outputs)), *shape)
+    else:
+        learning = _measure(classifier, lambda images: classifier.activations(classifier.embed(images)), 3, side, side)
+    return embedding, learning, _measure(segmenter, segmenter, 3, crop, crop)
+
+
 def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -245,31 +269,19 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
     Args:
         workspace: whose pretrained weights and decoded images are there already; None where there is no workspace.
     """
+    kept = keeps_outputs(config, counts)
+    embedding, learning, labeling = _networks(config.classifier, config.segmenter, counts.classes, kept=kept)
     with torch.device("meta"):
-        classifier, segmenter = (
-            build_classifier(config.classifier, counts.classes),
-            build_segmenter(config.segmenter, counts.classes),
-        )
-        freeze(classifier, config.classifier)
-        freeze(segmenter, config.segmenter)
         affinity_net = build_affinity_net(config.affinity_net) if config.walks else None
         if affinity_net:
             freeze(affinity_net, config.affinity_net)
-    side, crop = config.classifier.input_size, config.segmenter.crop
-    embedding = _measure(classifier, classifier.embed, 3, side, side)
-    if keeps_outputs(config, counts):
-        shape = features_shape(config.classifier)
-        learning = _measure(classifier, lambda outputs: classifier.activations(classifier.embedding(outputs)), *shape)
-    else:
-        learning = _measure(classifier, lambda images: classifier.activations(classifier.embed(images)), 3, side, side)
-    labeling = _measure(segmenter, segmenter, 3, crop, crop)
     trained = config.weights.classifier is None
     steps = classifier_steps(config, counts) if trained else 0
     parts = {
         "index": Need("index", _table(config, counts.images, 512) + 512 * counts.images),
         "classifier's pretrained weights": Need("train_classifier", _pretrained(config, "classifier", workspace)),
         "decoded images": Need("train_classifier", _decoded(config, counts, workspace) if trained else 0),
-        "train_classifier": _classifier(config, learning, embedding, steps, kept=keeps_outputs(config, counts)),
+        "train_classifier": _classifier(config, learning, embedding, steps, kept=kept),
         "localize": _localization(config, counts, embedding),
         **(_affinity_net(config, counts, affinity_net, workspace) if affinity_net else {}),
         "pseudo_masks": Need(
@@ -301,7 +313,7 @@ def _picture(counts: Counts) -> float:
 def _processes(config: Config) -> int:
     """Tasks of a mapping that run at a time on this machine."""
     cores = os.cpu_count() or 1
-    return min(config.compute.cpus or max(4, cores), cores + 1)
+    return min(config.compute.cpus or max(4, cores), cores)
 
 
 def _pretrained(config: Config, network: str, workspace: Workspace | None) -> int:

@@ -61,7 +61,7 @@ def duration(seconds: float | None) -> str:
 def encode(picture: Image.Image, format: Literal["JPEG", "PNG"]) -> bytes:
     """A picture as the content of a file."""
     buffer = BytesIO()
-    picture.save(buffer, format, **({"quality": 88} if format == "JPEG" else {"optimize": True}))
+    picture.save(buffer, format, **({"quality": 88} if format == "JPEG" else {}))
     return buffer.getvalue()
 
 

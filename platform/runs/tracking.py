@@ -10,6 +10,10 @@ from typing import Any
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 
+# Read when MLflow is imported: it is to tell nobody what runs here, nor to ask for git.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+
 EXPERIMENT = "mcis"
 _MOST_METRICS = 1000
 _MOST_PARAMETERS = 100
@@ -65,7 +69,6 @@ class Tracker:
     """
 
     def __init__(self, workspace: Workspace, name: str, *, identity: str, parent: str | None = None):
-        os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
         from mlflow.tracking import MlflowClient
 
         for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
