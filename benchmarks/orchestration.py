@@ -252,12 +252,9 @@ def main() -> None:
         rest = wall - sum(spent.values())
         print(f"{'start, report, end':18}{rest:10.1f}{0:10.1f}{rest:12.1f}")
     print()
-    print(
-        f"ratio {statistics.median(trainings):.2f} target at most {TARGET_OF_TRAININGS}: the demo's trainings over the same"
-    )
-    print(
-        f"ratio {statistics.median(ratios):.2f} target at most {TARGET}: the demo over the same computing in a plain loop"
-    )
+    of_trainings, of_all = statistics.median(trainings), statistics.median(ratios)
+    print(f"ratio {of_trainings:.2f} target at most {TARGET_OF_TRAININGS}: the demo's trainings over a plain loop's")
+    print(f"ratio {of_all:.2f} target at most {TARGET}: the demo's wall time over the same computing in a plain loop")
 
 
 if __name__ == "__main__":

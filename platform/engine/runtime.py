@@ -23,9 +23,9 @@ _ENVIRONMENT = {
 }
 """Variables that Ray reads when it is imported; those that the user set are left."""
 _SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Torch's threads wait for each other at the end of each operator. Where another process takes a core from one of them, the
-others had better sleep than spin: with a competitor on two cores, a spinning training takes 1.7 times as long. Where none
-does, a sleeping one takes 1.2 times as long."""
+"""Torch's threads wait for each other at the end of each operator. Where another process takes a core from one of them,
+the others had better sleep than spin: with a competitor on two cores, a spinning training takes 1.7 times as long.
+Where none does, a sleeping one takes 1.2 times as long."""
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),
