@@ -220,7 +220,7 @@ def plain_loop(config: Config, folder: Path) -> dict[str, float]:
 def main() -> None:
     """Runs both sides in turn and prints the ratio of their medians' pairs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=3, help="pairs of runs")
+    parser.add_argument("--repeats", type=int, default=1, help="pairs of runs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcis demo --set`")
     arguments = parser.parse_args()
     assignments = ["classifier.val_every=0", *arguments.set]  # the plain loop does not validate

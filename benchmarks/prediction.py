@@ -58,7 +58,7 @@ def main() -> None:
     """Chooses the CRF's size, times the rounds and prints the ratio of the medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=24)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     print(machine.describe())
     torch.set_num_threads(1)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mcis.datasets.errors import UserError
-from mcis.platform.engine.runtime import cpus, give_memory_back
+from mcis.platform.engine.runtime import ANYWHERE, cpus, give_memory_back
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
 
@@ -128,12 +128,12 @@ def _mapped(
     waiting, unfinished = deque(shards.items()), len(shards)
     start_next: dict[Any, Callable[..., Any]] = {}  # what runs -> how the same actor, or a task, is given a shard
     if gpu:
-        actors: Any = ray.remote(num_gpus=1, max_restarts=_RETRIES, max_task_retries=_RETRIES)(_ShardMapper)
+        actors: Any = ray.remote(num_gpus=1, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(_ShardMapper)
         for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0))))):
             actor = actors.remote(parts)
             start_next[actor.__ray_ready__.remote()] = actor.map_shard.remote  # some may have no GPU before the end
     else:
-        task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES)(_run_task)
+        task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_run_task)
         in_task = functools.partial(task.remote, parts, uuid.uuid4().hex)
         for _ in range(min(unfinished, cpus())):
             start_next[in_task(*waiting.popleft())] = in_task

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
@@ -26,6 +27,8 @@ _SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Torch's threads wait for each other at the end of each operator. Where another process takes a core from one of them,
 the others had better sleep than spin: with a competitor on two cores, a spinning training takes 1.7 times as long.
 Where none does, a sleeping one takes 1.2 times as long."""
+ANYWHERE: Any = {"scheduling_strategy": "DEFAULT"}
+"""Options of tasks and actors: Ray would put them into what a trial of Ray Tune reserves for its driver."""
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(2**30),
     "MALLOC_TRIM_THRESHOLD_": str(2**33),

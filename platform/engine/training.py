@@ -12,7 +12,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.resuming import CHECKPOINT
-from mcis.platform.engine.runtime import check_cpus, give_memory_back, user_error_in, uses_gpu
+from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in, uses_gpu
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.progress import bar, follow
@@ -90,8 +90,8 @@ def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
     """
     import ray
 
-    resources: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": int(gpu)}
-    task = ray.remote(max_retries=job.compute.max_failures, retry_exceptions=True, **resources)(_train_here)
+    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": int(gpu), **ANYWHERE}
+    task = ray.remote(max_retries=job.compute.max_failures, retry_exceptions=True, **options)(_train_here)
     problem = ray.get(task.remote(job))
     if problem:
         raise UserError(*problem)

@@ -288,7 +288,7 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
             "pseudo_masks",
             _table(config, counts.tagged, 2 * _picture(counts)),
             0,
-            _processes(config) * (_PROCESS + (_walk(config, affinity_net) if affinity_net else 0)),
+            _processes(config) * (_PROCESS + (walk_memory(config, affinity_net) if affinity_net else 0)),
         ),
         "segmenter's pretrained weights": Need("train_segmenter", _pretrained(config, "segmenter", workspace)),
         "train_segmenter": _training(
@@ -413,13 +413,15 @@ def _affinity_net(config: Config, counts: Counts, model: AffinityNet, workspace:
     }
 
 
-def _walk(config: Config, model: AffinityNet) -> int:
-    """Bytes of a task whose maps walk: the network's outputs, and the matrix of a step while it is sorted."""
+def walk_memory(config: Config, model: AffinityNet) -> int:
+    """Bytes of a task whose maps walk: weights, also as they are laid out for the processor, outputs of the network,
+    of which all levels are kept until they are read, and the matrix of a step while it is sorted.
+    """
     side = min(config.data.max_side or 500, config.pseudo_masks.walk.max_side)
     network = _measure(model, model, 3, side, side)
     planes, height, width = network.shape
     entries = (2 * planes + 1) * height * width
-    return network.weights + 2 * network.largest + _ENTRY * entries
+    return 2 * network.weights + 5 * network.largest + _ENTRY * entries
 
 
 def _localization(config: Config, counts: Counts, network: _Network) -> Need:

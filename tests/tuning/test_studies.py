@@ -14,6 +14,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
+from mcis.platform.runs.workspace import read_table
 from mcis.tuning.studies import effect, references
 
 TINY = (
@@ -87,8 +88,9 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path) -> None:
     assert all(of.seeds == [4, 5] for of in figures)
     assert all(set(of.miou) == {"localization maps", "pseudo masks"} for of in figures)
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 6
-    maps = {tuple(of.miou["localization maps"]) for of in figures}
-    assert len(maps) == len(figures)
+    # Of so short a training nearly all maps score as background alone does, so they are compared themselves.
+    maps = [read_table(folder / "maps")["map"].to_pylist() for folder in (workspace / "store").glob("localize-*")]
+    assert len({str(values) for values in maps}) == len(maps) == 2 * len(figures)
     folder = workspace / "runs" / "study"
     assert (folder / "study.png").read_bytes()[:4] == b"\x89PNG"
     written = json.loads((folder / "study.json").read_text())
