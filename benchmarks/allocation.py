@@ -39,7 +39,7 @@ def small() -> tuple[nn.Module, Loss]:
     tags_m, tags_n = ((torch.rand(config.batch, CLASSES) < 0.1).float() for _ in range(2))
 
     def loss() -> Tensor:
-        scores, _ = model(images_m, images_n, ())
+        scores, *_ = model(images_m, images_n, ())
         terms = pair_losses(scores, tags_m, tags_n, loss_reduction=config.loss_reduction)
         return torch.stack([value.sum() / config.batch for value in terms.values()]).sum()
 

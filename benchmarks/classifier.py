@@ -51,7 +51,7 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
             if side == "literal":
                 pairs, selves = literal.forward(model, images_m, images_n, config.self_pairs)
             else:
-                pairs, selves = model(images_m, images_n, config.self_pairs)
+                pairs, selves, *_ = model(images_m, images_n, config.self_pairs)
         pairs, *selves = (in_float32(scores) for scores in (pairs, *selves))
         terms = [pair_losses(pairs, tags_m, tags_n, loss_reduction=config.loss_reduction)]
         terms += [pair_losses(own, tags_m, tags_m, loss_reduction=config.loss_reduction) for own in selves]

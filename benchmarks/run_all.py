@@ -43,7 +43,7 @@ def run(script: Path) -> tuple[list[Figure], str]:
     last one or the last few; of an only one, what it is may be left to the first line of the script.
 
     Raises:
-        SystemExit: the script failed or did not end in a figure.
+        RuntimeError: the script failed or did not end in a figure.
     """
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -53,7 +53,7 @@ def run(script: Path) -> tuple[list[Figure], str]:
             lines.append(line.strip())
     matches = [match for line in lines if (match := FIGURE.fullmatch(line))]
     if process.returncode or not matches or not FIGURE.fullmatch(lines[-1]):
-        sys.exit(f"{script.name} failed or did not end in `ratio R target T`")
+        raise RuntimeError(f"{script.name} failed or did not end in `ratio R target T`")
     what = (script.read_text().split('"""')[1]).splitlines()[0].rstrip(".")
     machine = next((line.removeprefix("machine: ") for line in lines if line.startswith("machine: ")), "")
     return [Figure(match[4] or what, match[1], match[3], bool(match[2])) for match in matches], machine
@@ -70,16 +70,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", choices=[[], *scripts], help="benchmarks to run; none = all")
     names = parser.parse_args().names or list(scripts)
-    figures, machine, began = [], "", time.monotonic()
+    figures, failures, machine, began = [], [], "", time.monotonic()
     for name in names:
-        found, machine = run(scripts[name])
-        figures += found
+        try:
+            found, machine = run(scripts[name])
+            figures += found
+        except RuntimeError as error:
+            failures.append(str(error))
     text = RESULTS.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
         sys.exit(f"docs/RESULTS.md lacks the lines {BEGIN} and {END} between which the table stands")
     before, rest = text.split(BEGIN, 1)
     old, after = rest.split(END, 1)
-    kept = [] if len(names) == len(scripts) else [row for row in old.splitlines() if row.startswith("| ")][1:]
+    whole = len(names) == len(scripts) and not failures
+    kept = [] if whole else [row for row in old.splitlines() if row.startswith("| ")][1:]
     rows = {row.split(" | ")[0].removeprefix("| "): row for row in kept if not row.startswith("| ---")}
     rows |= {figure.what: figure.row() for figure in figures}
     RESULTS.write_text(before + BEGIN + "\n" + table(rows, machine) + "\n" + END + after, encoding="utf-8")
@@ -87,6 +91,8 @@ def main() -> None:
     print(f"{len(figures)} figures in {(time.monotonic() - began) / 60:.0f} min, {len(missed)} miss their target")
     for figure in missed:
         print(f"missed: {figure.what}: {figure.ratio}, {'at most' if figure.low else 'at least'} {figure.target}")
+    if failures:
+        sys.exit("\n".join(failures))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from mcis.platform.runs.scores import Score
 from mcis.platform.runs.workspace import Workspace
 
 _FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-"""Environment variables that a trial's process is given."""
+"""Environment variables that a trial's process is given, in memory: a trial's parameters are written into files."""
 
 
 class Trial(NamedTuple):
@@ -46,7 +46,6 @@ class _Task:
     workspace: str
     study: str
     parent: str
-    environment: dict[str, str]
 
 
 def run_trials(
@@ -70,13 +69,13 @@ def run_trials(
         "workspace": str(workspace.root),
         "study": study,
         "parent": parent,
-        "environment": {name: os.environ[name] for name in _FORWARDED if name in os.environ},
     }
+    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
     tasks = [asdict(_Task(**common, **trial._asdict())) for trial in trials]
     folder = workspace.run(study).path
     with bar(f"study {study}", len(tasks), "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(_run_trial, {"cpu": 0.01}),
+            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), {"cpu": 0.01}),
             param_space={"trial": tune.grid_search(tasks)},
             tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
             run_config=tune.RunConfig(
@@ -105,14 +104,14 @@ def _failure(errors: Sequence[Exception], trials: int) -> UserError:
     )
 
 
-def _run_trial(parameters: dict[str, Any]) -> None:
+def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
     """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
     from ray import tune
 
     from mcis.platform import pipeline
 
     task = _Task(**parameters["trial"])
-    os.environ.update(task.environment)
+    os.environ.update(environment)
     result = pipeline.run(
         resolve(task.setting, task.recipe, task.values),
         Workspace(Path(task.workspace)),

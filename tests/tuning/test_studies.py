@@ -123,12 +123,13 @@ def test_a_study_keeps_the_table_of_the_trials_that_ended_well(ray_local: None, 
 
 @pytest.mark.slow
 def test_trials_share_the_classifier_and_are_children_of_one_run(
-    ray_local: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ray_local: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.tracking import MlflowClient
 
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), TINY)
     workspace = tmp_path / "workspace"
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
     references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
     shown = capsys.readouterr().out
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
@@ -147,3 +148,6 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
     assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
     assert all(r.info.status == "FINISHED" for r in runs)
+    files = [path for path in workspace.rglob("*") if path.is_file()]
+    assert any(path.name == "params.json" for path in files)
+    assert not [path for path in files if b"correct horse" in path.read_bytes()]
