@@ -242,6 +242,7 @@ def _passes_of_affinities(config: Config, counts: Counts, picture: NDArray[np.ui
     maps, stride = max(1, round(counts.tags / max(1, counts.tagged))), model.backbone.layout.stride
 
     def step(side: int) -> None:
+        number_samples(model, range(_SAMPLES))
         affinities = model(_noise(_SAMPLES, side))
         labels = torch.randint(2, (_SAMPLES, *affinities.shape[2:]))
         torch.stack(list(affinity_losses(affinities, labels, c.radius).values())).sum().backward()
@@ -253,8 +254,10 @@ def _passes_of_affinities(config: Config, counts: Counts, picture: NDArray[np.ui
         start = torch.rand(maps, *affinities.shape[1:])
         random_walk(start, affinities, radius=c.radius, beta=walk.beta, steps=walk.steps)
 
-    seconds = {"pairs_crop": _by_area(step, c.crop, stride) / _SAMPLES}
-    return seconds | {"walk": _by_area(walked, min(max(picture.shape), walk.max_side), stride)}
+    model.train()
+    pairs_crop = _by_area(step, c.crop, stride) / _SAMPLES
+    model.eval()
+    return {"pairs_crop": pairs_crop, "walk": _by_area(walked, min(max(picture.shape), walk.max_side), stride)}
 
 
 def _classifier_step(config: Config, model: CoAttentionClassifier, images: Tensor, *, kept: bool, attend: bool) -> None:

@@ -146,6 +146,19 @@ def test_a_long_pass_is_timed_on_a_small_picture_alone(monkeypatch: pytest.Monke
             ],
         ),
         ("small", ["supervision=full", "segmenter.init=pretrained", "segmenter.crop=32"]),
+        (
+            "small",
+            [
+                "classifier.input_size=32",
+                "localize.related=3",
+                "pseudo_masks.background=affinity",
+                "affinity_net.backbone=resnet38",  # whose dropout asks for the numbers of samples
+                "affinity_net.finest=8",
+                "affinity_net.trained=all",
+                "affinity_net.crop=32",
+                "segmenter.crop=32",
+            ],
+        ),
     ],
 )
 def test_passes_are_those_of_the_configured_networks(recipe: str, assignments: list[str]) -> None:
