@@ -111,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=5 if gpu else 2, help="pairs per step")
     parser.add_argument("--steps", type=int, default=20 if gpu else 1)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--one", nargs=3, metavar=("RECIPE", "SIDE", "GRADIENTS"), help="one side, as JSON")
     arguments = parser.parse_args()

@@ -98,7 +98,7 @@ def stage(table: pa.Table, maps: Path, out: Path) -> tuple[float, list[bytes]]:
 def main() -> None:
     """Measures both sides in turn and prints the ratio of their medians."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=96)
+    parser.add_argument("--images", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     print(machine.describe())

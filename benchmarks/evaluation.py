@@ -61,7 +61,7 @@ def stage(context: RunContext, part: Path) -> float:
 def main() -> None:
     """Measures both sides in turn and prints the ratio of their medians."""
     parser = masks.arguments(__doc__)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     print(machine.describe())
     measured: dict[str, list[float]] = {"bare": [], "stage": []}

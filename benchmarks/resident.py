@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=600)
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=4)
     arguments = parser.parse_args()
     print(machine.describe())
     config = resolve("voc", "small").config.classifier
