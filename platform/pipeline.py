@@ -14,7 +14,7 @@ from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage, unfinished
-from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.tracking import Tracker, Watch
 from mcis.platform.runs.workspace import (
     RunFolder,
     Workspace,
@@ -145,6 +145,7 @@ def run(
     start: str | None = None,
     parent: str | None = None,
     tags: dict[str, str] | None = None,
+    watch: Watch | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
 
@@ -153,6 +154,7 @@ def run(
         start: this stage and all after it are computed again.
         parent: MLflow run of a study that this run belongs to.
         tags: further tags of the MLflow run.
+        watch: is told what trainings log, beside MLflow.
 
     Raises:
         UserError: a stage found that its output teaches nothing; what was reached by then is scored and reported.
@@ -163,7 +165,7 @@ def run(
     write_text(folder.config, experiment_text(config, resolved.origins))
     if start:
         folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
-    tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent)
+    tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent, watch=watch)
     with tracker.running():
         tracker.parameters(values)
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})

@@ -8,6 +8,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.keys import Values
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
+from mcis.platform.config.settings import sources_of
 
 TRAININGS = ("none", "co", "co+contrastive")
 RELATED = tuple(range(6))
@@ -31,7 +32,8 @@ class Case:
 
     Attributes:
         name: in the names of its trials and metrics.
-        training: `classifier.attention`.
+        group: of the cases that stand together, such as those of one training.
+        setting: the data setting.
         inference: how maps are made, in words.
         related: number of related images R.
         values: what makes the case, by dotted key, beside what all cases of the study share.
@@ -40,7 +42,8 @@ class Case:
     """
 
     name: str
-    training: str
+    group: str
+    setting: str
     inference: str
     related: int
     values: Values
@@ -65,24 +68,27 @@ class _Variant(NamedTuple):
     values: Values
 
 
-def trial_values(resolved: Resolved, values: Values) -> Values:
+def trial_values(resolved: Resolved, values: Values, setting: str | None = None) -> Values:
     """What a trial changes of its recipe: what the user changed, and `values` of its case.
 
-    Where these take another method of localization, the values of the user's own have no place.
+    Where these take another method of localization, the values of the user's own have no place; where its setting
+    leaves out sources of the user's, nor have theirs.
     """
     method = resolved.config.localize.method.name
     another = values.get("localize.method.name", method) != method
-    changed = resolved.changed()
-    return {key: changed[key] for key in changed if not (another and key.startswith("localize.method."))} | values
+    without = set(sources_of(resolved.config.setting)) - set(sources_of(setting or resolved.config.setting))
+    left_out = tuple(f"data.{source}" for source in without) + (("localize.method.",) if another else ())
+    return {key: value for key, value in resolved.changed().items() if not key.startswith(left_out)} | values
 
 
-def configured(resolved: Resolved, values: Values) -> Config:
+def configured(resolved: Resolved, values: Values, setting: str | None = None) -> Config:
     """The configuration of a trial.
 
     Raises:
         UserError: values that contradict each other.
     """
-    return resolve(resolved.config.setting, resolved.config.recipe, trial_values(resolved, values)).config
+    setting = setting or resolved.config.setting
+    return resolve(setting, resolved.config.recipe, trial_values(resolved, values, setting)).config
 
 
 def reference_cases(resolved: Resolved, until: str) -> list[Case]:
@@ -181,11 +187,31 @@ def _trained_alone(variants: Sequence[_Variant], related_by: str, most: int) -> 
 
 def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until: str, paper: float | None) -> Case:
     values = {**variant.values, "localize.related": variant.related}
+    return case_of(resolved, name=name, group=training, values=values, until=until, paper=paper)
+
+
+def case_of(
+    resolved: Resolved,
+    *,
+    name: str,
+    group: str,
+    values: Values,
+    until: str,
+    paper: float | None,
+    setting: str | None = None,
+) -> Case:
+    """A case, with how its maps are made and the number of its related images.
+
+    Raises:
+        UserError: values that contradict each other.
+    """
+    config = configured(resolved, values, setting)
     return Case(
         name=name,
-        training=training,
-        inference=_in_words(configured(resolved, values), variant.related),
-        related=variant.related,
+        group=group,
+        setting=config.setting,
+        inference=_in_words(config, config.localize.related),
+        related=config.localize.related,
         values=values,
         until=until,
         paper=paper,

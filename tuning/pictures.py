@@ -1,12 +1,14 @@
-"""Pictures of studies: a curve over related images, and bars of cases."""
+"""Pictures of studies: a curve over related images, bars of cases, and the trials of a search."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
 from typing import TYPE_CHECKING
 
 from mcis.tuning.figures import COLUMNS, Figures, reached
+from mcis.tuning.found import Found
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -35,7 +37,7 @@ def related_images_picture(figures: Sequence[Figures], path: Path, title: str, b
     figure.savefig(path, dpi=150, format="png")
 
 
-def effect_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
+def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
     """Bars of mIoU, a row per case in the groups of the trainings, a plot per column.
 
     A line shows the deviation over seeds, a dot each seed; `below` says what the columns mean.
@@ -60,8 +62,8 @@ def effect_picture(figures: Sequence[Figures], path: Path, title: str, below: st
 
 def _heights(figures: Sequence[Figures]) -> list[float]:
     """Where each case's bar lies, with a gap between trainings."""
-    trainings = list(dict.fromkeys(of.case.training for of in figures))
-    return [number + 0.7 * trainings.index(of.case.training) for number, of in enumerate(figures)]
+    trainings = list(dict.fromkeys(of.case.group for of in figures))
+    return [number + 0.7 * trainings.index(of.case.group) for number, of in enumerate(figures)]
 
 
 def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
@@ -69,12 +71,12 @@ def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
     values = [value for of in figures for value in of.miou.get(column, [])]
     margin = 0.15 * max(max(values) - min(values), 1.0)
     left = max(0.0, min(values) - margin)
-    trainings = list(dict.fromkeys(of.case.training for of in figures))
+    trainings = list(dict.fromkeys(of.case.group for of in figures))
     for height, of in zip(_heights(figures), figures, strict=True):
         if column not in of.miou:
             continue
         own = of.miou[column]
-        color = f"C{trainings.index(of.case.training)}"
+        color = f"C{trainings.index(of.case.group)}"
         deviation = stdev(own) if len(own) > 1 else 0.0
         axes.barh(height, mean(own) - left, left=left, xerr=deviation, color=color, alpha=0.5, capsize=2)
         axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
@@ -83,3 +85,41 @@ def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
     axes.set_xlabel(f"mIoU %, from {left:.1f}", fontsize=8)
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", alpha=0.3)
+
+
+def search_picture(found: Found, axes: Sequence[str], path: Path, title: str, objective: str) -> None:
+    """The objective by trial with the best so far, and by the value of each axis; a line where the default lies."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    done = [each for each in found.tried if each.objective is not None]
+    figure = Figure(figsize=(3.4 * (1 + len(axes)), 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    history, *slices = figure.subplots(1, 1 + len(axes), sharey=True, squeeze=False)[0]
+    heights = [each.objective or 0.0 for each in done]
+    history.scatter([each.number for each in done], heights, s=12)
+    history.step([each.number for each in done], list(accumulate(heights, max)), where="post", label="best so far")
+    lagging = [each.number for each in found.tried if each.state == "stopped"]
+    floor = min(heights, default=0.0)
+    history.scatter(lagging, [floor] * len(lagging), marker="x", s=10, color="gray", label="stopped")
+    if found.default:
+        for each in (history, *slices):
+            each.axhline(found.default.objective or 0.0, color="gray", linestyle=":", linewidth=1)
+        history.plot([], [], color="gray", linestyle=":", label="default")
+    history.set_xlabel("trial")
+    history.set_ylabel(objective)
+    history.legend(frameon=False, fontsize=7)
+    for key, plot in zip(axes, slices, strict=True):
+        values = [each.values[key] for each in done]
+        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+        plot.scatter(values if numbers else [str(value) for value in values], heights, s=12)
+        spread = (
+            min(values, default=1) > 0 and max(values, default=1) > 100 * min(values, default=1) if numbers else False
+        )
+        if spread:
+            plot.set_xscale("log")
+        plot.set_xlabel(key, fontsize=7)
+    for each in (history, *slices):
+        each.grid(alpha=0.3)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+    figure.savefig(path, dpi=150, format="png")

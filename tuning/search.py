@@ -1,146 +1,313 @@
-"""Ray Tune: trials that are whole runs of the pipeline, over values of one or more configuration keys."""
+"""A search of configuration values: Optuna draws them and stops what lags behind, trials run under Ray Tune.
 
-import os
-from collections.abc import Sequence
+The search is kept in Optuna's own store, runs/NAME/search.db, so that a repeated command goes on with the trials that
+are missing.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.keys import Values
-from mcis.platform.config.resolve import resolve
-from mcis.platform.config.sections import Config
-from mcis.platform.engine.runtime import user_error_in
-from mcis.platform.runs.progress import Bar, bar
+from mcis.platform import pipeline
+from mcis.platform.config.experiment import experiment_text
+from mcis.platform.config.keys import Values, leaves
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.listing import listing
+from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.tracking import Tracker, end_run
+from mcis.platform.runs.workspace import RunFolder, Workspace, fingerprint, write_json, write_text, written_aside
+from mcis.tuning.axes import ends
+from mcis.tuning.cases import trial_values
+from mcis.tuning.found import Found, trial_name
+from mcis.tuning.pictures import search_picture
+from mcis.tuning.tables import search_table
+from mcis.tuning.trials import Common, Notes, Trial, failed, fit, task_of
 
-_FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-"""Environment variables that a trial's process is given, in memory: a trial's parameters are written into files."""
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+    from mcis.tuning.search_store import Store
 
 
-class Trial(NamedTuple):
-    """A run of the pipeline: its name, what its configuration changes, and its last stage."""
+class Objective(NamedTuple):
+    """What a search maximizes.
 
-    name: str
-    values: Values
+    Attributes:
+        about: in words.
+        until: the stage that ends a trial.
+        what, crf: of the score (`Score`); None = the classifier's mean average precision.
+    """
+
+    about: str
     until: str
+    what: str | None = None
+    crf: bool | None = None
 
 
-class Outcome(NamedTuple):
-    """The scores of each trial that ran to its end, by the trial's name; the first failure of the others."""
-
-    scores: dict[str, list[Score]]
-    failure: UserError | None
+OBJECTIVES: Mapping[str, Objective] = {
+    "val_map": Objective("mAP % of the classifier, val", "train_classifier"),
+    "maps": Objective("mIoU % of the localization maps", "localize", "localization_maps"),
+    "masks": Objective("mIoU % of the pseudo masks", "pseudo_masks", "pseudo_masks"),
+    "segmentation": Objective("mIoU % of the segmentation", "evaluate", "segmentation", False),
+    "segmentation-crf": Objective("mIoU % of the segmentation after the CRF", "evaluate", "segmentation", True),
+}
+_NAMES_DATA = ("setting", "recipe", "data.")
+"""Keys of what trials of one search have in common begin so."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
-    """What a trial's process is told; `parent` is the study's MLflow run."""
+class Search:
+    """A search before it runs.
 
-    name: str
-    values: Values
-    until: str
-    setting: str
-    recipe: str
-    workspace: str
-    study: str
-    parent: str
-
-
-def run_trials(
-    config: Config, trials: Sequence[Trial], *, workspace: Workspace, study: str, parent: str, parallel: int
-) -> Outcome:
-    """Runs all trials of the pipeline, also where some of them fail.
-
-    A trial that was finished before costs no more than looking its stages up. Drivers reserve next to no CPU, or they
-    would keep it from the training workers that they wait for.
-
-    Args:
-        config: whose setting and recipe all trials share.
-        parent: MLflow run that the trials' runs become children of.
+    Attributes:
+        name: of its run; its trials are the runs NAME-t000, NAME-t001 ...
+        resolved: the configuration that all trials share.
+        axes: Optuna's distributions by dotted key (`axes.parse_axes`).
+        objective: one of OBJECTIVES.
+        trials: how many end, at most.
+        minutes: after which no trial goes on; None = without end.
+        halving: see `search_store.Store`.
         parallel: trials at a time.
     """
-    from ray import tune
 
-    common: dict[str, Any] = {
-        "setting": config.setting,
-        "recipe": config.recipe,
-        "workspace": str(workspace.root),
-        "study": study,
-        "parent": parent,
-    }
-    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    tasks = [asdict(_Task(**common, **trial._asdict())) for trial in trials]
-    folder = workspace.run(study).path
-    with bar(f"study {study}", len(tasks), "trials") as progress:
-        tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), {"cpu": 0.01}),
-            param_space={"trial": tune.grid_search(tasks)},
-            tune_config=tune.TuneConfig(max_concurrent_trials=parallel),
-            run_config=tune.RunConfig(
-                name="tune", storage_path=str(folder), verbose=0, callbacks=[_progress_callback(progress)]
-            ),
+    name: str
+    resolved: Resolved
+    workspace: Workspace
+    axes: "Mapping[str, BaseDistribution]"
+    objective: str = "maps"
+    trials: int = 30
+    minutes: float | None = None
+    halving: int = 3
+    parallel: int = 1
+    verbose: bool = False
+
+    @property
+    def folder(self) -> RunFolder:
+        """Of its run."""
+        return self.workspace.run(self.name)
+
+    @property
+    def goal(self) -> Objective:
+        """What is maximized."""
+        return OBJECTIVES[self.objective]
+
+    def identity(self) -> str:
+        """Fingerprint of what may not change when the search goes on."""
+        axes = {key: repr(axis) for key, axis in self.axes.items()}
+        config = self.resolved.config
+        return fingerprint(
+            self.name, axes, self.objective, self.halving, self.resolved.changed(), config.recipe, config.setting
         )
-        grid = tuner.fit()
-        results = [grid[number] for number in range(len(grid))]
-    errors = [result.error for result in results if result.error]
-    finished = [result.metrics for result in results if result.metrics and "scores" in result.metrics]
-    if len(finished) + len(errors) < len(tasks):  # Tune takes Ctrl-C for itself and hands back what has finished
+
+    def trial(self, number: int, values: Values) -> Trial:
+        """One of its trials."""
+        changed = trial_values(self.resolved, values)
+        return Trial(trial_name(self.name, number), self.resolved.config.setting, changed, self.goal.until)
+
+
+def run_search(search: Search) -> Found:
+    """Searches the values that maximize a score, by Optuna's TPE sampler.
+
+    The first trial is the configuration as it is, where that lies on the axes. Writes best.toml, which `mcis run
+    --config` takes, study.json and study.png into the folder of its run.
+
+    Raises:
+        UserError: what cannot be searched (`check_search`); or no trial came to its end, after the table.
+    """
+    check_search(search)
+    began = time.monotonic()
+    with _tracked(search) as tracker:
+        found = _run_trials(search, tracker.run_id)
+        _keep(search, found, tracker)
+    console.print(search_table(found, search.goal.about, list(search.axes)))
+    counts = ", ".join(f"{count} {state}" for state, count in found.counts().items())
+    minutes = (time.monotonic() - began) / 60
+    console.print(f"{len(found.tried)} trials: {counts}; {minutes:.1f} min of this command", markup=False)
+    for tried in found.tried:
+        if tried.cause:
+            console.print(f"  {trial_name(search.name, tried.number)} failed: {tried.cause}", markup=False)
+    if found.best is None:
+        raise UserError(
+            f"no trial of {search.name} came to its end", "at least one", "see why, and repeat the command with more"
+        )
+    console.print(
+        f"best: {trial_name(search.name, found.best.number)}; mcis run --config {search.folder.best} --name NAME",
+        markup=False,
+    )
+    return found
+
+
+def check_search(search: Search) -> None:
+    """Finds what cannot be searched, before the first trial.
+
+    Raises:
+        UserError: an unknown objective, or one that the data have no score of, or of the images that are reported; keys
+            or ends of an axis that the configuration does not take; what would end every trial.
+    """
+    if search.objective not in OBJECTIVES:
+        raise UserError(f"--objective {search.objective}", f"one of {', '.join(OBJECTIVES)}", "choose one of them")
+    config, goal = search.resolved.config, search.goal
+    if goal.what == "segmentation" and config.predict.split != "train":
+        raise UserError(
+            f"--objective {search.objective} with predict.split={config.predict.split}: what is chosen by the images "
+            "whose score is reported makes that score too high",
+            "an objective of other images: val_map, maps or masks; or the segmentation of the split train",
+            "choose another objective, or --set predict.split=train",
+        )
+    told = sorted(key for key in search.axes if search.resolved.origins.get(key) == "--set")
+    if told:
+        raise UserError(f"{' and '.join(told)} by --set and by --axis", "one of the two", "leave it out of --set")
+    shared = sorted(key for key in search.axes if key.startswith(_NAMES_DATA))
+    if shared:
+        raise UserError(
+            f"--axis {' and '.join(shared)}", "keys that trials of the same data may differ in", "run several searches"
+        )
+    for key, axis in search.axes.items():
+        for value in ends(axis):
+            resolve(config.setting, config.recipe, trial_values(search.resolved, {key: value}))
+    table = listing(config).table
+    if goal.what is not None and table["mask_uri"].null_count == len(table):
+        raise UserError(
+            "no image has a ground-truth mask",
+            "masks of some training images, for the objective",
+            "name their folder, or search by --objective val_map",
+        )
+    if goal.what is None and "val" not in table["split"].to_pylist():
+        raise UserError(
+            "--objective val_map, and no image of the split val", "val images with tags", "choose another objective"
+        )
+    pipeline.check(config, search.workspace, search.name, until=goal.until)
+
+
+@contextlib.contextmanager
+def _tracked(search: Search) -> Iterator[Tracker]:
+    """A connected Ray, and the search's MLflow run, which the trials' runs become children of."""
+    config = search.resolved.config
+    with ray_session(config.compute, shared=search.parallel > 1, verbose=search.verbose):
+        tracker = Tracker(search.workspace, search.name, identity=search.identity())
+        with tracker.running():
+            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": "search"})
+            tracker.parameters({key: value for key, value in leaves(config) if key not in search.axes})
+            yield tracker
+
+
+def _run_trials(search: Search, parent: str) -> Found:
+    """Runs the trials that are missing, or as many as the minutes allow."""
+    from ray import tune
+
+    from mcis.tuning.search_store import Store
+    from mcis.tuning.tune_search import FromStore, Halving
+
+    config = search.resolved.config
+    store = Store(
+        search.folder.search,
+        identity=search.identity(),
+        axes=search.axes,
+        first=dict(leaves(config)),
+        seed=config.seed,
+        halving=search.halving,
+        parallel=search.parallel,
+    )
+    missing = search.trials - len(store.found().tried)
+    if missing <= 0:
+        return store.found()
+    common = Common(recipe=config.recipe, workspace=str(search.workspace.root), study=search.name, parent=parent)
+    searcher = FromStore(
+        store,
+        lambda number, values: task_of(search.trial(number, values), common),
+        lambda report: _objective(search, report),
+    )
+    began = time.monotonic()
+    how = tune.TuneConfig(
+        search_alg=searcher,
+        scheduler=Halving(searcher),
+        num_samples=missing,
+        max_concurrent_trials=search.parallel,
+        time_budget_s=None if search.minutes is None else 60 * search.minutes,
+    )
+    results = fit(common, how, {}, trials=missing, notes=_Standing(store))
+    for number in sorted(searcher.numbers.values()):
+        if (result := results.get(trial_name(search.name, number))) and result.error:
+            store.failed(number, failed(result.error).found)
+    found = store.found()
+    for tried in found.tried:
+        if tried.state == "stopped":
+            text = f"lagged behind, after epoch {tried.epoch:.1f}"
+            end_run(search.workspace, trial_name(search.name, tried.number), "KILLED", {"stopped": text})
+    late = search.minutes is not None and time.monotonic() - began >= 60 * search.minutes
+    if len(found.tried) < search.trials and not late:  # Tune takes Ctrl-C for itself
         raise KeyboardInterrupt
-    scores = {m["name"]: [Score.from_json(score, folder / "tune") for score in m["scores"]] for m in finished}
-    return Outcome(scores, _failure(errors, len(tasks)) if errors else None)
+    return found
 
 
-def _failure(errors: Sequence[Exception], trials: int) -> UserError:
-    """The first of the trials' errors, as one that says what to do."""
-    first = user_error_in(errors[0])
-    if first is None:
-        first = UserError(str(errors[0])[-600:], "trials that run to their end", "correct the cause")
-    return UserError(
-        f"{len(errors)} of {trials} trials failed; the first: {first.found}",
-        first.expected,
-        f"{first.remedy}; then repeat the command: finished trials and stages are kept",
+def _objective(search: Search, report: Mapping[str, Any]) -> float:
+    """What is maximized, from a trial's last report.
+
+    Raises:
+        UserError: the trial has no such score.
+    """
+    goal = search.goal
+    if goal.what is None:
+        value = report["val_map"]
+    else:
+        scores = [Score.from_json(score, search.folder.search) for score in report["scores"]]
+        # Maps of a single round are scored beside those of related images, which come last.
+        values = [s.miou for s in scores if s.what == goal.what and goal.crf in (None, s.crf)]
+        value = values[-1] if values else None
+    if value is None or value != value:
+        raise UserError(f"no figure of: {goal.about}", "one", "see the trial's report")
+    return float(value)
+
+
+def _keep(search: Search, found: Found, tracker: Tracker) -> None:
+    """Writes what was found into the folder of the search's run, and hands it to MLflow."""
+    folder = search.folder
+    write_json(
+        folder.study,
+        {
+            "study": "search",
+            "setting": search.resolved.config.setting,
+            "recipe": search.resolved.config.recipe,
+            "changed": search.resolved.changed(),
+            "objective": search.goal.about,
+            "axes": {key: repr(axis) for key, axis in search.axes.items()},
+            "halving": search.halving,
+            **asdict(found),
+        },
     )
+    with written_aside(folder.study_picture) as aside:
+        search_picture(found, list(search.axes), aside, search.name, search.goal.about)
+    kept = [folder.study, folder.study_picture]
+    if found.best:
+        config = search.resolved.config
+        best = resolve(config.setting, config.recipe, search.trial(found.best.number, found.best.values).values)
+        own = {key: f"search {search.name}" for key in found.best.values}
+        write_text(folder.best, experiment_text(best.config, search.resolved.origins | own))
+        kept.append(folder.best)
+        tracker.metrics({"best": found.best.objective or 0.0})
+    for tried in found.tried:
+        if tried.objective is not None:
+            tracker.metric_at("objective", tried.objective, tried.number)
+    for path in kept:
+        tracker.artifact(path)
 
 
-def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
-    """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
-    from ray import tune
+class _Standing(Notes):
+    """How a search stands, beside its bar: the best so far, and the trials by state."""
 
-    from mcis.platform import pipeline
+    def __init__(self, store: "Store"):
+        super().__init__()
+        self.store = store
 
-    task = _Task(**parameters["trial"])
-    os.environ.update(environment)
-    result = pipeline.run(
-        resolve(task.setting, task.recipe, task.values),
-        Workspace(Path(task.workspace)),
-        task.name,
-        until=task.until,
-        parent=task.parent,
-        tags={"study": task.study},
-    )
-    # Tune writes what is reported into files of JSON.
-    tune.report({"name": task.name, "scores": [score.as_json() for score in result.scores]})
-
-
-def _progress_callback(progress: Bar) -> Any:
-    """A callback of Tune that moves a bar as trials end."""
-    from ray import tune
-
-    class Ended(tune.Callback):
-        """Counts the trials that ended, well or not, and names the last."""
-
-        def __init__(self, progress: Bar) -> None:
-            self.progress, self.done = progress, 0
-
-        def __getstate__(self) -> dict[str, Any]:
-            return {}  # Tune pickles its callbacks into a file, which a terminal cannot be part of
-
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.done += 1
-            self.progress.update(self.done, trial.config["trial"]["name"])
-
-        on_trial_error = on_trial_complete
-
-    return Ended(progress)
+    def ended(self, name: str, *, failed: bool) -> str:
+        """See `Notes`."""
+        self.failures += failed
+        found = self.store.found()
+        best = f"best {found.best.objective:.2f} (trial {found.best.number}), " if found.best else ""
+        counts = found.counts()
+        return best + f"{counts['done']} done, {counts['stopped']} stopped, {counts['failed'] + self.failures} failed"

@@ -1,19 +1,29 @@
-"""The paper's ablations as studies: `references` (table 7) and `effect` (tables 5 and 6)."""
+"""The paper's tables as studies: `references` (table 7), `effect` (tables 5 and 6), and those that files define."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.cases import TRAININGS, Case, effect_cases, effect_differences, reference_cases, trial_values
+from mcis.tuning.cases import (
+    TRAININGS,
+    Case,
+    configured,
+    effect_cases,
+    effect_differences,
+    reference_cases,
+    trial_values,
+)
+from mcis.tuning.definition import Definition, cases_of, differences_of
 from mcis.tuning.figures import Figures
-from mcis.tuning.pictures import effect_picture, related_images_picture
-from mcis.tuning.search import Trial
+from mcis.tuning.pictures import cases_picture, related_images_picture
 from mcis.tuning.study import Planned, Study, check_study, run_study
-from mcis.tuning.tables import effect_table, related_images_table
+from mcis.tuning.tables import cases_table, related_images_table
+from mcis.tuning.trials import Trial
 
 EFFECT_RELATED = (3,)
 
@@ -47,7 +57,7 @@ def references(
     return run_study(
         study,
         [
-            Planned(case, {seed: Trial(f"{name}-{case.name}", trial_values(resolved, case.values), until)})
+            Planned(case, {seed: _trial(study, case, f"{name}-{case.name}", {})})
             for case in reference_cases(resolved, until)
         ],
     )
@@ -107,10 +117,10 @@ def effect(
         until=until,
         parallel=parallel,
         verbose=verbose,
-        table=effect_table,
-        picture=effect_picture,
+        table=cases_table,
+        picture=cases_picture,
         title=f"mIoU %, mean and deviation over the seeds {', '.join(map(str, numbers))}, {name}",
-        log=_log_effect,
+        log=_log_cases,
     )
     check_study(study)
     cases = effect_cases(resolved, trainings, related, until)
@@ -121,13 +131,70 @@ def effect(
     )
 
 
+def defined(
+    resolved: Resolved,
+    workspace: Path,
+    name: str,
+    definition: Definition,
+    *,
+    kind: str,
+    seeds: int,
+    until: str,
+    parallel: int,
+    verbose: bool = False,
+) -> list[Figures]:
+    """The cases of a definition over seeds, and their differences.
+
+    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-<case>-s<seed>.
+
+    Args:
+        kind: name of the definition.
+        seeds: how many, counted from the configuration's.
+
+    Raises:
+        UserError: what cannot be studied (see `study.check_study`); or a trial failed, after the table of the others.
+    """
+    first = resolved.config.seed
+    numbers = range(first, first + seeds)
+    cases = cases_of(definition, resolved, until)
+    study = Study(
+        kind=kind,
+        name=name,
+        resolved=resolved,
+        workspace=Workspace(workspace),
+        swept=tuple(sorted({key for case in cases for key in case.values})),
+        unlike=("setting", "seed", *_of_sources(resolved, cases)),
+        until=until,
+        parallel=parallel,
+        verbose=verbose,
+        table=cases_table,
+        picture=cases_picture,
+        title=f"{definition.about}: mIoU %, mean and deviation over the seeds {', '.join(map(str, numbers))}, {name}",
+        log=_log_cases,
+    )
+    check_study(study)
+    planned = [Planned(case, _trials(study, case, numbers)) for case in cases]
+    return run_study(study, planned, differences_of(definition))
+
+
+def _of_sources(resolved: Resolved, cases: Sequence[Case]) -> list[str]:
+    """Keys of the configuration that a setting of fewer sources does not have as the study's."""
+    others = [configured(resolved, case.values, case.setting) for case in cases]
+    own = dict(leaves(resolved.config))
+    return sorted({key for other in others for key, value in leaves(other) if own.get(key, value) != value})
+
+
 def _trials(study: Study, case: Case, seeds: Sequence[int]) -> dict[int, Trial]:
     """A case's trials by seed."""
-    values = trial_values(study.resolved, case.values)
-    return {seed: Trial(f"{study.name}-{case.name}-s{seed}", {**values, "seed": seed}, case.until) for seed in seeds}
+    return {seed: _trial(study, case, f"{study.name}-{case.name}-s{seed}", {"seed": seed}) for seed in seeds}
 
 
-def _log_effect(tracker: Tracker, figures: Sequence[Figures]) -> None:
+def _trial(study: Study, case: Case, name: str, values: Values) -> Trial:
+    changed = trial_values(study.resolved, case.values, case.setting)
+    return Trial(name, case.setting, {**changed, **values}, case.until)
+
+
+def _log_cases(tracker: Tracker, figures: Sequence[Figures]) -> None:
     """A metric per column and case."""
     tracker.metrics(
         {

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
@@ -31,8 +31,8 @@ from mcis.tuning.figures import (
     paired_differences,
     scores_by_column,
 )
-from mcis.tuning.search import Outcome, Trial, run_trials
 from mcis.tuning.tables import differences_table
+from mcis.tuning.trials import Common, Outcome, Trial, run_trials
 
 
 class Planned(NamedTuple):
@@ -47,7 +47,7 @@ class Study:
     """A study before it runs.
 
     Attributes:
-        kind: which study it is: references or effect.
+        kind: which study it is, such as references or effect.
         name: of the study's run; the names of its trials begin with it.
         resolved: the configuration that all trials share.
         swept: the keys that the study sets itself.
@@ -99,14 +99,13 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
     trials = [trial for of_seed in zip(*(of.trials.values() for of in plan), strict=True) for trial in of_seed]
     _check_trials(study, trials)
     with _tracked(study) as tracker:
-        outcome = run_trials(
-            study.resolved.config,
-            trials,
-            workspace=study.workspace,
+        common = Common(
+            recipe=study.resolved.config.recipe,
+            workspace=str(study.workspace.root),
             study=study.name,
             parent=tracker.run_id,
-            parallel=study.parallel,
         )
+        outcome = run_trials(trials, common, parallel=study.parallel)
         record = _record(study, plan, differences, outcome)
         folder = study.workspace.run(study.name)
         write_json(folder.study, asdict(record))
@@ -120,8 +119,8 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
             console.print(differences_table(record.differences, "differences of mIoU % over the same seeds"))
         console.print(caption(record.means), markup=False)
         console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it", markup=False)
-        if outcome.failure:
-            raise outcome.failure
+        if failure := outcome.failure():
+            raise failure
     return record.cases
 
 
@@ -151,11 +150,17 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> None:
     """Finds what would end a trial before the first one has trained; raises UserError."""
     config = study.resolved.config
     for trial in trials:
-        resolve(config.setting, config.recipe, trial.values)
+        resolve(trial.setting, config.recipe, trial.values)
     # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
-    for trial in {trial.values.get("classifier.attention"): trial for trial in trials}.values():
-        changed = resolve(config.setting, config.recipe, trial.values).config
+    of_a_kind = {str([trial.setting, *_of_stages(trial.values)]): trial for trial in trials}
+    for trial in of_a_kind.values():
+        changed = resolve(trial.setting, config.recipe, trial.values).config
         pipeline.check(changed, study.workspace, trial.name, until=study.until)
+
+
+def _of_stages(values: Values) -> list[tuple[str, Any]]:
+    """The values that decide what a trial asks for."""
+    return sorted((key, value) for key, value in values.items() if key != "seed" and not key.startswith("localize."))
 
 
 @contextlib.contextmanager

@@ -6,8 +6,11 @@ from statistics import mean, stdev
 from rich.table import Table
 
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
+from mcis.tuning.found import Found
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
+_BEST = 10
+"""Trials of a search that are shown."""
 
 
 def related_images_table(figures: Sequence[Figures], title: str) -> Table:
@@ -19,18 +22,41 @@ def related_images_table(figures: Sequence[Figures], title: str) -> Table:
     return table
 
 
-def effect_table(figures: Sequence[Figures], title: str) -> Table:
+def cases_table(figures: Sequence[Figures], title: str) -> Table:
     """Mean and deviation of mIoU by case, a section a training; what maps decide of the masks; the paper's column."""
     columns, decided = reached(figures), any(of.by_maps for of in figures)
     table = _table(title, ["case", "maps by"], columns)
     for head in [*(["decided by maps, %"] if decided else []), "paper, VOC"]:
         table.add_column(head, justify="right")
     for number, of in enumerate(figures):
-        if number and of.case.training != figures[number - 1].case.training:
+        if number and of.case.group != figures[number - 1].case.group:
             table.add_section()
         by_maps = [f"{mean(of.by_maps):.1f}" if of.by_maps else "-"] if decided else []
         table.add_row(of.case.name, of.case.inference, *_texts(of.miou, columns), *by_maps, _paper(of))
     return table
+
+
+def search_table(found: Found, objective: str, axes: Sequence[str]) -> Table:
+    """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
+    done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
+    shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
+    table = Table(title=f"{objective}: the best of {len(done)} trials that were done", title_justify="left")
+    table.add_column("trial", justify="right")
+    for key in axes:
+        table.add_column(key, justify="right", overflow="fold")
+    for head in ("objective", "val mAP", "min"):
+        table.add_column(head, justify="right")
+    for each in shown:
+        default = found.default is not None and each.number == found.default.number
+        values = [_short(each.values[key]) for key in axes]
+        precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
+        name = f"{each.number}{', default' if default else ''}"
+        table.add_row(name, *values, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}")
+    return table
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def differences_table(differences: Sequence[PairedDifference], title: str) -> Table:

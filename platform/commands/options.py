@@ -47,6 +47,11 @@ def complete_stage(incomplete: str) -> list[str]:
     return [stage for stage in STAGE_NAMES if stage.startswith(incomplete)]
 
 
+def complete_study(incomplete: str) -> list[str]:
+    """The studies that come with the project and begin so."""
+    return [study for study in ("inference", "lid", "settings") if study.startswith(incomplete)]
+
+
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of runs of the workspace that begin so."""
     runs = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE).expanduser() / "runs"

@@ -159,7 +159,7 @@ def _follow_log(train: Callable[[], Any], schedule: Schedule, log: Path, tracker
         def on_records(records: list[dict[str, Any]]) -> None:
             newest = records[-1]
             progress.update(newest["step"] * images, f"epoch {newest['epoch']:.1f} loss {newest['loss']:.3f}")
-            tracker.steps(label, records)
+            tracker.follow(label, records)
 
         with follow(log, on_records):
             _run_interruptibly(train)

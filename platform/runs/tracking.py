@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
 
 EXPERIMENT = "mcis"
+Watch = Callable[[str, list[dict[str, Any]]], None]
+"""Is told what a training under way has logged: its network's name, and the records that are new."""
 _MOST_METRICS = 1000
 _MOST_PARAMETERS = 100
 
@@ -56,6 +58,25 @@ def experiment_page(workspace: Workspace) -> str | None:
     return f"#/experiments/{experiment.experiment_id}/runs" if experiment else None
 
 
+def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:
+    """Ends the MLflow run of a run whose process was stopped before it could; nothing where there is none.
+
+    Raises:
+        UserError: the store cannot be used.
+    """
+    from mlflow.tracking import MlflowClient
+
+    record = workspace.run(name, create=False).tracking
+    if not record.exists():
+        return
+    kept = read_json(record)
+    with store_errors(kept["uri"]):
+        client = MlflowClient(tracking_uri=kept["uri"])
+        for key, value in tags.items():
+            client.set_tag(kept["run_id"], key, value)
+        client.set_terminated(kept["run_id"], status=status)
+
+
 class Tracker:
     """The MLflow run of a run or study; a restart continues it.
 
@@ -63,19 +84,22 @@ class Tracker:
         name: of the run, in whose folder the MLflow run's id is kept.
         identity: fingerprint of the configuration. Another one starts a new MLflow run, whose parameters are final.
         parent: id of the MLflow run of the study that the run belongs to.
+        watch: see `follow`.
 
     Raises:
         UserError: the store cannot be used; so does every method.
     """
 
-    def __init__(self, workspace: Workspace, name: str, *, identity: str, parent: str | None = None):
+    def __init__(
+        self, workspace: Workspace, name: str, *, identity: str, parent: str | None = None, watch: Watch | None = None
+    ):
         from mlflow.tracking import MlflowClient
 
         for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
             logging.getLogger(logger).setLevel(logging.WARNING)
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # what it logs, it raises too
 
-        self.uri = tracking_uri(workspace)
+        self.uri, self.watch = tracking_uri(workspace), watch
         self._sent: dict[str, int] = {}
         with store_errors(self.uri):
             self.client = MlflowClient(tracking_uri=self.uri)
@@ -117,19 +141,29 @@ class Tracker:
         """Logs the records of a training's step log, but for those that this tracker has logged before."""
         from mlflow.entities import Metric
 
-        sent = self._sent.get(prefix, 0)
+        new = self._new(prefix, records)
         metrics = [
             Metric(f"{prefix}.{key}", float(value), int(record["time"] * 1000), record["step"])
-            for record in records
-            if record["step"] > sent
+            for record in new
             for key, value in record.items()
             if key not in ("step", "time")
         ]
         for start in range(0, len(metrics), _MOST_METRICS):
             with store_errors(self.uri):
                 self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
-        if records:
-            self._sent[prefix] = max(sent, records[-1]["step"])
+        if new:
+            self._sent[prefix] = new[-1]["step"]
+
+    def follow(self, prefix: str, records: list[dict[str, Any]]) -> None:
+        """As `steps`, while the training goes on: whoever watches the run is told what is new."""
+        new = self._new(prefix, records)
+        self.steps(prefix, records)
+        if new and self.watch:
+            self.watch(prefix, new)
+
+    def _new(self, prefix: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The records that were not logged yet."""
+        return [record for record in records if record["step"] > self._sent.get(prefix, 0)]
 
     def metrics(self, values: Mapping[str, float]) -> None:
         """Logs final figures."""

@@ -225,6 +225,16 @@ class RunFolder:
         """The picture of a study."""
         return self.path / "study.png"
 
+    @property
+    def search(self) -> Path:
+        """The trials of a search, in Optuna's store."""
+        return self.path / "search.db"
+
+    @property
+    def best(self) -> Path:
+        """The best configuration of a search."""
+        return self.path / "best.toml"
+
 
 class Workspace:
     """A folder with runs and their shared store.

@@ -33,7 +33,7 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     assert wrong == {"co-wrong-class-r3", "co-contrastive-wrong-class-r3"}
     identity = {name for name, how in localize.items() if how.method.affinity == "identity"}
     assert identity == {f"{t}-identity-r3" for t in ("none", "co", "co-contrastive")}
-    assert {case.training: configured(resolved, case.values).classifier.attention for case in cases.values()} == {
+    assert {case.group: configured(resolved, case.values).classifier.attention for case in cases.values()} == {
         training: training for training in TRAININGS
     }
     assert cases["co-r3"].inference == "co-attention (target n)"
@@ -99,7 +99,7 @@ def test_contradictions_with_a_case_are_refused() -> None:
 def test_reference_cases_are_six_numbers_of_related_images() -> None:
     contrastive = ["localize.method.contrastive=true"]
     cases = reference_cases(resolve("voc", "paper", assignments=contrastive), "evaluate")
-    assert [(case.name, case.related, case.training) for case in cases] == [
+    assert [(case.name, case.related, case.group) for case in cases] == [
         (f"r{r}", r, "co+contrastive") for r in range(6)
     ]
     assert [case.values.get("localize.method.contrastive") for case in cases] == [False, *[None] * 5]

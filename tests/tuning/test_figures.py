@@ -57,7 +57,7 @@ def test_a_caption_leaves_methods_to_the_rows_where_they_differ() -> None:
 
 
 def case(name: str) -> Case:
-    return Case(name=name, training="co", inference="co-attention", related=3, values={}, until="evaluate")
+    return Case(name=name, group="co", setting="voc", inference="co-attention", related=3, values={}, until="evaluate")
 
 
 def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:

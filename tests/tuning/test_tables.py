@@ -9,13 +9,20 @@ from rich.table import Table
 
 from mcis.tuning.cases import Case, Difference
 from mcis.tuning.figures import Figures, PairedDifference, caption
-from mcis.tuning.pictures import effect_picture, related_images_picture
-from mcis.tuning.tables import differences_table, effect_table, related_images_table
+from mcis.tuning.pictures import cases_picture, related_images_picture
+from mcis.tuning.tables import cases_table, differences_table, related_images_table
 
 
 def figures(training: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
     case = Case(
-        name=name, training=training, inference=f"by {name}", related=related, values={}, until="evaluate", **more
+        name=name,
+        group=training,
+        setting="voc",
+        inference=f"by {name}",
+        related=related,
+        values={},
+        until="evaluate",
+        **more,
     )
     seeds = list(range(max(map(len, miou.values()), default=0)))
     return Figures(case=case, seeds=seeds, miou=miou, by_maps=[])
@@ -46,7 +53,7 @@ def test_the_table_has_a_row_a_number_and_the_papers_column() -> None:
 
 
 def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_reached() -> None:
-    head, *rows = lines(effect_table(EFFECT, "title"))
+    head, *rows = lines(cases_table(EFFECT, "title"))
     assert "pseudo masks" in head
     assert "segments" not in head
     assert "maps" not in head.replace("pseudo masks", "").replace("maps by", "")
@@ -59,7 +66,7 @@ def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_
 
 
 def test_the_table_of_effects_says_what_maps_decide() -> None:
-    head, first, second = lines(effect_table([replace(EFFECT[0], by_maps=[12.0, 13.0]), EFFECT[1]], "title"))
+    head, first, second = lines(cases_table([replace(EFFECT[0], by_maps=[12.0, 13.0]), EFFECT[1]], "title"))
     assert "decided by maps, %" in head
     assert "12.5" in first
     assert "12.5" not in second
@@ -68,7 +75,7 @@ def test_the_table_of_effects_says_what_maps_decide() -> None:
 def test_a_narrow_terminal_cuts_no_name() -> None:
     console = Console(width=50)
     with console.capture() as capture:
-        console.print(effect_table([figures("co", "co-contrastive-wrong-class-r3", {"pseudo masks": [1.0]})], "title"))
+        console.print(cases_table([figures("co", "co-contrastive-wrong-class-r3", {"pseudo masks": [1.0]})], "title"))
     assert "…" not in capture.get()
 
 
@@ -88,7 +95,7 @@ def test_a_picture_has_a_plot_a_column(tmp_path: Path) -> None:
     """Also where a case has no figure in a column, and where no trial ended well."""
     for number, some in enumerate((EFFECT, EFFECT[:1], [])):
         path = tmp_path / f"{number}.png"
-        effect_picture(some, path, "name", caption({}))
+        cases_picture(some, path, "name", caption({}))
         assert path.read_bytes()[:4] == b"\x89PNG"
     assert (
         (tmp_path / "0.png").stat().st_size > (tmp_path / "1.png").stat().st_size > (tmp_path / "2.png").stat().st_size

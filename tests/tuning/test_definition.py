@@ -1,0 +1,90 @@
+"""Studies as files: the library's, files of a user's own, and the data settings."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config.resolve import resolve
+from mcis.tuning.cases import configured, trial_values
+from mcis.tuning.definition import cases_of, differences_of, library, read_definition, settings_definition
+
+
+def test_the_library_goes_with_its_recipes() -> None:
+    assert library() == ["inference", "lid"]
+    for study, setting, recipes in (("inference", "voc", ("paper", "small", "photos")), ("lid", "lid", ("lid",))):
+        definition = read_definition(study)
+        for recipe in recipes:
+            related = ["localize.related=3"] if recipe == "small" else []  # which has single rounds
+            cases = cases_of(definition, resolve(setting, recipe, assignments=related), "evaluate")
+            names = [case.name for case in cases]
+            assert len(cases) == len(definition.cases)
+            assert all({of.case, of.control} <= set(names) for of in differences_of(definition))
+
+
+def test_inference_is_the_papers_table_4() -> None:
+    resolved = resolve("voc", "paper")
+    cases = {case.name: case for case in cases_of(read_definition("inference"), resolved, "evaluate")}
+    assert {name: (case.related, case.paper) for name, case in cases.items()} == {
+        "basic": (0, 61.7), "single": (0, 64.7), "multi": (3, 66.2), "multi-contrastive": (3, 66.2),
+    }  # fmt: skip
+    assert configured(resolved, cases["basic"].values).classifier.attention == "none"
+    assert configured(resolved, cases["multi-contrastive"].values).localize.method.contrastive
+
+
+def test_settings_are_the_first_source_alone_and_with_each_other(tmp_path: Path) -> None:
+    places = {"data.voc": "/voc", "data.single.root": "/single", "data.web.root": "/web"}
+    resolved = resolve("voc+single+web", "paper", places)
+    cases = cases_of(settings_definition("voc+single+web", "paper"), resolved, "evaluate")
+    assert [(case.name, case.paper) for case in cases] == [
+        ("voc", 66.2), ("voc-single", 67.1), ("voc-web", 67.7), ("voc-single-web", None),
+    ]  # fmt: skip
+    assert [configured(resolved, case.values, case.setting).classifier.kinds for case in cases] == [1, 3, 1, 3]
+    assert trial_values(resolved, {}, "voc") == {"data.voc": "/voc"}
+    assert trial_values(resolved, {}, "voc+web") == {"data.voc": "/voc", "data.web.root": "/web"}
+    assert [case.paper for case in cases_of(settings_definition("voc", "paper_vgg16"), resolved, "evaluate")] == [63.5]
+
+
+def test_a_file_of_ones_own_may_have_axes(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('about = "mine"\naxes = { "localize.related" = [0, 3], "maps.scale" = ["range", "maximum"] }\n')
+    cases = cases_of(read_definition(str(path)), resolve("voc", "small"), "localize")
+    assert [case.name for case in cases] == [
+        "related-0-scale-range", "related-0-scale-maximum", "related-3-scale-range", "related-3-scale-maximum",
+    ]  # fmt: skip
+    assert [case.related for case in cases] == [0, 0, 3, 3]
+    assert {case.until for case in cases} == {"localize"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('about = "x"\n', "has no case"),
+        ("about = 3\n", "about: Input should be a valid string"),
+        ('about = "x"\n[[case]]\nname = "../a"\n', "case.0.name"),
+        ('about = "x"\n[[case]]\nname = "a"\nsett = {}\n', "case.0.sett"),
+        ('about = "x"\n[[case]]\nname = "a"\n[[case]]\nname = "a"\n', "two cases a"),
+        ('about = "x"\n[[case]]\nname = "a"\nagainst = "b"\n', "no case b"),
+        ("about = \n", "is no TOML"),
+        ('about = "x"\n[[case]]\nname = "a"\nset = { "localize.relatd" = 3 }\n', "did you mean localize.related"),
+        ('about = "x"\n[[case]]\nname = "a"\nsetting = "voc+web"\n', "voc\\+web, the study of voc"),
+    ],
+)
+def test_what_is_no_study_is_refused(tmp_path: Path, text: str, found: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=found):
+        cases_of(read_definition(str(path)), resolve("voc", "small"), "evaluate")
+
+
+def test_an_unknown_study_names_the_librarys(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="study infer") as caught:
+        read_definition("infer")
+    assert "inference, lid" in caught.value.expected
+
+
+def test_the_example_of_the_documentation_is_a_study() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "USAGE.md").read_text(encoding="utf-8")
+    example = text.split("```toml\n", 1)[1].split("```", 1)[0]
+    assert tomllib.loads(example)["case"]

@@ -1,0 +1,218 @@
+"""The search: axes, what its store draws and keeps, what is refused, and a real one on Ray Tune that is killed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.workspace import Workspace
+from mcis.tuning.axes import lies_on, parse_axes
+from mcis.tuning.found import Found
+from mcis.tuning.search import Search, check_search, run_search
+from mcis.tuning.search_store import Store
+
+AXES = {"a": FloatDistribution(0.0, 1.0), "b": CategoricalDistribution([0, 1])}
+TINY = (
+    "classifier.epochs=3",
+    "classifier.channels=24",
+    "segmenter.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "report.panels=2",
+    "compute.threads=1",
+)
+
+
+def test_axes_are_optunas_distributions_by_key() -> None:
+    texts = [
+        "a.b=loguniform(1e-4, 1e-2)",
+        "c = choice(co, co+contrastive)",
+        "d=integer(0,5)",
+        "e=choice(0.5,null,true)",
+    ]
+    assert parse_axes(texts) == {
+        "a.b": FloatDistribution(1e-4, 1e-2, log=True),
+        "c": CategoricalDistribution(["co", "co+contrastive"]),
+        "d": IntDistribution(0, 5),
+        "e": CategoricalDistribution([0.5, None, True]),
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "a=3", "a=choice(1)", "a=choice(1,1)", "a=uniform(2,1)", "a=loguniform(0,1)", "a=integer(0.5,2)",
+     "a=uniform(1,2,3)", "a=normal(0,1)", "a=uniform(x,2)", "a=uniform(1,Infinity)", "a=uniform(0,true)"],
+)  # fmt: skip
+def test_other_axes_are_refused_with_an_example(text: str) -> None:
+    with pytest.raises(UserError, match="--axis"):
+        parse_axes([text])
+
+
+def test_whether_a_configuration_lies_on_the_axes() -> None:
+    assert lies_on(AXES, {"a": 1.0, "b": 0, "c": None})
+    assert not lies_on(AXES, {"a": 1.5, "b": 0})
+    assert not lies_on(AXES, {"a": None, "b": 0})
+
+
+def store(folder: Path, *, identity: str = "same", halving: int = 3, first: dict[str, Any] | None = None) -> Store:
+    own = {"a": 0.5, "b": 1} if first is None else first
+    return Store(folder / "search.db", identity=identity, axes=AXES, first=own, seed=4, halving=halving, parallel=1)
+
+
+def height(values: dict[str, Any]) -> float:
+    return float(values["b"] - (values["a"] - 0.3) ** 2)
+
+
+def searched(folder: Path, trials: int, *, anew: bool) -> Found:
+    """A search of `height`, whose store is opened again for each trial where `anew` says so."""
+    opened = store(folder)
+    for _ in range(trials):
+        number, values = opened.ask()
+        opened.done(number, height(values), None)
+        if anew:
+            opened = store(folder)
+    return opened.found()
+
+
+def test_the_first_trial_is_the_configuration_as_it_is_and_the_best_is_better(tmp_path: Path) -> None:
+    found = searched(tmp_path, 30, anew=False)
+    assert found.default
+    assert (found.default.number, found.default.values) == (0, {"a": 0.5, "b": 1})
+    assert found.best
+    assert height(found.best.values) == found.best.objective
+    assert found.best.objective > height(found.default.values)
+    late = [height(tried.values) for tried in found.tried[20:]]
+    early = [height(tried.values) for tried in found.tried[1:10]]
+    assert sum(late) / len(late) > sum(early) / len(early)
+
+
+def test_a_configuration_beside_the_axes_is_no_trial(tmp_path: Path) -> None:
+    opened = store(tmp_path, first={"a": 2.0, "b": 1})
+    assert opened.ask()[1]["a"] <= 1
+    assert opened.found().default is None
+
+
+def test_a_store_that_is_opened_anew_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
+    for name in ("once", "anew"):
+        (tmp_path / name).mkdir()
+    once, anew = (searched(tmp_path / name, 14, anew=name == "anew") for name in ("once", "anew"))
+    assert [tried.values for tried in once.tried] == [tried.values for tried in anew.tried]
+
+
+def test_what_was_interrupted_begins_anew_with_its_values(tmp_path: Path) -> None:
+    opened = store(tmp_path)
+    for _ in range(3):
+        opened.done(opened.ask()[0], 1.0, None)
+    _, values = opened.ask()
+    again = store(tmp_path)
+    assert len(again.found().tried) == 3
+    assert again.ask()[1] == values
+    opened = store(tmp_path)  # of two that were interrupted, one after the other, one goes on
+    assert opened.ask()[1] == values
+
+
+def test_halving_lets_one_in_three_go_on_and_keeps_where_the_others_stood(tmp_path: Path) -> None:
+    opened = store(tmp_path)
+    stopped = []
+    for position, precision in enumerate((50.0, 60.0, 70.0, 40.0, 80.0, 65.0)):
+        number, _ = opened.ask()
+        assert number == position
+        if opened.validated(number, 1, precision):
+            stopped.append(precision)
+            opened.stopped(number, 1.0, precision)
+        else:
+            opened.done(number, precision, precision)
+            opened = store(tmp_path)  # what the others reached is not forgotten
+    assert stopped == [40.0, 65.0]
+    found = opened.found()
+    assert found.counts() == {"done": 4, "stopped": 2, "failed": 0}
+    assert [(t.state, t.val_map, t.epoch, t.objective) for t in found.tried][3] == ("stopped", 40.0, 1.0, None)
+
+
+def test_without_halving_all_go_on_and_failures_have_their_cause(tmp_path: Path) -> None:
+    opened = store(tmp_path, halving=0)
+    for precision in (80.0, 10.0, 5.0):
+        number, _ = opened.ask()
+        assert not opened.validated(number, 1, precision)
+        opened.failed(number, "a loss that is not finite")
+    assert {tried.cause for tried in opened.found().tried} == {"a loss that is not finite"}
+    assert opened.found().best is None
+
+
+def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
+    store(tmp_path)
+    with pytest.raises(UserError, match="other axes"):
+        store(tmp_path, identity="other")
+    (tmp_path / "search.db").write_bytes(b"no database" * 1000)
+    with pytest.raises(UserError, match="cannot be used"):
+        store(tmp_path)
+
+
+def drawn(root: Path, train: int = 16, val: int = 4) -> dict[str, str]:
+    """Options that name a data set of so many images, drawn below `root`."""
+    synthetic.draw(root, train=train, val=val, size=64, classes=4)
+    return {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+
+
+@pytest.mark.parametrize(
+    ("values", "axes", "objective", "found"),
+    [
+        ((), ("localize.related=integer(0,3)",), "miou", "--objective miou"),
+        ((), ("localize.related=integer(0,3)",), "segmentation", "whose score is reported"),
+        (("localize.related=2",), ("localize.related=integer(0,3)",), "maps", "by --set and by --axis"),
+        ((), ("data.saliency=choice(x,y)",), "maps", "of the same data"),
+        ((), ("localize.relatd=integer(0,3)",), "maps", "did you mean localize.related"),
+        ((), ("localize.related=integer(-1,3)",), "maps", "localize.related: Input should be greater"),
+        (("data.masks=absent",), ("localize.related=integer(0,3)",), "maps", "no image has a ground-truth mask"),
+    ],
+)
+def test_what_cannot_be_searched_is_refused_before_the_first_trial(
+    tmp_path: Path, values: tuple[str, ...], axes: tuple[str, ...], objective: str, found: str
+) -> None:
+    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
+    workspace = Workspace(tmp_path / "w")
+    with pytest.raises(UserError, match=found):
+        check_search(
+            Search(name="s", resolved=resolved, workspace=workspace, axes=parse_axes(axes), objective=objective)
+        )
+    assert not list((tmp_path / "w" / "runs").iterdir())
+
+
+@pytest.mark.slow
+def test_a_search_on_ray_tune_stops_what_lags_and_goes_on_where_it_ended(ray_local: None, tmp_path: Path) -> None:
+    """Classifiers of other rates, of which a third may go on; then more trials by the same command."""
+    from mlflow.tracking import MlflowClient
+
+    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012", train=48, val=32), TINY)
+    workspace = Workspace(tmp_path / "workspace")
+    axes = parse_axes(["classifier.optimizer.learning_rate=loguniform(1e-5,1e-1)", "localize.related=integer(0,2)"])
+    common: dict[str, Any] = {"name": "wide", "resolved": resolved, "workspace": workspace, "axes": axes, "halving": 2}
+    first = run_search(Search(**common, trials=4))
+    assert len(first.tried) == 4
+    assert first.counts()["done"] >= 1
+    found = run_search(Search(**common, trials=8))
+    assert [tried.values for tried in found.tried][:4] == [tried.values for tried in first.tried]
+    assert len(found.tried) == 8
+    assert found.counts()["stopped"] >= 1
+    assert found.counts()["failed"] == 0
+    folder = workspace.run("wide")
+    again = resolve(file=folder.best)
+    assert found.best
+    assert again.config.localize.related == found.best.values["localize.related"]
+    assert again.config.classifier.optimizer.learning_rate == found.best.values["classifier.optimizer.learning_rate"]
+    assert folder.study_picture.read_bytes()[:4] == b"\x89PNG"
+    assert json.loads(folder.study.read_text())["best"]["objective"] == found.best.objective
+    client = MlflowClient(f"sqlite:///{workspace.tracking_store}")
+    experiment = client.get_experiment_by_name("mcis")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    states = {tried.number: tried.state for tried in found.tried}
+    for number, state in states.items():
+        run = runs[f"wide-t{number:03d}"]
+        assert run.info.status == ("FINISHED" if state == "done" else "KILLED")
+        assert run.data.tags["mlflow.parentRunId"] == runs["wide"].info.run_id

@@ -1,0 +1,263 @@
+"""Trials of a study on Ray Tune: each is a whole run of the pipeline in a process of its own."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mcis.datasets.errors import UserError
+from mcis.platform.config.keys import Values
+from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.runtime import user_error_in
+from mcis.platform.runs.progress import Bar, bar
+from mcis.platform.runs.scores import Score
+from mcis.platform.runs.workspace import Workspace
+
+_FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
+"""Environment variables that a trial's process is given, in memory: a trial's parameters are written into files."""
+_QUIET = {"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+"""What is reported while the classifier trains has no scores yet."""
+TUNE = "tune"
+"""Folder of Tune's own files, in that of a study."""
+
+
+class Trial(NamedTuple):
+    """A run of the pipeline.
+
+    Attributes:
+        name: of the run.
+        setting: the data setting.
+        values: what its configuration changes of the recipe, by dotted key.
+        until: its last stage.
+    """
+
+    name: str
+    setting: str
+    values: Values
+    until: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Common:
+    """What all trials of a study share.
+
+    Attributes:
+        recipe: of their configurations.
+        workspace: its folder.
+        study: name of the study's run.
+        parent: MLflow run that the trials' runs become children of.
+    """
+
+    recipe: str
+    workspace: str
+    study: str
+    parent: str
+
+
+class Report(NamedTuple):
+    """What a trial tells Tune: while its classifier trains, and at its end.
+
+    Attributes:
+        name: of the trial.
+        validation: number of the validation, from 1; 0 at the end.
+        epoch: at which the classifier was validated.
+        val_map: the classifier's mean average precision on val images, percent; None where no val image has a tag.
+        scores: as JSON; None before the end.
+    """
+
+    name: str
+    validation: int
+    epoch: float
+    val_map: float | None
+    scores: list[dict[str, Any]] | None = None
+
+
+class Outcome(NamedTuple):
+    """The scores of each trial that ran to its end, and why each of the others did not, by the trial's name."""
+
+    scores: dict[str, list[Score]]
+    failures: dict[str, UserError]
+
+    def failure(self) -> UserError | None:
+        """The first of the failures, with their number."""
+        if not self.failures:
+            return None
+        name, first = next(iter(self.failures.items()))
+        return UserError(
+            f"{len(self.failures)} of {len(self.scores) + len(self.failures)} trials failed; the first, {name}: "
+            f"{first.found}",
+            first.expected,
+            f"{first.remedy}; then repeat the command: finished trials and stages are kept",
+        )
+
+
+def run_trials(trials: Sequence[Trial], common: Common, *, parallel: int) -> Outcome:
+    """Runs all trials, also where some of them fail.
+
+    A trial that was finished before costs no more than looking its stages up.
+
+    Args:
+        parallel: trials at a time.
+    """
+    from ray import tune
+
+    tasks = [task_of(trial, common) for trial in trials]
+    results = fit(
+        common,
+        tune.TuneConfig(max_concurrent_trials=parallel),
+        {"trial": tune.grid_search(tasks)},
+        trials=len(tasks),
+    )
+    if len(results) < len(tasks):  # Tune takes Ctrl-C for itself and hands back what has finished
+        raise KeyboardInterrupt
+    folder = _folder(common) / TUNE
+    finished = {
+        name: [Score.from_json(score, folder) for score in metrics["scores"]]
+        for name, (metrics, _) in results.items()
+        if metrics and metrics.get("scores") is not None
+    }
+    return Outcome(finished, {name: failed(error) for name, (_, error) in results.items() if error})
+
+
+class Result(NamedTuple):
+    """The last report of a trial, and what ended it too early."""
+
+    metrics: dict[str, Any] | None
+    error: Exception | None
+
+
+def task_of(trial: Trial, common: Common) -> dict[str, Any]:
+    """What a trial's process is told, in plain values, as Tune writes them into a file."""
+    return {**trial._asdict(), **asdict(common)}
+
+
+def fit(
+    common: Common, how: Any, space: dict[str, Any], *, trials: int, notes: "Notes | None" = None
+) -> dict[str, Result]:
+    """Runs trials under Tune, with a bar over them; those that ended, by name.
+
+    Drivers of trials reserve next to no CPU, or they would keep it from the training workers that they wait for.
+
+    Args:
+        how: Tune's `TuneConfig`.
+        space: Tune's parameters, whose `trial` is a task (`task_of`).
+        trials: how many the bar is over.
+        notes: says what stands beside the bar.
+    """
+    from ray import tune
+
+    os.environ.update(_QUIET)
+    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    with bar(f"study {common.study}", trials, "trials") as progress:
+        tuner = tune.Tuner(
+            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), {"cpu": 0.01}),
+            param_space=space,
+            tune_config=how,
+            run_config=tune.RunConfig(
+                name=TUNE,
+                storage_path=str(_folder(common)),
+                verbose=0,
+                callbacks=[_progress_callback(progress, notes or Notes())],
+            ),
+        )
+        grid = tuner.fit()
+        results = [grid[number] for number in range(len(grid))]
+    return {
+        result.config["trial"]["name"]: Result(result.metrics, result.error)
+        for result in results
+        if result.config and (result.error or (result.metrics and "name" in result.metrics))
+    }
+
+
+def failed(error: Exception) -> UserError:
+    """What ended a trial, as an error that says what to do."""
+    return user_error_in(error) or UserError(
+        str(error)[-600:], "trials that run to their end", "correct the cause, which the trial's log in Ray tells"
+    )
+
+
+def _folder(common: Common) -> Path:
+    return Workspace(Path(common.workspace)).run(common.study).path
+
+
+def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
+    """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
+    from ray import tune
+
+    from mcis.platform import pipeline
+    from mcis.platform.runs.results import TrainingResult
+
+    task = dict(parameters["trial"])
+    trial = Trial(**{field: task.pop(field) for field in Trial._fields})
+    common = Common(**task)
+    os.environ.update(environment)
+    result = pipeline.run(
+        resolve(trial.setting, common.recipe, trial.values),
+        Workspace(Path(common.workspace)),
+        trial.name,
+        until=trial.until,
+        parent=common.parent,
+        tags={"study": common.study},
+        watch=_Validations(trial.name),
+    )
+    counts: Mapping[str, Any] = {}
+    if "train_classifier" in result.context.inputs:
+        counts = result.context.result("train_classifier", TrainingResult).counts
+    # Tune writes what is reported into files of JSON.
+    scores = [score.as_json() for score in result.scores]
+    tune.report(Report(trial.name, 0, 0.0, counts.get("val mAP"), scores)._asdict())
+
+
+class _Validations:
+    """Reports the classifier's validations to Tune, which may end the trial's process at one of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.number = name, 0
+
+    def __call__(self, network: str, records: list[dict[str, Any]]) -> None:
+        from ray import tune
+
+        for record in records:
+            if network == "classifier" and "val_map" in record:
+                self.number += 1
+                tune.report(Report(self.name, self.number, record["epoch"], record["val_map"])._asdict())
+
+
+class Notes:
+    """What stands beside a study's bar: the name of the trial that ended last, and how many failed."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    def ended(self, name: str, *, failed: bool) -> str:
+        """The text, when a trial has ended."""
+        self.failures += failed
+        return name + (f", {self.failures} failed" if self.failures else "")
+
+
+def _progress_callback(progress: Bar, notes: Notes) -> Any:
+    """A callback of Tune that moves a bar as trials end."""
+    from ray import tune
+
+    class Ended(tune.Callback):
+        """Counts the trials that ended, well or not."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.progress, self.notes, self.done = progress, notes, 0
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {}  # Tune pickles its callbacks into a file, which a terminal cannot be part of
+
+        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self._ended(trial, failed=False)
+
+        def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            self._ended(trial, failed=True)
+
+        def _ended(self, trial: Any, *, failed: bool) -> None:
+            self.done += 1
+            self.progress.update(self.done, self.notes.ended(trial.config["trial"]["name"], failed=failed))
+
+    return Ended()
