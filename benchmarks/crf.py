@@ -87,7 +87,7 @@ def stage(table: pa.Table, maps: Path, out: Path) -> tuple[float, list[bytes]]:
     """Seconds of the stage's mapping, and the labels of each image as PNG."""
     config = configured()
     began = time.perf_counter()
-    made_of = config.pseudo_masks, config.maps.scale, Shards(maps), None
+    made_of = config, Shards(maps), None, False
     map_table(table, MakeMasks, made_of, out, label="pseudo masks", shard_rows=SHARD)
     seconds = time.perf_counter() - began
     labels = read_table(out)["labels"].to_pylist()
