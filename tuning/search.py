@@ -118,7 +118,7 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
         task.name,
         until=task.until,
         parent=task.parent,
-        tags={"study": task.study},
+        study=task.study,
     )
     # Tune writes what is reported into files of JSON.
     tune.report({"name": task.name, "scores": [score.as_json() for score in result.scores]})
