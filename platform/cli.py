@@ -9,6 +9,7 @@ from mcis.platform.commands.index import index_app
 from mcis.platform.commands.machine import doctor, ui
 from mcis.platform.commands.predict import predict
 from mcis.platform.commands.run import demo, run
+from mcis.platform.commands.runs import gc, runs
 from mcis.platform.commands.study import study_app
 
 app = typer.Typer(
@@ -26,6 +27,8 @@ app.command(
     "`mcis run --config mcis-workspace/runs/first/config.toml --name again --set seed=2`"
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
+app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
+app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table7 --delete`")(gc)
 app.command(epilog="Example: `mcis compare first second --what segmentation`")(compare)
 app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "

@@ -1,5 +1,6 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
+import contextlib
 from typing import NamedTuple, NoReturn
 
 from mcis.datasets.errors import UserError
@@ -11,6 +12,8 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.needs import counts_of, needs
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.locks import refuse_if_running
+from mcis.platform.runs.record import recorded
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage, unfinished
@@ -121,7 +124,8 @@ def check(
         What the sources hold.
 
     Raises:
-        UserError: the first such problem, before a Ray is started for it.
+        UserError: the first such problem, before a Ray is started for it; another process that runs under the name is
+            one too.
     """
     for option, stage_name in (("--until", until), ("--from", start)):
         if stage_name is not None and stage_name not in STAGE_NAMES:
@@ -129,6 +133,7 @@ def check(
                 f"{option} {stage_name}", f"one of {', '.join(STAGE_NAMES)}", f"choose one of them for {option}"
             )
     workspace.run(name, create=False)
+    refuse_if_running(workspace, name)
     listed = listing(config)
     for stage in STAGES[: _number(until) + 1]:
         if stage.takes_part(config):
@@ -144,7 +149,7 @@ def run(
     until: str | None = None,
     start: str | None = None,
     parent: str | None = None,
-    tags: dict[str, str] | None = None,
+    study: str | None = None,
     watch: Watch | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
@@ -153,22 +158,28 @@ def run(
         until: last stage; what was reached by then is scored and reported all the same.
         start: this stage and all after it are computed again.
         parent: MLflow run of a study that this run belongs to.
-        tags: further tags of the MLflow run.
+        study: name of that study.
         watch: is told what trainings log, beside MLflow.
 
     Raises:
-        UserError: a stage found that its output teaches nothing; what was reached by then is scored and reported.
+        UserError: another process runs under this name in the workspace; or a stage found that its output teaches
+            nothing: what was reached by then is scored and reported.
     """
-    config, folder, last = resolved.config, workspace.run(name), _number(until)
+    config, folder, last = resolved.config, workspace.run(name, create=False), _number(until)
     problem = None
     values = dict(leaves(config))
-    write_text(folder.config, experiment_text(config, resolved.origins))
-    if start:
-        folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
-    tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent, watch=watch)
-    with tracker.running():
+    with contextlib.ExitStack() as blocks:
+        whole = all(number <= last for number, stage in enumerate(STAGES) if stage.kept)
+        blocks.enter_context(recorded(workspace, name, whole=whole, study=study))
+        write_text(folder.config, experiment_text(config, resolved.origins))
+        if start:
+            folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
+        tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent, watch=watch)
+        blocks.enter_context(tracker.running())
         tracker.parameters(values)
-        tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed), **(tags or {})})
+        tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)})
+        if study:
+            tracker.tags({"study": study})
         context = RunContext(
             workspace=workspace, name=name, part=folder.path, tracker=tracker, origins=resolved.origins
         )

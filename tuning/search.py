@@ -17,7 +17,9 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.record import recorded
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker, end_run
 from mcis.platform.runs.workspace import RunFolder, Workspace, fingerprint, write_json, write_text, written_aside
@@ -117,11 +119,14 @@ def run_search(search: Search) -> Found:
     --config` takes, study.json and study.png into the folder of its run.
 
     Raises:
-        UserError: what cannot be searched (`check_search`); or no trial came to its end, after the table.
+        UserError: another process runs under the search's name in the workspace; what cannot be searched
+            (`check_search`); or no trial came to its end, after the table.
     """
+    refuse_if_running(search.workspace, search.name)
     check_search(search)
     began = time.monotonic()
-    with _tracked(search) as tracker:
+    with recorded(search.workspace, search.name, whole=True, kind="study"), _tracked(search) as tracker:
+        write_text(search.folder.config, experiment_text(search.resolved.config, search.resolved.origins))
         found = _run_trials(search, tracker.run_id)
         _keep(search, found, tracker)
     console.print(search_table(found, search.goal.about, list(search.axes)))

@@ -13,13 +13,16 @@ from rich.table import Table
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
+from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.record import recorded
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, written_aside
+from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, write_text, written_aside
 from mcis.tuning.cases import Case, Difference
 from mcis.tuning.figures import (
     Figures,
@@ -94,11 +97,15 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
         differences: the cases that are compared with one another.
 
     Raises:
-        UserError: what would end one of the trials; or a trial failed, after the table of the others.
+        UserError: another process runs under the study's name in the workspace; what would end one of the trials; or a
+            trial failed, after the table of the others.
     """
+    refuse_if_running(study.workspace, study.name)
     trials = [trial for of_seed in zip(*(of.trials.values() for of in plan), strict=True) for trial in of_seed]
     _check_trials(study, trials)
-    with _tracked(study) as tracker:
+    with recorded(study.workspace, study.name, whole=True, kind="study"), _tracked(study) as tracker:
+        folder = study.workspace.run(study.name)
+        write_text(folder.config, experiment_text(study.resolved.config, study.resolved.origins))
         common = Common(
             recipe=study.resolved.config.recipe,
             workspace=str(study.workspace.root),
@@ -107,7 +114,6 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
         )
         outcome = run_trials(trials, common, parallel=study.parallel)
         record = _record(study, plan, differences, outcome)
-        folder = study.workspace.run(study.name)
         write_json(folder.study, asdict(record))
         with written_aside(folder.study_picture) as aside:
             study.picture(record.cases, aside, study.name, caption(record.means))

@@ -198,7 +198,7 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
         trial.name,
         until=trial.until,
         parent=common.parent,
-        tags={"study": common.study},
+        study=common.study,
         watch=_Validations(trial.name),
     )
     counts: Mapping[str, Any] = {}

@@ -96,8 +96,7 @@ def _mlflow(workspace: Path) -> Check:
 
 
 def _disk(workspace: Path, needs: "Needs | None") -> Check:
-    from mcis.platform.networks.needs import in_words
-    from mcis.platform.runs.workspace import free_bytes
+    from mcis.platform.runs.workspace import free_bytes, in_words
 
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
     if not os.access(folder, os.W_OK):
@@ -124,7 +123,8 @@ def _temporary() -> Check:
 
 
 def _cores(needs: "Needs | None") -> Check:
-    from mcis.platform.networks.needs import in_words, memory_bytes
+    from mcis.platform.networks.needs import memory_bytes
+    from mcis.platform.runs.workspace import in_words
 
     cores, memory = os.cpu_count() or 1, memory_bytes()
     found = f"{cores} cores, {in_words(memory)}"

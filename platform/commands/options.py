@@ -56,7 +56,7 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of runs of the workspace that begin so."""
     runs = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE).expanduser() / "runs"
     names = sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete) and not name.startswith(".")]
 
 
 Setting = Annotated[

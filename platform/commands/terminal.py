@@ -3,6 +3,7 @@
 Paths, names and values come from outside: all of them are escaped, or `[/x]` in a path would end in an error of rich.
 """
 
+import datetime
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from mcis.platform.commands.doctor import Check
 from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
+from mcis.platform.runs.workspace import in_words
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from mcis.platform.networks.needs import Needs
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
     from mcis.platform.reporting.comparison import Difference
+    from mcis.platform.runs.garbage import Plan
+    from mcis.platform.runs.inventory import Entry
     from mcis.platform.runs.workspace import Workspace
 
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
@@ -87,10 +91,61 @@ def show_expectations(config: "Config", listing: "Listing", stages: Sequence[str
     console.print(expected_duration(config, listing, stages), markup=False)
 
 
+def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
+    """What a workspace holds; trials are indented below their study."""
+    from mcis.platform.runs.inventory import MAIN_SCORES
+
+    if not entries:
+        console.print(f"no runs in {workspace.root}", markup=False)
+        return
+    table = Table(title=_plain(f"Runs of {workspace.root}"), caption="scores: mIoU %", title_justify="left")
+    for column in ("name", "configuration", "last call", "state"):
+        table.add_column(column, overflow="fold")
+    for column in (*MAIN_SCORES, "points to"):
+        table.add_column(column, justify="right", no_wrap=True)
+    studies = {entry.name for entry in entries if entry.kind == "study"}
+    for entry in entries:
+        name = f"  {entry.name}" if entry.study in studies and entry.kind == "run" else entry.name
+        configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
+        scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
+        texts = (name, configuration, _local(entry.ended or entry.began), _state(entry), *scores)
+        table.add_row(*map(_plain, texts), in_words(entry.bytes) if entry.bytes else "")
+    console.print(table)
+
+
+def _state(entry: "Entry") -> str:
+    """The state of a run: how far it came, who runs it, why it failed."""
+    reached = (
+        f"study of {entry.trials} trials" if entry.kind == "study" else entry.reached and f"came to {entry.reached}"
+    )
+    more = f"host {entry.holder.host}, process {entry.holder.pid}" if entry.holder else entry.problem
+    return ", ".join(filter(None, (entry.state, reached, more)))
+
+
+def _local(time: str | None) -> str:
+    """A time of ISO 8601 as this place has it, to the minute."""
+    try:
+        return f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
+    except ValueError:
+        return str(time)
+
+
+def show_removal(plan: "Plan", workspace: "Workspace") -> None:
+    """What is to be removed, its sum, and notes on what stays."""
+    if plan.garbage:
+        table = Table(title=_plain(f"To be removed from {workspace.root}"), title_justify="left", show_footer=True)
+        table.add_column("what", f"sum of {len(plan.garbage)}", overflow="fold")
+        table.add_column("why", overflow="fold")
+        table.add_column("size", in_words(plan.size), justify="right")
+        for each in plan.garbage:
+            table.add_row(_plain(str(each.path.relative_to(workspace.root))), _plain(each.why), in_words(each.size))
+        console.print(table)
+    for note in plan.notes:
+        console.print(f"[yellow]note[/yellow]  {_plain(note)}")
+
+
 def show_needs(needs: "Needs") -> None:
     """What each part of a run takes of disk and memory."""
-    from mcis.platform.networks.needs import in_words
-
     table = _counts(
         "What the run takes where nothing is finished", "part", ["leaves", "beside, while it runs", "memory"]
     )

@@ -20,6 +20,7 @@ from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, file_stamps, fingerprint
 
 _GIB = 2**30
@@ -94,7 +95,8 @@ def _made(
     """The folder `<name>-<content of the rows>` of the cache, made now if there is none, of about `size` bytes."""
     workspace, bound = context.workspace, int(compute.cache_gb * _GIB)
     folder = workspace.cache / f"{name}-{fingerprint(RULES, rows['content_hash'].to_pylist())}"
-    with workspace.lock("cache", folder.name), disk_errors(folder):
+    context.caches.append(folder.name)
+    with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
         if folder.exists():
             os.utime(folder)
             return folder

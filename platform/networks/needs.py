@@ -36,7 +36,7 @@ from mcis.platform.networks.build import build_affinity_net, build_classifier, b
 from mcis.platform.networks.features import FEATURES_BATCH, features_shape
 from mcis.platform.networks.pretrained import download_bytes
 from mcis.platform.runs.read_index import of_split
-from mcis.platform.runs.workspace import Workspace, bytes_in, free_bytes
+from mcis.platform.runs.workspace import Workspace, bytes_in, free_bytes, in_words
 
 _GIB = 2**30
 _PROCESS = int(0.4 * _GIB)
@@ -152,12 +152,6 @@ class Needs(NamedTuple):
             f"free; most of it: {self.largest(stages)}",
             f"memory:  about {in_words(self.most_memory(stages))} of this machine's {in_words(memory_bytes())}",
         ]
-
-
-def in_words(count: float) -> str:
-    """Bytes as a person reads them."""
-    unit, size = next(((u, s) for u, s in (("GiB", _GIB), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
-    return f"{count / size:.1f} {unit}"
 
 
 def memory_bytes() -> int:

@@ -23,10 +23,10 @@ from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import crf_parameters, load_segmenter, move_channels_last, normalization_of
-from mcis.platform.networks.needs import MOST_SIDE, in_words, memory_bytes, photographs_memory
+from mcis.platform.networks.needs import MOST_SIDE, memory_bytes, photographs_memory
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.runs.read_index import of_split, open_index
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, in_words
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -30,7 +30,7 @@ def upper_bound(workspace: Workspace, name: str, scores: Sequence[Score]) -> tup
         return None, []
     wanted = _network(workspace.run(name, create=False))
     bounds, notes = [], []
-    for path in sorted(workspace.runs.iterdir()):
+    for path in workspace.in_runs():
         folder = RunFolder(path)
         try:
             if not _is_full(folder) or _network(folder) != wanted:

@@ -103,7 +103,7 @@ def _opened(workspace: Workspace, name: str, what: Sequence[Scored]) -> _Run:
         raise UserError(
             f"run {name!r} has no scores in {workspace.root}",
             "a run that came to the stage evaluate",
-            f"run it; {workspace.root} has the runs {shown(sorted(path.name for path in workspace.runs.iterdir()))}",
+            f"run it; {workspace.root} has the runs {shown([path.name for path in workspace.in_runs()])}",
         )
     scores: dict[str, Score] = {}
     for score in read_scores(outputs["evaluate"] / SCORES):

@@ -22,6 +22,7 @@ class RunContext:
         afresh: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
         inputs: finished folders of the stages that ran before, by stage.
         seconds, computed: wall seconds of these stages, and whether this call computed them.
+        caches: names of the folders below cache/ that the stage read; whoever opens one adds it.
     """
 
     workspace: Workspace
@@ -33,6 +34,7 @@ class RunContext:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     computed: Mapping[str, bool] = field(default_factory=dict)
+    caches: list[str] = field(default_factory=list)
 
     def after(self, stage: str, folder: Path, *, seconds: float, computed: bool) -> "RunContext":
         """The context once a stage has finished, with its output in `folder`."""

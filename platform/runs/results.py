@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,10 +102,13 @@ class PredictResult(StageResult):
 Result = TypeVar("Result", bound=StageResult)
 
 
-def write_result(folder: Path, result: StageResult, *, stage: str, key: str, seconds: float) -> None:
-    """Writes a stage's result into the folder of its output, with the stage's name, key and wall seconds."""
+def write_result(
+    folder: Path, result: StageResult, *, stage: str, key: str, seconds: float, caches: Sequence[str] = ()
+) -> None:
+    """Writes a stage's result into the folder of its output, with its name, key, seconds and the caches it read."""
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
-    write_json(folder / SUMMARY, {"stage": stage, "key": key, "seconds": seconds, **record})
+    about = {"stage": stage, "key": key, "seconds": seconds, "caches": list(dict.fromkeys(caches))}
+    write_json(folder / SUMMARY, about | record)
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:

@@ -13,7 +13,9 @@ from mcis.datasets.index import Listing
 from mcis.platform.config.section import Section
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.record import point_to
 from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, disk_errors, fingerprint
 
@@ -67,6 +69,7 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
     key = _key(stage, config, context)
+    point_to(workspace, context.name, stage.name, workspace.finished(stage.name, key))
     computed = _compute(stage, key, config, context, afresh=afresh)
     seconds = time.monotonic() - began
     context = context.after(stage.name, workspace.finished(stage.name, key), seconds=seconds, computed=computed)
@@ -121,7 +124,7 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
 def _compute(stage: Stage, key: str, config: Config, context: RunContext, *, afresh: bool) -> bool:
     """Computes the stage if its output is absent or `afresh` asks for it; True if it did."""
     workspace = context.workspace
-    with workspace.lock(stage.name, key):
+    with hold_stage(workspace, stage.name, key, run=context.name):
         if (workspace.finished(stage.name, key) / SUMMARY).exists() and not afresh:
             return False
         if afresh:
@@ -129,7 +132,9 @@ def _compute(stage: Stage, key: str, config: Config, context: RunContext, *, afr
         part, began = workspace.part(stage.name, key), time.monotonic()
         with disk_errors(part):
             part.mkdir(parents=True, exist_ok=True)
-            result = stage.module.run(config, dataclasses.replace(context, part=part, afresh=afresh))
-        write_result(part, result, stage=stage.name, key=key, seconds=time.monotonic() - began)
+            context = dataclasses.replace(context, part=part, afresh=afresh, caches=[])
+            result = stage.module.run(config, context)
+        seconds = time.monotonic() - began
+        write_result(part, result, stage=stage.name, key=key, seconds=seconds, caches=context.caches)
         workspace.finish(stage.name, key)
         return True

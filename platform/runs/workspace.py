@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +49,20 @@ def file_stamps(uris: Sequence[str | None]) -> str:
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of the files below a folder, 0 if it is absent; a file that is renamed meanwhile is not counted."""
-    return sum(stamp.size for stamp in stamps([str(file) for file in folder.rglob("*") if file.is_file()]) if stamp)
+    """Bytes of the files below a folder, 0 if it is absent; what is renamed or removed meanwhile is not counted."""
+    files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
+    return sum(stamp.size for stamp in stamps(files) if stamp)
 
 
 def free_bytes(folder: Path) -> int:
     """Bytes free on the disk of a folder, or of the folder that it will be made in."""
     return shutil.disk_usage(next(path for path in (folder, *folder.resolve().parents) if path.exists())).free
+
+
+def in_words(count: float) -> str:
+    """Bytes as a person reads them."""
+    unit, size = next(((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
+    return f"{count / size:.1f} {unit}"
 
 
 @contextlib.contextmanager
@@ -78,10 +86,24 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
+def host_name() -> str:
+    """The name of this machine, of letters, digits and hyphens alone."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
+
+
+def aside_of(path: Path) -> Path:
+    """The name beside a path under which this process writes or removes it; `ASIDE` matches such names."""
+    return path.with_name(f".{path.name}.{host_name()}.{os.getpid()}")
+
+
+ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)")
+"""Names as `aside_of` makes them."""
+
+
 @contextlib.contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = aside_of(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -89,6 +111,30 @@ def written_aside(path: Path) -> Iterator[Path]:
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def discard(path: Path) -> bool:
+    """Removes a file, a link or a folder, under another name, so that what has its own name is always whole.
+
+    Returns:
+        Whether nothing is left of it. What could not be removed keeps the other name, and `mcis gc` removes it.
+    """
+    aside = aside_of(path)
+    with disk_errors(path.parent):
+        _remove(aside)  # of an earlier process with the same number
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return True
+        _remove(aside)
+    return not os.path.lexists(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 _LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
@@ -179,6 +225,11 @@ class RunFolder:
     def stages(self) -> Path:
         """Where the output of each finished stage lies; see `Workspace.outputs`."""
         return self.path / "run.json"
+
+    @property
+    def record(self) -> Path:
+        """When the run began, how it ended and what it points to; see `runs.record`."""
+        return self.path / "record.json"
 
     @property
     def config(self) -> Path:
@@ -313,10 +364,21 @@ class Workspace:
                 folder.mkdir(parents=True, exist_ok=True)
         return RunFolder(folder)
 
+    def in_runs(self) -> list[Path]:
+        """What lies in runs/, by name, but for what is being written or removed."""
+        return sorted(path for path in self.runs.iterdir() if not ASIDE.fullmatch(path.name))
+
     def outputs(self, name: str) -> dict[str, Path]:
-        """The folder of the finished output of each stage that a run has reached, by stage; none of an absent run."""
+        """The folder of the finished output of each stage that a run has reached, by stage; none of an absent run.
+
+        Raises:
+            UserError: the file that says so is damaged.
+        """
         file = self.run(name, create=False).stages
-        return {stage: self.root / folder for stage, folder in read_json(file).items()} if file.exists() else {}
+        folders = read_json(file) if file.exists() else {}
+        if not isinstance(folders, dict) or not all(map(_is_output, folders.values())):
+            raise UserError(f"{file} is damaged", "stages and folders of store/", "remove it and repeat the command")
+        return {stage: self.root / folder for stage, folder in folders.items()}
 
     def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
         """Writes down what `outputs` reads."""
@@ -331,18 +393,28 @@ class Workspace:
         """The folder of a stage's work in progress."""
         return self.store / f"{stage}-{key}.part"
 
-    def lock(self, stage: str, key: str) -> FileLock:
-        """A lock to hold while a stage is computed, so that two runs that share it compute it once."""
-        return FileLock(self.store / f".{stage}-{key}.lock")
+    def lock_file(self, what: str, name: str) -> Path:
+        """The file of the lock of a stage and its key, of `run` and its name, or of another part of the workspace."""
+        return self.store / f".{what}-{name}.lock"
+
+    def lock(self, what: str, name: str) -> FileLock:
+        """A lock for what takes a moment; `runs.locks` has those whose holder says who it is."""
+        return FileLock(self.lock_file(what, name), fallback_to_soft=False)
 
     def finish(self, stage: str, key: str) -> Path:
         """Renames the work in progress to the finished output, in place of an older one."""
         final = self.finished(stage, key)
-        shutil.rmtree(final, ignore_errors=True)
+        discard(final)
         os.replace(self.part(stage, key), final)
         return final
 
     def forget(self, stage: str, key: str) -> None:
         """Removes a stage's output and work in progress."""
-        shutil.rmtree(self.finished(stage, key), ignore_errors=True)
-        shutil.rmtree(self.part(stage, key), ignore_errors=True)
+        discard(self.finished(stage, key))
+        discard(self.part(stage, key))
+
+
+def _is_output(folder: Any) -> bool:
+    """Whether a text names a folder of store/ itself, and nothing below or outside of it."""
+    first, _, name = folder.partition("/") if isinstance(folder, str) else ("", "", "")
+    return first == "store" and name not in ("", ".", "..") and "/" not in name

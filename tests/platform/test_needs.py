@@ -9,8 +9,8 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.models.pretrained import pretrained_url
 from mcis.platform.config.resolve import resolve
-from mcis.platform.networks.needs import Counts, Needs, counts_of, in_words, needs
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.networks.needs import Counts, Needs, counts_of, needs
+from mcis.platform.runs.workspace import Workspace, in_words
 
 GIB = 2**30
 VOC = Counts(

@@ -1,0 +1,80 @@
+"""The commands `mcis runs` and `mcis gc`: what a workspace holds, and the removal of what no run of it needs."""
+
+import contextlib
+import json
+import shlex
+from typing import Annotated
+
+import typer
+
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
+
+
+def runs(
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON, for programs.")] = False,
+) -> None:
+    """List the runs and studies of a workspace: how far each came, its main scores, the disk that it points to.
+
+    A study's trials stand below it. Folders of stages that several runs share count for each of them.
+    """
+    with plain_errors():
+        from mcis.platform.runs.inventory import entries
+        from mcis.platform.runs.workspace import Workspace
+
+        opened = Workspace(workspace, create=False)
+        found = entries(opened)
+        if as_json:
+            typer.echo(json.dumps([entry.as_json() for entry in found], indent=2))
+            return
+
+        from mcis.platform.commands.terminal import show_runs
+
+        show_runs(found, opened)
+
+
+def gc(
+    run: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--run",
+            help="Remove this run too, or this study with its trials; give it again for more.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this nothing is changed.")] = False,
+) -> None:
+    """Show, and with --delete remove, what no run of a workspace points to.
+
+    Outputs of stages that no run names, unfinished ones too; what processes that are gone left over; caches that no
+    output that remains was computed from. It does not begin beside a run in progress, and runs wait until it has ended.
+    Data sets, downloaded weights and MLflow's store, with what it knows of removed runs, stay as they are.
+    """
+    with plain_errors():
+        from mcis.platform.commands.terminal import show_removal
+        from mcis.platform.runs.garbage import plan_removal, remove
+        from mcis.platform.runs.locks import hold_workspace, runs_in_progress
+        from mcis.platform.runs.workspace import Workspace
+
+        opened = Workspace(workspace, create=False)
+        with hold_workspace(opened, "mcis gc") if delete else contextlib.nullcontext():
+            plan = plan_removal(opened, run or [])
+            show_removal(plan, opened)
+            failed = remove(opened, plan) if delete else []
+        if failed:
+            for line in failed:
+                typer.echo(f"not removed: {line}", err=True)
+            raise typer.Exit(1)
+        if delete:
+            typer.echo("removed" if plan.garbage else "nothing to remove")
+            return
+        for holder in runs_in_progress(opened):
+            typer.echo(f"{holder} is in progress: --delete is refused until it has ended")
+        if plan.garbage:
+            words = ["mcis", "gc", *(word for name in run or [] for word in ("--run", name)), "--delete"]
+            if workspace != DEFAULT_WORKSPACE:
+                words += ["--workspace", str(workspace)]
+            typer.echo(f"nothing was removed; to remove it: {shlex.join(words)}")
+        else:
+            typer.echo("nothing to remove")

@@ -1,0 +1,130 @@
+"""The record of a run or study, record.json: when its last call began, how it ended, and what it points to.
+
+A run points to the outputs, below store/, that it has reached or is computing; `mcis gc` keeps those. A call that ends
+early takes nothing back: outputs of earlier calls count until a call has finished that put others in their place.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.locks import hold_run, now
+from mcis.platform.runs.workspace import RunFolder, Workspace, read_json, write_json
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """The content of record.json.
+
+    Attributes:
+        kind: a run, or a study of which other runs are the trials.
+        study: name of the study that the run is a trial of.
+        began, ended: of the last call, UTC, ISO 8601; `ended` is None while it runs and where it was killed.
+        outcome: how the call ended; interrupted = by Ctrl-C.
+        reason: why it failed, in words.
+        outputs: by stage the names of the folders below store/ that the run points to.
+    """
+
+    kind: Literal["run", "study"] = "run"
+    study: str | None = None
+    began: str
+    ended: str | None = None
+    outcome: Literal["finished", "failed", "interrupted"] | None = None
+    reason: str | None = None
+    outputs: dict[str, list[str]] = field(default_factory=dict)
+
+
+_ADAPTER = TypeAdapter(RunRecord)
+
+
+def read_record(folder: RunFolder) -> RunRecord | None:
+    """The record of a run; None of one that an earlier version wrote.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    if not folder.record.exists():
+        return None
+    try:
+        record = _ADAPTER.validate_json(json.dumps(read_json(folder.record)), strict=True)
+        for time in filter(None, (record.began, record.ended)):
+            datetime.datetime.fromisoformat(time)
+        return record
+    except ValueError as error:  # pydantic's ValidationError is one too
+        raise UserError(
+            f"{folder.record} is damaged ({str(error).splitlines()[0]})",
+            "a record as mcis wrote it",
+            "remove it and repeat the command",
+        ) from None
+
+
+def pointers(workspace: Workspace, name: str) -> dict[str, list[str]]:
+    """By stage the names of the folders below store/ that a run points to, of its last call and of earlier ones.
+
+    Raises:
+        UserError: a file that says so is damaged.
+    """
+    folder = workspace.run(name, create=False)
+    record = read_record(folder)
+    found = {stage: list(names) for stage, names in record.outputs.items()} if record else {}
+    for stage, path in workspace.outputs(name).items():
+        found.setdefault(stage, []).append(path.name)
+    return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
+
+
+def point_to(workspace: Workspace, name: str, stage: str, output: Path) -> None:
+    """Writes down that a run points to the output of a stage, before it is computed."""
+    folder = workspace.run(name)
+    record = read_record(folder) or RunRecord(began=now())
+    earlier = record.outputs.get(stage, [])
+    if output.name not in earlier:
+        outputs = record.outputs | {stage: [*earlier, output.name]}
+        _write(folder, dataclasses.replace(record, outputs=outputs))
+
+
+@contextlib.contextmanager
+def recorded(
+    workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
+) -> Iterator[None]:
+    """Holds a run's name while the block runs, and writes down when that began and how it ended.
+
+    Args:
+        whole: whether the block goes to the last stage, so that a stage that it does not reach is none of the run's.
+
+    Raises:
+        UserError: another process holds the name.
+    """
+    with hold_run(workspace, name):
+        began, folder = now(), workspace.run(name)
+        _write(folder, RunRecord(kind=kind, study=study, began=began, outputs=pointers(workspace, name)))
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(UserError, OSError):  # the error that ended the block is the one to report
+                _write(folder, _ended_by(error, read_record(folder) or RunRecord(kind=kind, study=study, began=began)))
+            raise
+        reached = {stage: [path.name] for stage, path in workspace.outputs(name).items()}
+        outputs = reached if whole else pointers(workspace, name) | reached
+        _write(
+            folder,
+            RunRecord(kind=kind, study=study, began=began, ended=now(), outcome="finished", outputs=outputs),
+        )
+
+
+def _ended_by(error: BaseException, record: RunRecord) -> RunRecord:
+    if isinstance(error, KeyboardInterrupt):
+        return dataclasses.replace(record, ended=now(), outcome="interrupted")
+    reason = error.found if isinstance(error, UserError) else type(error).__name__
+    return dataclasses.replace(record, ended=now(), outcome="failed", reason=reason)
+
+
+def _write(folder: RunFolder, record: RunRecord) -> None:
+    write_json(folder.record, dataclasses.asdict(record))

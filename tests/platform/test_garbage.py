@@ -1,0 +1,328 @@
+"""`mcis gc`: what no run points to is shown, removed where asked for, and nothing else, whatever lies there."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mcis.datasets.errors import UserError
+from mcis.platform.cli import app
+from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.garbage import plan_removal
+from mcis.platform.runs.inventory import entries
+from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.record import recorded
+from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.stage import Stage, run_stage
+from mcis.platform.runs.workspace import ASIDE, Workspace, aside_of, bytes_in, discard, write_json
+
+runner = CliRunner()
+CONFIG = resolve("voc", "small").config
+SCORE = {"miou": 50.0, "crf": None}
+
+
+class Toy:
+    """A stage that computes in no time: it writes what it was told into a file."""
+
+    def __init__(self, value: str, error: BaseException | None = None):
+        self.value, self.error = value, error
+
+    def check(self, *_: Any) -> None:
+        """Finds nothing."""
+
+    def inputs(self, *_: Any) -> str:
+        return self.value
+
+    def run(self, _: Any, context: RunContext) -> StageResult:
+        (context.part / "output").write_text(self.value * 1000)
+        (context.workspace.cache / f"squash64-{self.value * 16}").mkdir(exist_ok=True)
+        context.caches.append(f"squash64-{self.value * 16}")
+        if self.error:
+            raise self.error
+        return StageResult()
+
+
+def run(
+    workspace: Workspace, name: str, *values: str, error: BaseException | None = None, study: str = ""
+) -> list[str]:
+    """A run of two stages, with an output for each value; returns which of them it computed."""
+    names = ("index", "localize")[: len(values)]
+    with recorded(workspace, name, whole=True, study=study):
+        context = RunContext(workspace=workspace, name=name, part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
+        write_config(workspace, name)
+        for stage, value in zip(names, values, strict=True):
+            toy = Toy(value, error if stage == names[-1] else None)
+            context = run_stage(Stage(name=stage, module=toy), CONFIG, context, afresh=False)
+        write_json(workspace.run(name).scores, {"scores": [{"what": "pseudo_masks", **SCORE}]})
+    return [stage for stage, computed in context.computed.items() if computed]
+
+
+def write_config(workspace: Workspace, name: str) -> None:
+    workspace.run(name).config.write_text('setting = "voc"\nrecipe = "small"\n')
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace")
+
+
+def gc(workspace: Workspace, *arguments: str) -> Any:
+    return runner.invoke(app, ["gc", "--workspace", str(workspace.root), *arguments], env={"COLUMNS": "300"})
+
+
+def files(workspace: Workspace) -> dict[str, int]:
+    """Every file and its inode but for locks, whose holders sign them."""
+    found = {path: path.lstat().st_ino for path in workspace.root.rglob("*") if path.suffix != ".lock"}
+    return {str(path.relative_to(workspace.root)): inode for path, inode in found.items()}
+
+
+def folders(path: Path) -> list[str]:
+    return sorted(inside.name for inside in path.iterdir() if inside.suffix != ".lock")
+
+
+def planned(workspace: Workspace, *names: str) -> list[str]:
+    return [str(each.path.relative_to(workspace.root)) for each in plan_removal(workspace, names).garbage]
+
+
+def outputs(workspace: Workspace, name: str) -> list[str]:
+    return [str(path.relative_to(workspace.root)) for path in workspace.outputs(name).values()]
+
+
+def test_what_no_run_points_to_is_shown_and_then_removed_and_nothing_is_computed_again(workspace: Workspace) -> None:
+    run(workspace, "first", "a", "b")
+    run(workspace, "second", "a", "c")
+    index, localize = outputs(workspace, "first")
+    assert planned(workspace) == []
+    discard(workspace.runs / "first")
+    before = files(workspace)
+    shown = gc(workspace)
+    assert shown.exit_code == 0, shown.output
+    assert files(workspace) == before, "nothing is changed without --delete"
+    assert localize in shown.output
+    assert index not in shown.output
+    assert f"mcis gc --delete --workspace {workspace.root}" in shown.output
+    assert planned(workspace) == [localize, f"cache/squash64-{'b' * 16}"]
+    size = bytes_in(workspace.root / localize) / 2**10
+    assert f"{size:.1f} KiB" in shown.output
+
+    done = gc(workspace, "--delete")
+    assert done.exit_code == 0, done.output
+    after = files(workspace)
+    assert after == {path: before[path] for path in after}, "what stays is not even touched"
+    gone = set(before) - set(after)
+    assert {path.split("/")[1] for path in gone} == {Path(localize).name, f"squash64-{'b' * 16}"}
+    assert run(workspace, "second", "a", "c") == []
+    assert "nothing to remove" in gc(workspace, "--delete").output
+
+
+def test_runs_that_are_named_go_first_and_what_others_share_stays(workspace: Workspace) -> None:
+    run(workspace, "first", "a", "b")
+    run(workspace, "second", "a", "c")
+    own = outputs(workspace, "first")[1]
+    assert planned(workspace, "first") == ["runs/first", own, f"cache/squash64-{'b' * 16}"]
+    asked = gc(workspace, "--run", "first")
+    assert f"mcis gc --run first --delete --workspace {workspace.root}" in asked.output
+    (workspace.root / "mlflow.db").write_text("untouched")
+    assert gc(workspace, "--run", "first", "--run", "second", "--delete").exit_code == 0
+    assert folders(workspace.runs) == folders(workspace.store) == folders(workspace.cache) == []
+    assert (workspace.root / "mlflow.db").read_text() == "untouched"
+
+
+def test_a_study_goes_with_its_trials_and_a_run_of_a_like_name_stays(workspace: Workspace) -> None:
+    for name in ("table7-r0", "table7-r1"):
+        run(workspace, name, "a", name[-1], study="table7")
+    run(workspace, "table7-mine", "a", "c")
+    with recorded(workspace, "table7", whole=True, kind="study"):
+        pass
+    listed = {entry.name: entry for entry in entries(workspace)}
+    assert list(listed) == ["table7", "table7-r0", "table7-r1", "table7-mine"]
+    assert (listed["table7"].trials, listed["table7"].kind) == (2, "study")
+    assert len(listed["table7"].outputs) == 3
+    assert planned(workspace, "table7")[:3] == ["runs/table7-r0", "runs/table7-r1", "runs/table7"]
+    assert gc(workspace, "--run", "table7", "--delete").exit_code == 0
+    assert folders(workspace.runs) == ["table7-mine"]
+    assert run(workspace, "table7-mine", "a", "c") == []
+
+
+def test_work_that_a_run_can_continue_stays(workspace: Workspace) -> None:
+    """Of a run that failed, and of a call that failed in a run that had come further."""
+    run(workspace, "first", "a", "b")
+    for name, values in (("first", ("c",)), ("second", ("a", "d"))):
+        with pytest.raises(ValueError, match="half way"):
+            run(workspace, name, *values, error=ValueError("half way"))
+    parts = [path.name for path in workspace.store.glob("*.part")]
+    assert len(parts) == 2
+    assert planned(workspace) == []
+    assert gc(workspace, "--delete").exit_code == 0
+    assert [path.name for path in workspace.store.glob("*.part")] == parts
+    assert run(workspace, "first", "a", "b") == [], "the failed call had shortened the list of what was reached"
+    (half,) = planned(workspace)
+    assert half.endswith(".part")
+    cached = [f"cache/squash64-{letter * 16}" for letter in "cd"]
+    assert planned(workspace, "second")[-2:] == cached, "what remains was not computed from these"
+
+
+def test_caches_stay_where_an_output_does_not_say_what_it_was_computed_from(workspace: Workspace) -> None:
+    run(workspace, "first", "a")
+    (workspace.cache / f"middle64-{'d' * 16}").mkdir()
+    (workspace.cache / f"features-{'d' * 16}-{'e' * 16}.part").mkdir()
+    assert planned(workspace) == [f"cache/features-{'d' * 16}-{'e' * 16}.part", f"cache/middle64-{'d' * 16}"]
+    summary = workspace.outputs("first")["index"] / "summary.json"
+    summary.write_text(summary.read_text().replace('"caches"', '"of an earlier version"'))
+    assert planned(workspace) == []
+    assert "cache/ stays: index-" in gc(workspace).output
+
+
+@pytest.mark.parametrize("name", ["../x", "..", "/etc", "a/b", "absent", ".hidden", "", "folder"])
+def test_hostile_and_unknown_names_are_refused(workspace: Workspace, name: str, tmp_path: Path) -> None:
+    run(workspace, "first", "a")
+    (tmp_path / "x").mkdir()
+    (workspace.runs / "folder").mkdir()
+    before = files(workspace)
+    done = gc(workspace, "--run", name, "--delete")
+    assert done.exit_code == 1
+    assert "remedy:" in done.output
+    assert files(workspace) == before
+    assert (tmp_path / "x").is_dir()
+
+
+def test_what_mcis_did_not_write_stays_and_is_named(workspace: Workspace, tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    for path in ("store/mine", "store/index-k1", "runs/notes[red]", "cache/mine"):
+        (workspace.root / path).mkdir()
+    (workspace.store / f"index-{'f' * 16}").symlink_to(tmp_path / "elsewhere")
+    done = gc(workspace, "--delete")
+    assert done.exit_code == 0, done.output
+    for path in ("store/mine", "store/index-k1", "runs/notes[red]"):
+        assert f"{path} stays" in done.output
+    assert folders(workspace.store) == ["index-k1", "mine"]
+    assert (tmp_path / "elsewhere" / "file").exists(), "a link is removed, not what it leads to"
+
+
+@pytest.mark.parametrize("file", ["run.json", "record.json"])
+def test_nothing_is_removed_where_a_run_does_not_say_what_it_points_to(workspace: Workspace, file: str) -> None:
+    run(workspace, "first", "a", "b")
+    run(workspace, "second", "c")
+    (workspace.runs / "first" / file).write_text("{")
+    before = files(workspace)
+    done = gc(workspace, "--delete")
+    assert done.exit_code == 1
+    assert "what run first points to cannot be told" in done.output
+    assert files(workspace) == before
+    assert gc(workspace, "--run", "first", "--delete").exit_code == 0
+    assert run(workspace, "second", "c") == []
+
+
+def test_a_link_to_a_run_that_is_not_there_now_ends_it(workspace: Workspace, tmp_path: Path) -> None:
+    (workspace.runs / "far").symlink_to(tmp_path / "unmounted")
+    with pytest.raises(UserError, match="far cannot be read"):
+        plan_removal(workspace)
+
+
+def test_what_dead_processes_left_goes_and_what_living_ones_write_stays(workspace: Workspace) -> None:
+    run(workspace, "first", "a")
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    written = aside_of(workspace.runs / "first" / "report.html")
+    host = ASIDE.fullmatch(written.name)
+    assert host is not None
+    left = [
+        written.with_name(f".report.html.{host['host']}.{dead.pid}"),
+        aside_of(workspace.store / f"index-{'a' * 16}"),  # of an earlier process with the number of this one
+        workspace.weights / ".resnet.pth.node-7.12",
+        workspace.cache / f"squash64-{'a' * 16}.gone",
+    ]
+    stays = [
+        written.with_name(f".scores.json.{host['host']}.{os.getppid()}"),
+        workspace.weights / ".vgg.pth.node-7.12",
+        workspace.runs / "first" / ".hidden",
+    ]
+    for path in (*left, *stays):
+        path.mkdir() if path.parent in (workspace.store, workspace.cache) else path.write_text("half")
+    os.utime(workspace.weights / ".resnet.pth.node-7.12", (0, 0))
+    assert sorted(planned(workspace)) == sorted(str(path.relative_to(workspace.root)) for path in left)
+    assert gc(workspace, "--delete").exit_code == 0
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in stays)
+
+
+def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_ends_it(
+    workspace: Workspace,
+) -> None:
+    run(workspace, "first", "a", "b")
+    kill = "import os, shutil; shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), 9)\n"
+    kill += "from mcis.platform.cli import main; main()"
+    command = [sys.executable, "-c", kill, "gc", "--run", "first", "--delete", "--workspace", str(workspace.root)]
+    assert subprocess.run(command, capture_output=True).returncode == -9
+    assert "first" not in folders(workspace.runs)
+    names = [path.name for path in (*workspace.runs.iterdir(), *workspace.store.iterdir()) if path.is_dir()]
+    assert any(ASIDE.fullmatch(name) for name in names)
+    assert [entry.name for entry in entries(workspace)] == []
+    assert gc(workspace, "--delete").exit_code == 0
+    assert folders(workspace.runs) == folders(workspace.store) == folders(workspace.cache) == []
+    assert run(workspace, "first", "a", "b") == ["index", "localize"]
+
+
+def test_beside_a_run_in_progress_nothing_is_removed_and_the_dry_run_says_so(workspace: Workspace) -> None:
+    run(workspace, "first", "a", "b")
+    discard(workspace.runs / "first")
+    before = files(workspace)
+    with hold_run(workspace, "second"):
+        shown, done = gc(workspace), gc(workspace, "--delete")
+    assert shown.exit_code == 0, shown.output
+    assert "run second (host" in shown.output
+    assert "--delete is refused until it has ended" in shown.output
+    assert done.exit_code == 1
+    assert "run second (host" in done.output
+    assert files(workspace) == before
+
+
+def test_a_run_that_began_to_run_again_keeps_all_that_it_pointed_to(workspace: Workspace) -> None:
+    """Its list of what it has reached is short then, but for an earlier call's, which gc sees in a dry run."""
+    run(workspace, "first", "a", "b")
+    reached, go_on = threading.Event(), threading.Event()
+
+    class Waits(Toy):
+        def run(self, config: Any, context: RunContext) -> StageResult:
+            reached.set()
+            assert go_on.wait(60)
+            return super().run(config, context)
+
+    def again() -> None:
+        with recorded(workspace, "first", whole=True):
+            context = RunContext(workspace=workspace, name="first", part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
+            run_stage(Stage(name="index", module=Waits("c")), CONFIG, context, afresh=False)
+
+    thread = threading.Thread(target=again)
+    thread.start()
+    assert reached.wait(60)
+    assert planned(workspace) == []
+    go_on.set()
+    thread.join()
+    assert len(planned(workspace)) == 4, "the call has finished, with another index alone"
+
+
+def test_an_output_that_an_earlier_version_is_computing_stays(workspace: Workspace) -> None:
+    run(workspace, "first", "a", "b")
+    localize = Path(outputs(workspace, "first")[1]).name
+    discard(workspace.runs / "first")
+    with workspace.lock("localize", localize.partition("-")[2]):
+        done = gc(workspace, "--delete")
+    assert done.exit_code == 1
+    assert f"not removed: store/{localize}" in done.output
+    assert folders(workspace.store) == [localize]
+
+
+def test_the_host_is_in_temporary_names(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "node 7.example.org/../x")
+    name = aside_of(workspace.root / "a.json").name
+    assert name == f".a.json.node-7-example-org----x.{os.getpid()}"
+    assert ASIDE.fullmatch(name)

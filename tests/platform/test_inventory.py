@@ -1,0 +1,192 @@
+"""`mcis runs`: every folder below runs/ has a row, whatever lies in it, and the row says how far the run came."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mcis.platform.cli import app
+from mcis.platform.runs.inventory import Entry, entries
+from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.record import point_to, recorded
+from mcis.platform.runs.workspace import Workspace, aside_of, write_json
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace")
+
+
+def finished(workspace: Workspace, name: str, **sizes: int) -> None:
+    """A run with outputs of these stages and sizes in bytes, and scores."""
+    with recorded(workspace, name, whole=True):
+        reach(workspace, name, **sizes)
+        score(workspace, name)
+
+
+def reach(workspace: Workspace, name: str, **sizes: int) -> None:
+    outputs = {stage: workspace.finished(stage, f"{size:016x}") for stage, size in sizes.items()}
+    for stage, size in sizes.items():
+        point_to(workspace, name, stage, outputs[stage])
+        outputs[stage].mkdir(exist_ok=True)
+        (outputs[stage] / "file").write_bytes(bytes(size))
+    workspace.record_outputs(name, outputs)
+    workspace.run(name).config.write_text('setting = "voc+web"\nrecipe = "small"\n')
+
+
+def score(workspace: Workspace, name: str) -> None:
+    of_stage: list[tuple[str, float, bool | None]] = [
+        ("localization_maps", 40.0, None), ("localization_maps", 45.5, None), ("pseudo_masks", 50.0, None),
+        ("baseline", 99.0, None), ("segmentation", 51.25, False), ("segmentation", float("nan"), True),
+    ]  # fmt: skip
+    scores = [{"what": what, "miou": miou, "crf": crf} for what, miou, crf in of_stage]
+    write_json(workspace.run(name).scores, {"scores": scores})
+
+
+def entry(workspace: Workspace, name: str) -> Entry:
+    return next(each for each in entries(workspace) if each.name == name)
+
+
+def shown(workspace: Workspace, *arguments: str) -> Any:
+    done = runner.invoke(app, ["runs", "--workspace", str(workspace.root), *arguments], env={"COLUMNS": "300"})
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output) if "--json" in arguments else done.output
+
+
+def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspace) -> None:
+    finished(workspace, "first", index=1000, evaluate=500)
+    found = entry(workspace, "first")
+    assert (found.kind, found.state, found.reached) == ("run", "finished", "evaluate")
+    assert (found.setting, found.recipe) == ("voc+web", "small")
+    assert {name: value for name, value in found.scores.items() if name != "with CRF"} == {
+        "maps": 45.5, "masks": 50.0, "segmentation": 51.25,
+    }  # fmt: skip
+    own = sum(path.stat().st_size for path in (workspace.runs / "first").iterdir())
+    assert found.bytes == 1500 + own
+    (row,) = shown(workspace, "--json")
+    assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
+    assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
+    line = next(line for line in shown(workspace).splitlines() if "first" in line)
+    for text in ("voc+web, small", "finished, came to evaluate", "45.50", "50.00", "51.25", "nan"):
+        assert text in line
+
+
+def test_a_run_in_progress_is_told_from_one_that_was_killed(workspace: Workspace) -> None:
+    with recorded(workspace, "first", whole=True):
+        reach(workspace, "first", index=10)
+        record = workspace.run("first").record.read_text()
+        found = entry(workspace, "first")
+        assert (found.state, found.reached, found.ended) == ("running", "index", None)
+        assert found.holder is not None
+        assert found.holder.pid == os.getpid()
+        assert shown(workspace, "--json")[0]["holder"]["pid"] == os.getpid()
+    workspace.run("first").record.write_text(record)  # as a process leaves it that is gone without a word
+    found = entry(workspace, "first")
+    assert (found.state, found.holder) == ("killed", None)
+
+
+def test_scores_of_an_earlier_call_are_not_shown_as_those_of_this_one(workspace: Workspace) -> None:
+    finished(workspace, "first", index=10)
+    os.utime(workspace.run("first").scores, (0, 0))
+    assert entry(workspace, "first").scores == {}
+
+
+def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
+    with pytest.raises(ValueError), recorded(workspace, "first", whole=True):  # noqa: PT011
+        raise ValueError
+    record = workspace.run("first").record
+    record.write_text(record.read_text().replace("ValueError", "photos[/x]\\u001b[2J"))
+    assert "failed, photos[/x] [2J" in shown(workspace)
+
+
+def test_runs_of_earlier_versions_are_listed(workspace: Workspace) -> None:
+    for name in ("whole", "half"):
+        reach(workspace, name, index=10)
+        score(workspace, name)
+        workspace.run(name).record.unlink()
+    os.utime(workspace.run("half").scores, (1, 1))
+    write_json(workspace.run("table7").study, {"setting": "voc", "recipe": "small", "cases": []})
+    states = {each.name: (each.kind, each.state, each.setting) for each in entries(workspace)}
+    assert states == {
+        "half": ("run", "unfinished", "voc+web"),
+        "table7": ("study", "finished", "voc"),
+        "whole": ("run", "finished", "voc+web"),
+    }
+    assert entry(workspace, "whole").ended is not None
+
+
+def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: Workspace) -> None:
+    finished(workspace, "table", index=1000)
+    for name in ("table7-r0", "table7-r1"):
+        with recorded(workspace, name, whole=True, study="table7"):
+            reach(workspace, name, index=1000)
+    with recorded(workspace, "table7", whole=True, kind="study"):
+        assert entry(workspace, "table7").state == "running"
+    rows = entries(workspace)
+    assert [row.name for row in rows] == ["table", "table7", "table7-r0", "table7-r1"]
+    assert rows[1].trials == 2
+    assert 1000 < rows[1].bytes < 2000, "their index counts once"
+    output = shown(workspace)
+    assert "study of 2 trials" in output
+    assert "│   table7-r0 " in output
+
+
+DAMAGED = {
+    "run.json": ["{", "[]", '{"index": "../../etc"}', '{"index": 3}'],
+    "record.json": ["", "[]", '{"began": "x"}', '{"began": "2026-01-01", "outputs": 3}'],
+    "scores.json": ["{", "[]", '{"scores": 3}', '{"scores": [3]}', '{"scores": [{"what": []}]}'],
+    "config.toml": ["[", "setting = ["],
+    "study.json": ["{"],
+}
+
+
+@pytest.mark.parametrize(("file", "content"), [(file, text) for file, texts in DAMAGED.items() for text in texts])
+def test_a_damaged_run_has_a_row_that_says_so(workspace: Workspace, file: str, content: str) -> None:
+    finished(workspace, "good", index=10)
+    finished(workspace, "first", index=10)
+    if file == "study.json":
+        workspace.run("first").config.unlink()
+    (workspace.runs / "first" / file).write_text(content)
+    found = entry(workspace, "first")
+    assert found.state == "damaged"
+    assert file in (found.problem or "")
+    assert entry(workspace, "good").state == "finished"
+    assert file in shown(workspace)
+
+
+def test_foreign_folders_and_files_have_rows_that_say_so(workspace: Workspace) -> None:
+    for name in ("notes", "a b", ".hidden", "x\x1b[2J", "[red]"):
+        (workspace.runs / name).mkdir()
+    (workspace.runs / "file").touch()
+    (workspace.runs / "link").symlink_to(workspace.root / "nowhere")
+    (workspace.runs / "loop").symlink_to(workspace.runs / "loop")
+    aside_of(workspace.runs / "removed").mkdir()
+    rows = {each.name: each.state for each in entries(workspace)}
+    assert set(rows) == {"notes", "a b", ".hidden", "x\x1b[2J", "[red]", "file", "link", "loop"}
+    assert set(rows.values()) <= {"foreign", "damaged"}
+    output = shown(workspace)
+    assert "nothing that mcis wrote" in output
+    assert "\x1b[2J" not in output
+    assert "[red]" in output
+
+
+def test_an_empty_workspace_and_none(workspace: Workspace, tmp_path: Path) -> None:
+    assert f"no runs in {workspace.root}" in shown(workspace)
+    assert shown(workspace, "--json") == []
+    done = runner.invoke(app, ["runs", "--workspace", str(tmp_path / "typo")])
+    assert done.exit_code == 1
+    assert "is no workspace" in done.output
+    assert not (tmp_path / "typo").exists()
+
+
+def test_listing_changes_nothing(workspace: Workspace) -> None:
+    finished(workspace, "first", index=10)
+    with hold_run(workspace, "second"):
+        before = {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")}
+        shown(workspace)
+        assert {path: path.stat().st_mtime_ns for path in workspace.root.rglob("*")} == before

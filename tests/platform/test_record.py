@@ -1,0 +1,107 @@
+"""The record of a run: how its last call ended, and what it points to whatever becomes of later calls."""
+
+import contextlib
+import datetime
+import json
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.record import RunRecord, point_to, pointers, read_record, recorded
+from mcis.platform.runs.workspace import Workspace
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "workspace")
+
+
+def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
+    """A call of a run that reaches these stages, with these keys, and then ends, with an error if one is given."""
+    outputs = {stage: workspace.finished(stage, key) for stage, key in keys.items()}
+    with contextlib.suppress(*([type(error)] if error else [])), recorded(workspace, "run", whole=whole):
+        for number, (stage, output) in enumerate(outputs.items(), 1):
+            point_to(workspace, "run", stage, output)
+            if error and number == len(outputs):
+                raise error
+            workspace.record_outputs("run", dict(list(outputs.items())[:number]))
+
+
+def record(workspace: Workspace) -> RunRecord:
+    found = read_record(workspace.run("run"))
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (None, "finished", None),
+        (KeyboardInterrupt(), "interrupted", None),
+        (UserError("no images", "some", "add some"), "failed", "no images"),
+        (ValueError("x"), "failed", "ValueError"),
+    ],
+)
+def test_how_a_call_ended_is_written_down(
+    workspace: Workspace, error: BaseException | None, outcome: str, reason: str | None
+) -> None:
+    call(workspace, error=error, index="a")
+    found = record(workspace)
+    assert (found.outcome, found.reason, found.study, found.kind) == (outcome, reason, None, "run")
+    began, ended = (datetime.datetime.fromisoformat(time or "") for time in (found.began, found.ended))
+    assert began <= ended <= datetime.datetime.now(datetime.UTC)
+
+
+def test_a_call_in_progress_has_no_end(workspace: Workspace) -> None:
+    call(workspace, index="a")
+    with recorded(workspace, "run", whole=True, study="table7"):
+        found = record(workspace)
+    assert (found.ended, found.outcome, found.study) == (None, None, "table7")
+
+
+def test_what_is_being_computed_is_pointed_to_and_stays_so_when_the_call_is_killed(workspace: Workspace) -> None:
+    call(workspace, error=KeyboardInterrupt(), index="a", localize="b")
+    assert list(workspace.outputs("run")) == ["index"]
+    assert pointers(workspace, "run") == {"index": ["index-a"], "localize": ["localize-b"]}
+
+
+def test_a_call_that_ends_early_takes_nothing_back(workspace: Workspace) -> None:
+    call(workspace, index="a", localize="b", predict="c")
+    call(workspace, error=ValueError(), index="new")
+    assert pointers(workspace, "run") == {
+        "index": ["index-a", "index-new"], "localize": ["localize-b"], "predict": ["predict-c"],
+    }  # fmt: skip
+    call(workspace, index="new", localize="b")
+    assert pointers(workspace, "run") == {"index": ["index-new"], "localize": ["localize-b"]}
+
+
+def test_a_call_up_to_a_stage_keeps_what_lies_behind_it(workspace: Workspace) -> None:
+    call(workspace, index="a", localize="b")
+    call(workspace, whole=False, index="new")
+    assert pointers(workspace, "run") == {"index": ["index-new"], "localize": ["localize-b"]}
+
+
+def test_runs_of_earlier_versions_point_to_what_they_reached(workspace: Workspace) -> None:
+    workspace.record_outputs("run", {"index": workspace.finished("index", "a")})
+    assert read_record(workspace.run("run")) is None
+    assert pointers(workspace, "run") == {"index": ["index-a"]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[]", "{}", '{"began": 1}', '{"began": "yesterday"}', '{"began": "2026-01-01", "outputs": {"index": "a"}}'],
+)
+def test_a_damaged_record_is_the_users_error(workspace: Workspace, content: str) -> None:
+    workspace.run("run").record.write_text(content)
+    with pytest.raises(UserError, match=r"record\.json is damaged"):
+        read_record(workspace.run("run"))
+
+
+@pytest.mark.parametrize(
+    "content", [[], {"index": 1}, {"index": "/etc/passwd"}, {"index": "store/../../etc"}, {"index": "store/.."}]
+)
+def test_outputs_outside_of_the_store_are_the_users_error(workspace: Workspace, content: object) -> None:
+    workspace.run("run").stages.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"run\.json is damaged"):
+        workspace.outputs("run")
