@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 import pyarrow.fs as pafs
 
@@ -28,6 +28,15 @@ class Stamp(NamedTuple):
 def is_remote(uri: str) -> bool:
     """Whether it is a URI rather than a path."""
     return "://" in uri
+
+
+def without_credentials(uri: str) -> str:
+    """A URI without user, password and query, which may hold them; a path as it is."""
+    if not is_remote(uri):
+        return uri
+    scheme, rest = uri.split("://", 1)
+    parts = urlsplit(f"{scheme}://{rest.rpartition('@')[2]}")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path, "", ""))
 
 
 def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:

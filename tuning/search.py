@@ -1,7 +1,7 @@
 """Ray Tune: trials that are whole runs of the pipeline, over values of one or more configuration keys."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,18 +13,17 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
+from mcis.platform.runs.tracking_store import store_environment
 from mcis.platform.runs.workspace import Workspace
-
-_FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-"""Environment variables that a trial's process is given, in memory: a trial's parameters are written into files."""
 
 
 class Trial(NamedTuple):
-    """A run of the pipeline: its name, what its configuration changes, and its last stage."""
+    """A run of the pipeline: its name, what its configuration changes, its last stage, and the case that it is of."""
 
     name: str
     values: Values
     until: str
+    case: str
 
 
 class Outcome(NamedTuple):
@@ -36,11 +35,13 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Task:
-    """What a trial's process is told; `parent` is the study's MLflow run."""
+    """What a trial's process is told; `parent` is the study's MLflow run, `varied` as in `pipeline.run`."""
 
     name: str
     values: Values
     until: str
+    case: str
+    varied: Values
     setting: str
     recipe: str
     workspace: str
@@ -49,7 +50,14 @@ class _Task:
 
 
 def run_trials(
-    config: Config, trials: Sequence[Trial], *, workspace: Workspace, study: str, parent: str, parallel: int
+    config: Config,
+    trials: Sequence[Trial],
+    varied: Mapping[str, Values],
+    *,
+    workspace: Workspace,
+    study: str,
+    parent: str,
+    parallel: int,
 ) -> Outcome:
     """Runs all trials of the pipeline, also where some of them fail.
 
@@ -58,6 +66,7 @@ def run_trials(
 
     Args:
         config: whose setting and recipe all trials share.
+        varied: by name of a trial, what tells it from the others, by short names.
         parent: MLflow run that the trials' runs become children of.
         parallel: trials at a time.
     """
@@ -70,8 +79,8 @@ def run_trials(
         "study": study,
         "parent": parent,
     }
-    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
-    tasks = [asdict(_Task(**common, **trial._asdict())) for trial in trials]
+    environment = store_environment()  # in memory: a trial's parameters are written into files
+    tasks = [asdict(_Task(**common, **trial._asdict(), varied=varied[trial.name])) for trial in trials]
     folder = workspace.run(study).path
     with bar(f"study {study}", len(tasks), "trials") as progress:
         tuner = tune.Tuner(
@@ -118,7 +127,8 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
         task.name,
         until=task.until,
         parent=task.parent,
-        tags={"study": task.study},
+        tags={"study": task.study, "case": task.case},
+        varied={"case": task.case, **task.varied},
     )
     # Tune writes what is reported into files of JSON.
     tune.report({"name": task.name, "scores": [score.as_json() for score in result.scores]})

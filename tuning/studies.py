@@ -47,7 +47,7 @@ def references(
     return run_study(
         study,
         [
-            Planned(case, {seed: Trial(f"{name}-{case.name}", trial_values(resolved, case.values), until)})
+            Planned(case, {seed: Trial(f"{name}-{case.name}", trial_values(resolved, case.values), until, case.name)})
             for case in reference_cases(resolved, until)
         ],
     )
@@ -124,7 +124,10 @@ def effect(
 def _trials(study: Study, case: Case, seeds: Sequence[int]) -> dict[int, Trial]:
     """A case's trials by seed."""
     values = trial_values(study.resolved, case.values)
-    return {seed: Trial(f"{study.name}-{case.name}-s{seed}", {**values, "seed": seed}, case.until) for seed in seeds}
+    return {
+        seed: Trial(f"{study.name}-{case.name}-s{seed}", {**values, "seed": seed}, case.until, case.name)
+        for seed in seeds
+    }
 
 
 def _log_effect(tracker: Tracker, figures: Sequence[Figures]) -> None:

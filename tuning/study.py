@@ -4,7 +4,7 @@ A study is a table of cases; a case is made of trials, one per seed; a trial is 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,17 +15,19 @@ from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, written_aside
+from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, write_text, written_aside
 from mcis.tuning.cases import Case, Difference
 from mcis.tuning.figures import (
     Figures,
     Meaning,
     PairedDifference,
     caption,
+    figures_as_csv,
     figures_of,
     meaning_of_columns,
     paired_differences,
@@ -97,11 +99,12 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
         UserError: what would end one of the trials; or a trial failed, after the table of the others.
     """
     trials = [trial for of_seed in zip(*(of.trials.values() for of in plan), strict=True) for trial in of_seed]
-    _check_trials(study, trials)
+    configs = _check_trials(study, trials)
     with _tracked(study) as tracker:
         outcome = run_trials(
             study.resolved.config,
             trials,
+            _varied(study, configs),
             workspace=study.workspace,
             study=study.name,
             parent=tracker.run_id,
@@ -110,11 +113,12 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
         record = _record(study, plan, differences, outcome)
         folder = study.workspace.run(study.name)
         write_json(folder.study, asdict(record))
+        write_text(folder.study_table, figures_as_csv(record.cases))
         with written_aside(folder.study_picture) as aside:
             study.picture(record.cases, aside, study.name, caption(record.means))
         study.log(tracker, record.cases)
-        tracker.artifact(folder.study)
-        tracker.artifact(folder.study_picture)
+        for path in (folder.study, folder.study_table, folder.study_picture):
+            tracker.artifact(path)
         console.print(study.table(record.cases, study.title))
         if record.differences:
             console.print(differences_table(record.differences, "differences of mIoU % over the same seeds"))
@@ -140,6 +144,12 @@ def check_study(study: Study) -> None:
         raise UserError(
             f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
         )
+    if config.tracking.register_as and not config.tracking.model:
+        raise UserError(
+            f"tracking.register_as is {config.tracking.register_as} in a study, whose trials log no model",
+            "a run, or trials that log their networks",
+            "leave tracking.register_as out, or set tracking.model=true",
+        )
     masks = listing(config).table["mask_uri"]
     if masks.null_count == len(masks):
         raise UserError(
@@ -147,15 +157,31 @@ def check_study(study: Study) -> None:
         )
 
 
-def _check_trials(study: Study, trials: Sequence[Trial]) -> None:
-    """Finds what would end a trial before the first one has trained; raises UserError."""
+def _check_trials(study: Study, trials: Sequence[Trial]) -> dict[str, Config]:
+    """Finds what would end a trial before the first one has trained; returns their configurations by their names.
+
+    Raises:
+        UserError: the first such problem.
+    """
     config = study.resolved.config
-    for trial in trials:
-        resolve(config.setting, config.recipe, trial.values)
+    configs = {trial.name: resolve(config.setting, config.recipe, trial.values).config for trial in trials}
     # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
     for trial in {trial.values.get("classifier.attention"): trial for trial in trials}.values():
         changed = resolve(config.setting, config.recipe, trial.values).config
         pipeline.check(changed, study.workspace, trial.name, until=study.until)
+    return configs
+
+
+def _varied(study: Study, configs: Mapping[str, Config]) -> dict[str, Values]:
+    """By name of a trial, the values that differ between trials, by the last part of their keys."""
+    of_trials = {name: dict(leaves(config)) for name, config in configs.items()}
+    keys = (*study.swept, *study.unlike)
+    texts = {key: {str(values.get(key)) for values in of_trials.values()} for key in keys}
+    names = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys if len(texts[key]) > 1}
+    return {
+        trial: {short: values[key] for key, short in names.items() if key in values}
+        for trial, values in of_trials.items()
+    }
 
 
 @contextlib.contextmanager
@@ -168,18 +194,12 @@ def _tracked(study: Study) -> Iterator[Tracker]:
     with ray_session(config.compute, shared=study.parallel > 1, verbose=study.verbose):
         identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
         tracker = Tracker(study.workspace, study.name, identity=identity)
-        status = "FAILED"
-        try:
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": study.kind})
+        with tracker.running():
+            tags = {"setting": config.setting, "recipe": config.recipe, "study": study.name, "study.kind": study.kind}
+            tracker.tags(tags)
             different = {*study.swept, *study.unlike}
             tracker.parameters({key: value for key, value in leaves(config) if key not in different})
             yield tracker
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            tracker.finish(status)
 
 
 def _record(study: Study, plan: Sequence[Planned], differences: Sequence[Difference], outcome: Outcome) -> StudyRecord:

@@ -61,7 +61,7 @@ def ui(
 ) -> None:
     """The MLflow UI on the workspace's store, on loopback."""
     with plain_errors():
-        from mcis.platform.runs.tracking import experiment_page, tracking_uri
+        from mcis.platform.runs.tracking_store import experiment_page, tracking_uri
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
