@@ -2,12 +2,11 @@
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import SECRET, holds_credentials
 from mcis.platform.runs.workspace import Workspace
 
 # Read when MLflow is imported or first used: it is to tell nobody what runs here, nor to ask for git; and a server that
@@ -23,7 +22,6 @@ for _name, _value in {
 EXPERIMENT = "mcis"
 _OF_STORES = ("MLFLOW_", "PG", "AWS_")
 """How the variables begin that say where MLflow's store, its database and its artifacts are, and who may use them."""
-_SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|credential", re.IGNORECASE)
 
 
 def tracking_uri(workspace: Workspace) -> str:
@@ -57,7 +55,7 @@ def _holds_credentials(uri: str) -> bool:
     before_host = "" if scheme.startswith("sqlite") else rest.rpartition("@")[0]  # a password may hold any character
     if scheme in ("http", "https"):
         return bool(before_host) or "?" in rest
-    return ":" in before_host or any(_SECRET.search(key) for key, _ in parse_qsl(urlsplit(uri).query))
+    return ":" in before_host or holds_credentials(uri)
 
 
 def is_local(uri: str) -> bool:
@@ -73,7 +71,7 @@ def store_environment() -> dict[str, str]:
 def without_secrets(text: str, environment: Mapping[str, str]) -> str:
     """A text without the passwords and tokens that the environment holds."""
     for name, value in environment.items():
-        if value and _SECRET.search(name):
+        if value and SECRET.search(name):
             text = text.replace(value, "***")
     return text
 
