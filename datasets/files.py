@@ -4,17 +4,20 @@ Everything that a data set names is read through here, so a table of s3:// image
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow.fs as pafs
 
 MAX_BYTES = 2**28
 """Largest file that is read, 256 MiB: a larger picture is no training image."""
 
+SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|access_key|credential", re.IGNORECASE)
+"""What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _PARALLEL = 32
 
 
@@ -28,6 +31,31 @@ class Stamp(NamedTuple):
 def is_remote(uri: str) -> bool:
     """Whether it is a URI rather than a path."""
     return "://" in uri
+
+
+def holds_credentials(uri: str) -> bool:
+    """Whether a URI has a password before its host, or a parameter that is called like a password, key or token."""
+    if not is_remote(uri):
+        return False
+    _, user, _, _, query = _parts(uri)
+    return ":" in user or any(SECRET.search(name) for name, _ in parse_qsl(query))
+
+
+def without_credentials(uri: str) -> str:
+    """A URI without user, password and query, which may hold them; a path as it is."""
+    if not is_remote(uri):
+        return uri
+    scheme, _, host, path, _ = _parts(uri)
+    return f"{scheme}://{host}{path}"
+
+
+def _parts(uri: str) -> tuple[str, str, str, str, str]:
+    """Scheme, user with password, host, path and query of a URI, however malformed."""
+    scheme, _, rest = uri.partition("://")
+    rest, _, query = rest.partition("?")
+    place, slash, path = rest.partition("/")
+    user, _, host = place.rpartition("@")
+    return scheme, user, host, slash + path, query
 
 
 def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:

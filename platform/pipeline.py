@@ -1,7 +1,8 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
 import contextlib
-from typing import NamedTuple, NoReturn
+from collections.abc import Mapping
+from typing import Any, NamedTuple, NoReturn
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
@@ -11,12 +12,14 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.needs import counts_of, needs
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.record import recorded
-from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage, unfinished
+from mcis.platform.runs.system_metrics import sampled
 from mcis.platform.runs.tracking import Tracker, Watch
 from mcis.platform.runs.workspace import (
     RunFolder,
@@ -150,6 +153,7 @@ def run(
     start: str | None = None,
     parent: str | None = None,
     study: str | None = None,
+    varied: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
@@ -159,6 +163,7 @@ def run(
         start: this stage and all after it are computed again.
         parent: MLflow run of a study that this run belongs to.
         study: name of that study.
+        varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
         watch: is told what trainings log, beside MLflow.
 
     Raises:
@@ -172,11 +177,17 @@ def run(
         whole = all(number <= last for number, stage in enumerate(STAGES) if stage.kept)
         blocks.enter_context(recorded(workspace, name, whole=whole, study=study))
         write_text(folder.config, experiment_text(config, resolved.origins))
-        if start:
-            folder.tracking.unlink(missing_ok=True)  # what is computed again has curves of its own
-        tracker = Tracker(workspace, name, identity=fingerprint(values, parent), parent=parent, watch=watch)
+        tracker = Tracker(
+            workspace,
+            name,
+            identity=fingerprint(values, parent),
+            parent=parent,
+            afresh=start is not None,  # what is computed again has curves of its own
+            watch=watch,
+        )
         blocks.enter_context(tracker.running())
-        tracker.parameters(values)
+        blocks.enter_context(_sampled(config, tracker))
+        tracker.parameters({**values, **(varied or {})})
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)})
         if study:
             tracker.tags({"study": study})
@@ -184,6 +195,8 @@ def run(
             workspace=workspace, name=name, part=folder.path, tracker=tracker, origins=resolved.origins
         )
         for number, stage in enumerate(STAGES):
+            if number == 1:
+                _track_data_sets(config, context)
             if number == 1 <= last:
                 _check_disk(config, context, until, start)
             if stage.takes_part(config) and (number <= last or stage.closes in context.inputs):
@@ -195,6 +208,18 @@ def run(
             _raise_problem(*problem, folder)
     scores = read_json(folder.scores)["scores"]
     return RunResult(context, [Score.from_json(score, folder.scores) for score in scores])
+
+
+def _sampled(config: Config, tracker: Tracker) -> contextlib.AbstractContextManager[None]:
+    """Logs the machine's use while the block runs, where the configuration asks for it."""
+    return sampled(tracker.system_metrics) if config.tracking.system_metrics else contextlib.nullcontext()
+
+
+def _track_data_sets(config: Config, context: RunContext) -> None:
+    index = read_table(context.inputs["index"] / "index.parquet", ["domain", "split"])
+    digest = context.result("index", IndexResult).identity
+    assert digest is not None  # written with the result
+    context.tracker.data_sets(data_sets(config, index, digest))
 
 
 def _check_disk(config: Config, context: RunContext, until: str | None, start: str | None) -> None:

@@ -1,14 +1,20 @@
 """What the tests share: one small Ray cluster of this machine and one built wheel, made when first asked for."""
 
+import contextlib
+import glob
 import logging
 import os
 import secrets
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,6 +62,125 @@ def ray_local() -> Iterator[None]:
         yield
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def mlflow_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty SQLite store of MLflow; tests copy it, since MLflow takes seconds to make one."""
+    from mlflow.tracking import MlflowClient
+
+    from mcis.platform.runs import tracking_store  # first: it turns MLflow's telemetry off  # noqa: F401
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+class TrackingServer:
+    """MLflow's server on a port of loopback, which can be ended and started again.
+
+    Args:
+        store: its database, as SQLAlchemy names it.
+        environment: further variables of its process, such as the database's password.
+    """
+
+    def __init__(self, folder: Path, store: str, environment: dict[str, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+        self.store, self.folder, self.environment = store, folder, environment
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        import requests
+
+        command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--backend-store-uri", self.store, "--artifacts-destination", str(self.folder), "--workers", "1"]
+        environment = {name: value for name, value in os.environ.items() if name != "MLFLOW_TRACKING_URI"}
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                command, env=environment | self.environment, stdout=log, stderr=log, start_new_session=True
+            )
+        deadline = time.monotonic() + 180
+        while True:
+            try:
+                if requests.get(f"{self.uri}/health", timeout=5).ok:
+                    return
+            except requests.RequestException:
+                log_text = (self.folder / "server.log").read_text()
+                assert self.process.poll() is None, log_text
+                assert time.monotonic() < deadline, log_text
+                time.sleep(0.2)
+
+    def stop(self) -> None:
+        """Ends it at once."""
+        if self.process:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            self.process = None
+
+
+@pytest.fixture
+def tracking_server(tmp_path: Path) -> Iterator[Callable[..., TrackingServer]]:
+    """Starts MLflow's server, on a database of its own or a given one; it is ended behind the test."""
+    servers: list[TrackingServer] = []
+
+    def start(store: str | None = None, environment: dict[str, str] | None = None) -> TrackingServer:
+        folder = tmp_path / f"server-{len(servers)}"
+        folder.mkdir()
+        server = TrackingServer(folder, store or f"sqlite:///{folder / 'mlflow.db'}", environment or {})
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+@pytest.fixture
+def postgresql() -> Iterator[tuple[str, dict[str, str]]]:
+    """An empty PostgreSQL database of its own on loopback: its address, and the variable with its password."""
+    folders = [Path(path) for path in glob.glob("/usr/lib/postgresql/*/bin")]
+    found = shutil.which("initdb", path=os.pathsep.join(map(str, folders)) + os.pathsep + os.environ.get("PATH", ""))
+    if found is None:
+        pytest.skip("PostgreSQL is not installed")
+    programs = Path(found).parent
+    user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses root
+    folder = Path(tempfile.mkdtemp(prefix="mcis-postgresql-", dir="/tmp"))
+    password = secrets.token_urlsafe(24)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    try:
+        (folder / "password").write_text(password)
+        if user:
+            for path in (folder, folder / "password"):
+                shutil.chown(path, **user)
+
+        def run(program: str, *arguments: str) -> None:
+            command: list[Any] = [programs / program, *arguments]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **user)  # type: ignore[call-overload]
+            assert done.returncode == 0, done.stdout + done.stderr
+
+        data, log = str(folder / "data"), str(folder / "log")
+        run("initdb", "-D", data, "-U", "mcis", "-A", "scram-sha-256", "--pwfile", str(folder / "password"))
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
+        # Its output goes to the log alone: a pipe would stay open as long as the server.
+        started = subprocess.run(
+            [programs / "pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start"],
+            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user,  # type: ignore[call-overload]
+        )  # fmt: skip
+        assert started.returncode == 0, (folder / "log").read_text()
+        try:
+            yield f"postgresql+psycopg2://mcis@127.0.0.1:{port}/postgres", {"PGPASSWORD": password}
+        finally:
+            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

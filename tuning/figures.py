@@ -1,5 +1,7 @@
 """The figures of a study: the scores of its cases by column and seed, what they mean, and their paired differences."""
 
+import csv
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -37,6 +39,19 @@ class PairedDifference:
     of: Difference
     seeds: list[int]
     miou: dict[str, list[float]]
+
+
+def figures_as_csv(cases: Sequence[Figures]) -> str:
+    """A table of a study's figures: a line per case, seed and column, with mIoU in percent."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["case", "group", "maps by", "related images", "seed", "of", "mIoU %"])
+    for of in cases:
+        case = of.case
+        for column, values in of.miou.items():
+            for seed, value in zip(of.seeds, values, strict=True):
+                table.writerow([case.name, case.group, case.inference, case.related, seed, column, value])
+    return text.getvalue()
 
 
 def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:

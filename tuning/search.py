@@ -28,7 +28,7 @@ from mcis.tuning.cases import trial_values
 from mcis.tuning.found import Found, trial_name
 from mcis.tuning.pictures import search_picture
 from mcis.tuning.tables import search_table
-from mcis.tuning.trials import Common, Notes, Trial, failed, fit, task_of
+from mcis.tuning.trials import Common, Notes, Trial, failed, fit, short_name, task_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -109,7 +109,8 @@ class Search:
     def trial(self, number: int, values: Values) -> Trial:
         """One of its trials."""
         changed = trial_values(self.resolved, values)
-        return Trial(trial_name(self.name, number), self.resolved.config.setting, changed, self.goal.until)
+        varied = {short_name(key): value for key, value in values.items()}
+        return Trial(trial_name(self.name, number), self.resolved.config.setting, changed, self.goal.until, varied)
 
 
 def run_search(search: Search) -> Found:
@@ -196,7 +197,9 @@ def _tracked(search: Search) -> Iterator[Tracker]:
     with ray_session(config.compute, shared=search.parallel > 1, verbose=search.verbose):
         tracker = Tracker(search.workspace, search.name, identity=search.identity())
         with tracker.running():
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": "search"})
+            tracker.tags(
+                {"setting": config.setting, "recipe": config.recipe, "study": search.name, "study.kind": "search"}
+            )
             tracker.parameters({key: value for key, value in leaves(config) if key not in search.axes})
             yield tracker
 

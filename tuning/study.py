@@ -4,7 +4,7 @@ A study is a table of cases; a case is made of trials, one per seed; a trial is 
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +16,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -29,13 +30,14 @@ from mcis.tuning.figures import (
     Meaning,
     PairedDifference,
     caption,
+    figures_as_csv,
     figures_of,
     meaning_of_columns,
     paired_differences,
     scores_by_column,
 )
 from mcis.tuning.tables import differences_table
-from mcis.tuning.trials import Common, Outcome, Trial, run_trials
+from mcis.tuning.trials import Common, Outcome, Trial, run_trials, short_name
 
 
 class Planned(NamedTuple):
@@ -101,8 +103,11 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
             trial failed, after the table of the others.
     """
     refuse_if_running(study.workspace, study.name)
-    trials = [trial for of_seed in zip(*(of.trials.values() for of in plan), strict=True) for trial in of_seed]
-    _check_trials(study, trials)
+    of_seeds = zip(*([(of.case, trial) for trial in of.trials.values()] for of in plan), strict=True)
+    planned = [each for of_seed in of_seeds for each in of_seed]
+    configs = _check_trials(study, [trial for _, trial in planned])
+    varied = _varied(study, configs)
+    trials = [trial._replace(varied={"case": case.name, **varied[trial.name]}) for case, trial in planned]
     with recorded(study.workspace, study.name, whole=True, kind="study"), _tracked(study) as tracker:
         folder = study.workspace.run(study.name)
         write_text(folder.config, experiment_text(study.resolved.config, study.resolved.origins))
@@ -115,11 +120,12 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
         outcome = run_trials(trials, common, parallel=study.parallel)
         record = _record(study, plan, differences, outcome)
         write_json(folder.study, asdict(record))
+        write_text(folder.study_table, figures_as_csv(record.cases))
         with written_aside(folder.study_picture) as aside:
             study.picture(record.cases, aside, study.name, caption(record.means))
         study.log(tracker, record.cases)
-        tracker.artifact(folder.study)
-        tracker.artifact(folder.study_picture)
+        for path in (folder.study, folder.study_table, folder.study_picture):
+            tracker.artifact(path)
         console.print(study.table(record.cases, study.title))
         if record.differences:
             console.print(differences_table(record.differences, "differences of mIoU % over the same seeds"))
@@ -145,6 +151,12 @@ def check_study(study: Study) -> None:
         raise UserError(
             f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
         )
+    if config.tracking.register_as and not config.tracking.model:
+        raise UserError(
+            f"tracking.register_as is {config.tracking.register_as} in a study, whose trials log no model",
+            "a run, or trials that log their networks",
+            "leave tracking.register_as out, or set tracking.model=true",
+        )
     masks = listing(config).table["mask_uri"]
     if masks.null_count == len(masks):
         raise UserError(
@@ -152,21 +164,36 @@ def check_study(study: Study) -> None:
         )
 
 
-def _check_trials(study: Study, trials: Sequence[Trial]) -> None:
-    """Finds what would end a trial before the first one has trained; raises UserError."""
+def _check_trials(study: Study, trials: Sequence[Trial]) -> dict[str, Config]:
+    """Finds what would end a trial before the first one has trained; returns their configurations by their names.
+
+    Raises:
+        UserError: the first such problem.
+    """
     config = study.resolved.config
-    for trial in trials:
-        resolve(trial.setting, config.recipe, trial.values)
+    configs = {trial.name: resolve(trial.setting, config.recipe, trial.values).config for trial in trials}
     # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
     of_a_kind = {str([trial.setting, *_of_stages(trial.values)]): trial for trial in trials}
     for trial in of_a_kind.values():
-        changed = resolve(trial.setting, config.recipe, trial.values).config
-        pipeline.check(changed, study.workspace, trial.name, until=study.until)
+        pipeline.check(configs[trial.name], study.workspace, trial.name, until=study.until)
+    return configs
 
 
 def _of_stages(values: Values) -> list[tuple[str, Any]]:
     """The values that decide what a trial asks for."""
     return sorted((key, value) for key, value in values.items() if key != "seed" and not key.startswith("localize."))
+
+
+def _varied(study: Study, configs: Mapping[str, Config]) -> dict[str, Values]:
+    """By name of a trial, the values that differ between trials, by the last part of their keys."""
+    of_trials = {name: dict(leaves(config)) for name, config in configs.items()}
+    keys = (*study.swept, *study.unlike)
+    texts = {key: {str(values.get(key)) for values in of_trials.values()} for key in keys}
+    names = {key: short_name(key) for key in keys if len(texts[key]) > 1}
+    return {
+        trial: {short: values[key] for key, short in names.items() if key in values}
+        for trial, values in of_trials.items()
+    }
 
 
 @contextlib.contextmanager
@@ -179,18 +206,12 @@ def _tracked(study: Study) -> Iterator[Tracker]:
     with ray_session(config.compute, shared=study.parallel > 1, verbose=study.verbose):
         identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
         tracker = Tracker(study.workspace, study.name, identity=identity)
-        status = "FAILED"
-        try:
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": study.kind})
+        with tracker.running():
+            tags = {"setting": config.setting, "recipe": config.recipe, "study": study.name, "study.kind": study.kind}
+            tracker.tags(tags)
             different = {*study.swept, *study.unlike}
             tracker.parameters({key: value for key, value in leaves(config) if key not in different})
             yield tracker
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            tracker.finish(status)
 
 
 def _record(study: Study, plan: Sequence[Planned], differences: Sequence[Difference], outcome: Outcome) -> StudyRecord:

@@ -12,10 +12,9 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
+from mcis.platform.runs.tracking_store import store_environment
 from mcis.platform.runs.workspace import Workspace
 
-_FORWARDED = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-"""Environment variables that a trial's process is given, in memory: a trial's parameters are written into files."""
 _QUIET = {"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1", "RAY_AIR_NEW_OUTPUT": "0"}
 """What is reported while the classifier trains has no scores yet."""
 TUNE = "tune"
@@ -30,12 +29,19 @@ class Trial(NamedTuple):
         setting: the data setting.
         values: what its configuration changes of the recipe, by dotted key.
         until: its last stage.
+        varied: what tells it from the study's other trials, by short names.
     """
 
     name: str
     setting: str
     values: Values
     until: str
+    varied: Values = {}  # noqa: RUF012
+
+
+def short_name(key: str) -> str:
+    """The last part of a dotted key, for MLflow's columns; a key whose last part is `name` goes by the one before."""
+    return key.removesuffix(".name").rpartition(".")[2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +154,7 @@ def fit(
     from ray import tune
 
     os.environ.update(_QUIET)
-    environment = {name: os.environ[name] for name in _FORWARDED if name in os.environ}
+    environment = store_environment()  # in memory: a trial's parameters are written into files
     with bar(f"study {common.study}", trials, "trials") as progress:
         tuner = tune.Tuner(
             tune.with_resources(tune.with_parameters(_run_trial, environment=environment), {"cpu": 0.01}),
@@ -199,6 +205,7 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
         until=trial.until,
         parent=common.parent,
         study=common.study,
+        varied=trial.varied,
         watch=_Validations(trial.name),
     )
     counts: Mapping[str, Any] = {}
@@ -215,7 +222,7 @@ class _Validations:
     def __init__(self, name: str) -> None:
         self.name, self.number = name, 0
 
-    def __call__(self, network: str, records: list[dict[str, Any]]) -> None:
+    def __call__(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
         from ray import tune
 
         for record in records:

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from mcis.datasets.errors import UserError
+
 if TYPE_CHECKING:
     from mcis.platform.networks.needs import Needs
 
@@ -91,7 +93,12 @@ def _ray() -> Check:
 def _mlflow(workspace: Path) -> Check:
     import mlflow
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI")
+    from mcis.platform.runs.tracking_store import server_uri
+
+    try:
+        uri = server_uri()
+    except UserError as error:
+        return Check("mlflow", "bad", error.found, error.remedy)
     return Check("mlflow", "ok", f"{mlflow.__version__}, " + (uri or f"SQLite store in {workspace}"))
 
 

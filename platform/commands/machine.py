@@ -59,13 +59,16 @@ def ui(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 5000,
 ) -> None:
-    """The MLflow UI on the workspace's store, on loopback."""
+    """The MLflow UI on the workspace's store, on loopback; or the page of the server that MLFLOW_TRACKING_URI names."""
     with plain_errors():
-        from mcis.platform.runs.tracking import experiment_page, tracking_uri
+        from mcis.platform.runs.tracking_store import experiment_page, tracking_uri
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
         uri, page = tracking_uri(opened), experiment_page(opened)
+        if uri.startswith(("http://", "https://")):
+            typer.echo(f"runs: {uri.rstrip('/')}/{page or ''}")
+            return
         typer.echo(f"MLflow's store: {uri}; its UI takes some seconds to start")
         if page:
             typer.echo(f"runs: http://127.0.0.1:{port}/{page}")

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, key_of_error, keys_of, leaves, nested, unions
 from mcis.platform.config.recipes import RECIPES
@@ -142,7 +143,8 @@ def _problems(key: str, error: ErrorDetails) -> Sequence[str]:
     if error["type"] == "union_tag_invalid":
         tag = error["ctx"]["discriminator"].strip("'")
         return [f"{key}.{tag}: Input should be one of {error['ctx']['expected_tags']} (found {value[tag]!r})"]
-    return [f"{key}: {message} (found {value!r})"]
+    found = without_credentials(value) if isinstance(value, str) and holds_credentials(value) else value
+    return [f"{key}: {message.removeprefix('Value error, ')} (found {found!r})"]
 
 
 class _Merged:

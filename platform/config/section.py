@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from mcis.datasets.files import is_remote
+from mcis.datasets.files import holds_credentials, is_remote
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -25,6 +25,11 @@ def _absolute(path: Path) -> Path:
 
 
 def _absolute_or_remote(location: str) -> str:
+    if holds_credentials(location):
+        raise ValueError(
+            "Input should be a URI without password, key or token, as it is written into files; its file system finds "
+            "them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     return location if is_remote(location) else str(_absolute(Path(location)))
 
 

@@ -14,6 +14,7 @@ from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.section import Contradictions, Section
+from mcis.platform.config.tracking import TrackingConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
 
@@ -54,6 +55,8 @@ class Config(Section):
     """Stage report."""
     compute: ComputeConfig = ComputeConfig()
     """Workers, memory, threads; changes no result."""
+    tracking: TrackingConfig = TrackingConfig()
+    """What MLflow is given; changes no result."""
 
     @property
     def walks(self) -> bool:

@@ -291,6 +291,11 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
         "predict": _prediction(config, counts, labeling),
         "evaluate": _evaluation(config, counts),
         "report": Need("report", 2 * (4 * 2**20 + config.report.panels * 2**19)),  # in the run's folder and in MLflow's
+        **(
+            {}
+            if config.tracking.model is False
+            else {"logged model": Need("report", labeling.weights, labeling.weights)}
+        ),
     }
     return Needs(parts, _PROCESS + int(config.compute.object_store_gb * _GIB))
 

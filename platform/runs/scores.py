@@ -1,6 +1,9 @@
 """Scores: one figure each, with everything that it depends on and the words that say so."""
 
+import csv
+import io
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -170,6 +173,19 @@ def read_scores(file: Path) -> list[Score]:
         UserError: it is damaged, or another version wrote it.
     """
     return [Score.from_json(value, file) for value in read_json(file)]
+
+
+def scores_as_csv(scores: Sequence[Score]) -> str:
+    """A table of scores with a column for each heading that any of them has."""
+    meanings = [score.meaning() for score in scores]
+    headings = [heading for heading in HEADINGS if any(heading in meaning for meaning in meanings)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["what", "which", "mIoU %", "boundary mIoU %", *headings])
+    for score, meaning in zip(scores, meanings, strict=True):
+        boundary = "" if score.boundary_miou is None else score.boundary_miou
+        table.writerow([score.title, score.name, score.miou, boundary, *(meaning.get(h, "") for h in headings)])
+    return text.getvalue()
 
 
 class Curve(NamedTuple):

@@ -1,61 +1,47 @@
-"""MLflow: one MLflow run per run of the pipeline; those of a study are children of its own. No other module uses it."""
+"""MLflow: one MLflow run per run of the pipeline; those of a study are children of its own.
+
+What is logged goes through an outbox, so that nothing here waits for MLflow, or is lost where a server is away.
+"""
 
 import contextlib
+import getpass
 import logging
-import os
-from collections.abc import Callable, Iterator, Mapping
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mcis.datasets.errors import UserError
+from mcis.platform.runs.data_sets import DataSet
+from mcis.platform.runs.logged_models import TrainedModel, log_model
+from mcis.platform.runs.outbox import Outbox
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.tracking_store import EXPERIMENT, is_local, store_error, store_errors, tracking_uri
+from mcis.platform.runs.version import git_commit, project_version
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 
-# Read when MLflow is imported: it is to tell nobody what runs here, nor to ask for git.
-os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
-EXPERIMENT = "mcis"
-Watch = Callable[[str, list[dict[str, Any]]], None]
+Watch = Callable[[str, Sequence[Mapping[str, Any]]], None]
 """Is told what a training under way has logged: its network's name, and the records that are new."""
+PATIENCE = 60.0
+"""Seconds that the end of a run waits for a server that is away."""
+_MARK = "mcis.mark"
+"""The tag that a run is known by where a kill kept its id from being written down."""
 _MOST_METRICS = 1000
 _MOST_PARAMETERS = 100
-
-
-def tracking_uri(workspace: Workspace) -> str:
-    """The value of MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace."""
-    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{workspace.tracking_store}"
-
-
-@contextlib.contextmanager
-def store_errors(uri: str) -> Iterator[None]:
-    """Turns errors of MLflow and its database into a UserError that names the store."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise UserError(
-            f"MLflow's store {uri} cannot be used: {str(error)[:300]}",
-            "a reachable MLflow tracking store with space on its disk",
-            "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
-        ) from None
-
-
-def experiment_page(workspace: Workspace) -> str | None:
-    """The page of the runs in MLflow's UI, relative to its address; None where the store has no runs yet.
-
-    Raises:
-        UserError: the store cannot be used.
-    """
-    uri = tracking_uri(workspace)
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return None  # to ask for it would make it
-    from mlflow.tracking import MlflowClient
-
-    with store_errors(uri):
-        experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
-    return f"#/experiments/{experiment.experiment_id}/runs" if experiment else None
+_LONGEST = 6000
+"""Characters of a parameter that MLflow takes."""
+_AWAY = (
+    "UNAUTHENTICATED",
+    "CUSTOMER_UNAUTHORIZED",
+    "PERMISSION_DENIED",
+    "REQUEST_LIMIT_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+)
+"""Codes of errors that pass without a change of what is logged, beside those of 500 and more."""
 
 
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:
@@ -67,9 +53,9 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
     from mlflow.tracking import MlflowClient
 
     record = workspace.run(name, create=False).tracking
-    if not record.exists():
+    kept = read_json(record) if record.exists() else {}
+    if "run_id" not in kept:
         return
-    kept = read_json(record)
     with store_errors(kept["uri"]):
         client = MlflowClient(tracking_uri=kept["uri"])
         for key, value in tags.items():
@@ -80,18 +66,28 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
 class Tracker:
     """The MLflow run of a run or study; a restart continues it.
 
+    Each method but the first hands over what is to be logged and does not wait for it.
+
     Args:
         name: of the run, in whose folder the MLflow run's id is kept.
         identity: fingerprint of the configuration. Another one starts a new MLflow run, whose parameters are final.
         parent: id of the MLflow run of the study that the run belongs to.
+        afresh: start a new MLflow run in any case.
         watch: see `follow`.
 
     Raises:
-        UserError: the store cannot be used; so does every method.
+        UserError: the store cannot be used; so does every method, where MLflow will never take what was logged.
     """
 
     def __init__(
-        self, workspace: Workspace, name: str, *, identity: str, parent: str | None = None, watch: Watch | None = None
+        self,
+        workspace: Workspace,
+        name: str,
+        *,
+        identity: str,
+        parent: str | None = None,
+        afresh: bool = False,
+        watch: Watch | None = None,
     ):
         from mlflow.tracking import MlflowClient
 
@@ -99,90 +95,207 @@ class Tracker:
             logging.getLogger(logger).setLevel(logging.WARNING)
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # what it logs, it raises too
 
-        self.uri, self.watch = tracking_uri(workspace), watch
-        self._sent: dict[str, int] = {}
+        self.uri, self.parent, self._scratch = tracking_uri(workspace), parent, workspace.run(name).path
+        self._logged_steps: dict[str, set[int]] = {}
+        self._watch, self._told = watch, dict[str, int]()
+        self._outbox = Outbox(away=self._away, on_away=self._tell_away)
         with store_errors(self.uri):
             self.client = MlflowClient(tracking_uri=self.uri)
-            experiment = self.client.get_experiment_by_name(EXPERIMENT)
-            if experiment is None:
-                # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
-                local = self.uri.startswith("sqlite:")
-                location = workspace.tracking_artifacts.as_uri() if local else None
-                experiment_id = self.client.create_experiment(EXPERIMENT, artifact_location=location)
-            else:
-                experiment_id = experiment.experiment_id
+            self.experiment_id = self._experiment(workspace)
             record = workspace.run(name).tracking
             earlier = read_json(record) if record.exists() else {}
-            if earlier.get("identity") == identity and earlier.get("uri") == self.uri:
-                self.run_id = str(earlier["run_id"])
-                self.client.update_run(self.run_id, status="RUNNING")
-            else:
-                tags = {"mlflow.parentRunId": parent} if parent else {}
-                run = self.client.create_run(experiment_id, run_name=name, tags=tags)
-                self.run_id = run.info.run_id
-                write_json(record, {"identity": identity, "uri": self.uri, "run_id": self.run_id})
+            run = self._find(earlier) if earlier.get("uri") == self.uri else None
+            self._continues = run is not None and earlier.get("identity") == identity and not afresh
+            if run and not self._continues and run.info.status == "RUNNING":
+                self.client.set_terminated(run.info.run_id, status="KILLED")  # its call cannot have ended it
+            if run is None or not self._continues:
+                # Written before the run is made: whoever is killed in between finds it again, and makes no second one.
+                written = {"identity": identity, "uri": self.uri, "mark": uuid.uuid4().hex}
+                write_json(record, written)
+                run = self.client.create_run(
+                    self.experiment_id, run_name=name, tags=_origin(parent) | {_MARK: written["mark"]}
+                )
+                write_json(record, {**written, "run_id": run.info.run_id})
+            elif run.info.status != "RUNNING":
+                self.client.update_run(run.info.run_id, status="RUNNING")
+        self.run_id = run.info.run_id
+        self._began = run.info.start_time / 1000
+        self._parameters, self._metrics = dict(run.data.params), dict(run.data.metrics)
+
+    def _experiment(self, workspace: Workspace) -> str:
+        """The id of the experiment, which is made where there is none."""
+        from mlflow.exceptions import MlflowException
+
+        for attempt in range(2):
+            experiment = self.client.get_experiment_by_name(EXPERIMENT)
+            if experiment is not None:
+                break
+            # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
+            location = workspace.tracking_artifacts.as_uri() if is_local(self.uri) else None
+            try:
+                return str(self.client.create_experiment(EXPERIMENT, artifact_location=location))
+            except MlflowException as error:
+                if attempt or error.error_code != "RESOURCE_ALREADY_EXISTS":  # another run was faster
+                    raise
+        assert experiment is not None
+        return str(experiment.experiment_id)
+
+    def _find(self, earlier: Mapping[str, str]) -> "Run | None":
+        """The MLflow run of an earlier call, None where it was removed."""
+        from mlflow.exceptions import MlflowException
+
+        if "run_id" not in earlier:
+            marked = f"tags.`{_MARK}` = '{earlier['mark']}'"
+            found = self.client.search_runs([self.experiment_id], filter_string=marked)
+            return found[0] if found else None
+        try:
+            run = self.client.get_run(earlier["run_id"])
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return None
+            raise
+        return run if run.info.lifecycle_stage == "active" else None
+
+    def _away(self, error: Exception) -> bool:
+        """Whether a server, or the database of one, will take later what it did not take now."""
+        from mlflow.exceptions import MlflowException
+        from requests import RequestException
+        from sqlalchemy.exc import OperationalError
+
+        if is_local(self.uri):
+            return False
+        if isinstance(error, MlflowException):
+            return error.get_http_status_code() >= 500 or error.error_code in _AWAY
+        return isinstance(error, RequestException | OperationalError | ConnectionError | TimeoutError)
+
+    def _tell_away(self, error: Exception) -> None:
+        found = store_error(self.uri, error).found
+        console.print(f"note: {found}\n      the run goes on; what is logged is kept and sent later", markup=False)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turns errors of the outbox into a UserError that names the store."""
+        with store_errors(self.uri):
+            yield
 
     def parameters(self, values: Mapping[str, Any]) -> None:
-        """Logs parameters as text; a value of more than 500 characters is cut."""
+        """Logs parameters as text: lists as `a, b`; what is longer than MLflow takes ends in an ellipsis."""
         from mlflow.entities import Param
 
-        params = [Param(key, str(value)[:500]) for key, value in values.items()]
-        for start in range(0, len(params), _MOST_PARAMETERS):
-            with store_errors(self.uri):
-                self.client.log_batch(self.run_id, params=params[start : start + _MOST_PARAMETERS])
+        def send() -> None:
+            new = [Param(key, value) for key, value in texts.items() if key not in self._parameters]
+            for start in range(0, len(new), _MOST_PARAMETERS):
+                self.client.log_batch(self.run_id, params=new[start : start + _MOST_PARAMETERS])
+                self._parameters |= {param.key: param.value for param in new[start : start + _MOST_PARAMETERS]}
+
+        texts = {key: _plain(value) for key, value in values.items()}
+        self._put(send)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Sets tags such as setting and recipe."""
-        with store_errors(self.uri):
-            for key, value in values.items():
-                self.client.set_tag(self.run_id, key, value)
+        from mlflow.entities import RunTag
 
-    def steps(self, prefix: str, records: list[dict[str, Any]]) -> None:
-        """Logs the records of a training's step log, but for those that this tracker has logged before."""
+        tags = [RunTag(key, value) for key, value in values.items()]
+        self._put(lambda: self.client.log_batch(self.run_id, tags=tags))
+
+    def data_sets(self, data_sets: Sequence[DataSet]) -> None:
+        """Logs the images that a run reads as data sets."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(of.name, of.digest, of.source_type, of.source, profile=of.profile),
+                [InputTag("mlflow.data.context", of.context)],
+            )
+            for of in data_sets
+        ]
+        self._put(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+
+    def steps(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
+        """Logs the records of a training's step log, but for those that MLflow has."""
         from mlflow.entities import Metric
 
-        new = self._new(prefix, records)
-        metrics = [
-            Metric(f"{prefix}.{key}", float(value), int(record["time"] * 1000), record["step"])
-            for record in new
-            for key, value in record.items()
-            if key not in ("step", "time")
-        ]
-        for start in range(0, len(metrics), _MOST_METRICS):
-            with store_errors(self.uri):
-                self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
-        if new:
-            self._sent[prefix] = new[-1]["step"]
+        def send() -> None:
+            if network not in self._logged_steps:
+                key = f"{network}.epoch"  # which every record has
+                history = self.client.get_metric_history(self.run_id, key) if self._continues else []
+                self._logged_steps[network] = {metric.step for metric in history}
+            logged = self._logged_steps[network]
+            new = [record for record in records if record["step"] not in logged]
+            at_a_time = _MOST_METRICS // max((len(record) for record in new), default=1)
+            for start in range(0, len(new), at_a_time):
+                batch = new[start : start + at_a_time]
+                metrics = [
+                    Metric(f"{network}.{key}", float(value), int(record["time"] * 1000), record["step"])
+                    for record in batch
+                    for key, value in record.items()
+                    if key not in ("step", "time")
+                ]
+                self.client.log_batch(self.run_id, metrics=metrics)
+                logged.update(record["step"] for record in batch)
 
-    def follow(self, prefix: str, records: list[dict[str, Any]]) -> None:
+        self._put(send)
+
+    def follow(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
         """As `steps`, while the training goes on: whoever watches the run is told what is new."""
-        new = self._new(prefix, records)
-        self.steps(prefix, records)
-        if new and self.watch:
-            self.watch(prefix, new)
-
-    def _new(self, prefix: str, records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The records that were not logged yet."""
-        return [record for record in records if record["step"] > self._sent.get(prefix, 0)]
+        self.steps(network, records)
+        new = [record for record in records if record["step"] > self._told.get(network, 0)]
+        if new and self._watch:
+            self._told[network] = new[-1]["step"]
+            self._watch(network, new)
 
     def metrics(self, values: Mapping[str, float]) -> None:
-        """Logs final figures."""
-        with store_errors(self.uri):
-            for key, value in values.items():
-                self.client.log_metric(self.run_id, key, value)
+        """Logs final figures, but for those that MLflow has."""
+
+        def send() -> None:
+            new = {key: float(value) for key, value in values.items() if self._metrics.get(key) != float(value)}
+            self._log(new, time.time(), 0)
+            self._metrics |= new
+
+        self._put(send)
 
     def metric_at(self, key: str, value: float, step: int) -> None:
-        """Logs one point of a curve."""
-        with store_errors(self.uri):
-            self.client.log_metric(self.run_id, key, value, step=step)
+        """Logs one point of a curve, unless MLflow has it."""
+
+        def send() -> None:
+            history = self.client.get_metric_history(self.run_id, key) if self._continues else []
+            if (step, value) not in [(point.step, point.value) for point in history]:
+                self._log({key: value}, time.time(), step)
+
+        self._put(send)
+
+    def system_metrics(self, values: Mapping[str, float]) -> None:
+        """Logs a sample of the machine's use, at the seconds since the MLflow run began."""
+        now = time.time()
+        system = {f"system/{key}": value for key, value in values.items()}
+        self._put(lambda: self._log(system, now, int(now - self._began)))
+
+    def _log(self, values: Mapping[str, float], at: float, step: int) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(key, value, int(at * 1000), step) for key, value in values.items()]
+        for start in range(0, len(metrics), _MOST_METRICS):
+            self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
 
     def artifact(self, path: Path) -> None:
         """Stores a file, or a folder under its name, with the run."""
-        with store_errors(self.uri):
+
+        def send() -> None:
             if path.is_dir():
                 self.client.log_artifacts(self.run_id, str(path), artifact_path=path.name)
             else:
                 self.client.log_artifact(self.run_id, str(path))
+
+        self._put(send)
+
+    def model(self, model: TrainedModel) -> None:
+        """Logs a trained network as a model that the run has made, and registers it where that is asked for."""
+        self._put(lambda: log_model(self.client, self.experiment_id, self.run_id, model, self._scratch))
+
+    def flush(self) -> None:
+        """Waits until everything is logged, or a server is away for long."""
+        with self._errors():
+            self._outbox.drain(PATIENCE)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -191,11 +304,44 @@ class Tracker:
             yield
         except BaseException as error:
             with contextlib.suppress(UserError):  # the error that ended the block is the one to report
-                self.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+                self.finish("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED", patience=5.0)
             raise
         self.finish("FINISHED")
 
-    def finish(self, status: str) -> None:
-        """Ends the MLflow run as FINISHED, FAILED or KILLED."""
-        with store_errors(self.uri):
-            self.client.set_terminated(self.run_id, status=status)
+    def finish(self, status: str, *, patience: float = PATIENCE) -> None:
+        """Ends the MLflow run as FINISHED, FAILED or KILLED.
+
+        Where a server has not come back after `patience` seconds, a note says so: the run's own files have everything,
+        and repeating the command sends it.
+        """
+        self._put(lambda: self.client.set_terminated(self.run_id, status=status))
+        with self._errors():
+            if not self._outbox.drain(patience):
+                console.print(
+                    f"note: MLflow's store {self.uri} is away and lacks the last of this run; its files in the "
+                    "workspace are complete, and repeating the command sends what is missing",
+                    markup=False,
+                )
+
+    def _put(self, send: Any) -> None:
+        with self._errors():
+            self._outbox.put(send)
+
+
+def _origin(parent: str | None) -> dict[str, str]:
+    """The tags by which MLflow shows where a run comes from."""
+    commit = git_commit()
+    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": "mcis", "mcis.version": project_version()}
+    with contextlib.suppress(OSError, KeyError, ImportError):  # a user id without a name
+        tags["mlflow.user"] = getpass.getuser()
+    if parent:
+        tags["mlflow.parentRunId"] = parent
+    if commit:
+        tags |= {"mlflow.source.git.commit": commit.name, "mlflow.source.git.dirty": str(commit.modified)}
+    return tags
+
+
+def _plain(value: Any) -> str:
+    """A value of the configuration as short text; the rest of a longer one is in the run's config.toml."""
+    text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -242,6 +242,11 @@ class RunFolder:
         return self.path / "scores.json"
 
     @property
+    def score_table(self) -> Path:
+        """The scores as a table, a line each."""
+        return self.path / "scores.csv"
+
+    @property
     def environment(self) -> Path:
         """Versions of Python and of the packages that results depend on."""
         return self.path / "environment.json"
@@ -270,6 +275,11 @@ class RunFolder:
     def study(self) -> Path:
         """The figures of a study."""
         return self.path / "study.json"
+
+    @property
+    def study_table(self) -> Path:
+        """The figures of a study as a table, a line per case, seed and column."""
+        return self.path / "study.csv"
 
     @property
     def study_picture(self) -> Path:

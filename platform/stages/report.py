@@ -9,6 +9,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
+from mcis.platform.networks.served import trained_segmenter
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.gallery import panels_of_run
@@ -17,14 +18,18 @@ from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, Tr
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.environment import environment
-from mcis.platform.runs.progress import read_records
+from mcis.platform.runs.progress import console, read_records
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores
+from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores, scores_as_csv
 from mcis.platform.runs.version import git_revision
-from mcis.platform.runs.workspace import Workspace, read_json, read_table, write_json
+from mcis.platform.runs.workspace import Workspace, read_json, read_table, write_json, write_text
 
 _STEP_BY_STEP = 3
 """Images of the gallery whose maps are shown step by step."""
+_TRAININGS = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
+"""By stage: section of the network that it trains, by which MLflow knows its curves."""
+_TITLES = {"affinity_net": "affinity network"}
+"""Networks that the page has another name for."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -38,7 +43,8 @@ def inputs(config: Config, context: RunContext) -> None:
 def run(config: Config, context: RunContext) -> StageResult:
     """Writes the run's report and scores and hands them to MLflow; works after any stage."""
     records = _training_records(context)
-    data = report_data(config, context, {network: TrainingLog.of_records(rows) for network, rows in records.items()})
+    logs = {_TITLES.get(network, network): TrainingLog.of_records(rows) for network, rows in records.items()}
+    data = report_data(config, context, logs)
     folder = context.folder
     write_json(
         folder.scores,
@@ -49,11 +55,12 @@ def run(config: Config, context: RunContext) -> StageResult:
             "busy": {stage: round(context.result(stage, StageResult).busy, 2) for stage in context.inputs},
         },
     )
+    write_text(folder.score_table, scores_as_csv(data.scores))
     write_report(data, folder)
     write_json(folder.environment, data.environment)
     for network, rows in records.items():
         context.tracker.steps(network, rows)
-    _track(context, data.scores, data.seconds)
+    _track(config, context, data.scores, data.seconds)
     return StageResult(counts={"panels": len(data.panels)})
 
 
@@ -110,8 +117,7 @@ def _rejects(context: RunContext) -> list[Reject]:
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
     """The step logs of the trainings that were reached, by network; a classifier that was taken over has none."""
     logs = {}
-    trainings = {"train_classifier": "classifier", "train_affinity": "affinity network", "train_segmenter": "segmenter"}
-    for stage, network in trainings.items():
+    for stage, network in _TRAININGS.items():
         if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)[0]):
             logs[network] = records
     return logs
@@ -124,12 +130,23 @@ def _attention(config: Config, context: RunContext, panels: Sequence[Panel]) -> 
     return attention_steps(config, context, with_maps[:_STEP_BY_STEP])
 
 
-def _track(context: RunContext, scores: Sequence[Score], seconds: Mapping[str, float]) -> None:
+def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds: Mapping[str, float]) -> None:
     """Hands the figures and the files of the run to MLflow."""
     tracker = context.tracker
     tracker.metrics({name: value for score in scores for name, value in score.metrics().items()})
     tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
     folder = context.folder
-    for path in (folder.report, folder.pictures, folder.scores, folder.config, folder.environment):
+    for path in (
+        folder.report, folder.pictures, folder.scores, folder.score_table, folder.config, folder.environment
+    ):  # fmt: skip
         if path.exists():
             tracker.artifact(path)
+    settings = config.tracking
+    wanted = tracker.parent is None if settings.model is None else settings.model
+    if wanted and "train_segmenter" in context.inputs:
+        tracker.model(trained_segmenter(folder, register=settings.register_as))
+    elif settings.register_as:
+        console.print(
+            f"note: nothing is registered as {settings.register_as}: the run ended before a segmentation network",
+            markup=False,
+        )

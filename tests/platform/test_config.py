@@ -94,6 +94,8 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "val_every", -1),
     ("classifier", "optimizer", {"precision": "fp16"}),
     ("compute", "worker_cpus", 0),
+    ("tracking", "register_as", "a/b"),
+    ("tracking", "register_as", "' or name = 'x"),
     ("data", "max_rejected", -1),
     ("data", "train_list", 7),
 ]
@@ -134,6 +136,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
         ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
         ({"compute": {"workers": 2, "min_workers": 3}}, "min_workers 3 is more than workers 2"),
+        ({"tracking": {"model": False, "register_as": "a"}}, "register_as is a but tracking.model is false"),
         ({"compute": {"workers": 6}}, "classifier.batch is 5 for compute.workers 6"),
         ({"compute": {"workers": 11}, "classifier": {"batch": 12}}, "segmenter.batch is 10 for compute.workers 11"),
         ({"pseudo_masks": {"threshold": 0.2, "background_threshold": 0.3}}, "0.3 is above threshold 0.2"),

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,64 @@ def test_ctrl_c_in_the_middle_of_training_keeps_what_is_finished(root: Path, tmp
     done = subprocess.run([*long, "--until", "index"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "is there already" in done.stdout
+
+
+def kill_in_training(call: list[str], workspace: Path) -> None:
+    """Gives a command and ends it by SIGKILL, with nothing of its own to end in order, while a network is trained."""
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as run:
+        for _ in range(900):
+            logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+            if logs and logs[0].stat().st_size:
+                break
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.2)
+        run.kill()
+        run.communicate()
+
+
+def tracked(workspace: Path) -> list[Any]:
+    """The MLflow runs of a workspace, by their names."""
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("mcis")
+    assert experiment is not None
+    return sorted(client.search_runs([experiment.experiment_id]), key=lambda run: str(run.info.run_name))
+
+
+@pytest.mark.slow
+def test_a_killed_run_that_is_repeated_is_one_run_of_mlflow(root: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    call = [*command(root, workspace, "classifier.epochs=150"), "--until", "train_classifier"]
+    kill_in_training(call, workspace)
+    (killed,) = tracked(workspace)
+    assert killed.info.status == "RUNNING"
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run,) = tracked(workspace)
+    assert (run.info.run_id, run.info.status) == (killed.info.run_id, "FINISHED")
+    again = subprocess.run(call, capture_output=True, text=True)
+    assert again.returncode == 0, again.stdout + again.stderr
+    (run,) = tracked(workspace)
+    assert (run.info.run_id, run.info.status) == (killed.info.run_id, "FINISHED")
+
+
+@pytest.mark.slow
+def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Path, tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    call = command(root, workspace, "classifier.epochs=150", "compute.stop_if_nothing_is_learnt=false")
+    call[3:5] = ["study", "effect"]
+    call += ["--training", "none", "--related", "1", "--seeds", "1", "--until", "pseudo_masks"]
+    kill_in_training(call, workspace)
+    killed = {run.info.run_name: run.info.run_id for run in tracked(workspace)}
+    assert set(killed) == {"run", "run-none-single-s0"}
+    done = subprocess.run(call, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = tracked(workspace)
+    assert [run.info.run_name for run in runs] == ["run", "run-none-identity-r1-s0", "run-none-single-s0"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert killed.items() <= {run.info.run_name: run.info.run_id for run in runs}.items()
+    assert {run.data.tags.get("mlflow.parentRunId") for run in runs[1:]} == {runs[0].info.run_id}
 
 
 @pytest.fixture

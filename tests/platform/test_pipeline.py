@@ -1,5 +1,6 @@
 """The whole pipeline on a small drawn data set: its output, a second call, and a run without ground truth."""
 
+import csv
 import json
 import shutil
 from pathlib import Path
@@ -24,6 +25,7 @@ from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
+from mcis.platform.runs.version import git_commit
 from mcis.platform.runs.workspace import Workspace, bytes_in, read_json, read_table
 
 TINY = (
@@ -66,8 +68,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return Workspace(tmp_path_factory.mktemp("workspace"))
+def workspace(tmp_path_factory: pytest.TempPathFactory, mlflow_store: Path) -> Workspace:
+    workspace = Workspace(tmp_path_factory.mktemp("workspace"))
+    shutil.copy(mlflow_store, workspace.tracking_store)
+    return workspace
 
 
 @pytest.fixture(scope="module")
@@ -396,12 +400,22 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(first: pipeline.RunResult,
     assert run.data.params["classifier.epochs"] == "2"
     assert run.data.tags["setting"] == "voc"
     assert run.data.tags["recipe"] == "small"
+    commit = git_commit()
+    assert run.data.tags.get("mlflow.source.git.commit") == (commit and commit.name)
     assert run.info.status == "FINISHED"
+    index = first.context.result("index", IndexResult)
+    sets = {of.dataset.name: (of.dataset.digest, json.loads(of.dataset.profile)) for of in run.inputs.dataset_inputs}
+    assert sets == {"voc train": (index.identity, {"num_rows": 24}), "voc val": (index.identity, {"num_rows": 6})}
+    assert [client.get_logged_model(of.model_id).name for of in run.outputs.model_outputs] == ["segmenter"]
+    assert client.get_metric_history(run_id, "system/cpu_utilization_percentage")
     steps = [m.step for m in client.get_metric_history(run_id, "classifier.loss")]
     assert steps == sorted(set(steps))
     assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
     names = {a.path for a in client.list_artifacts(run_id)}
-    assert {"report.html", "scores.json", "config.toml", "pictures"} <= names
+    assert {"report.html", "scores.json", "scores.csv", "config.toml", "pictures"} <= names
+    table = list(csv.reader(first.context.folder.score_table.read_text().splitlines()))
+    assert table[0][:5] == ["what", "which", "mIoU %", "boundary mIoU %", "split"]
+    assert [line[1] for line in table[1:]] == [score.name for score in first.scores]
     assert (first.context.folder.pictures / "attention-01.png").exists()
     page = first.context.folder.report.read_text()
     assert "attended to" in page

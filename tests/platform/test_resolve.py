@@ -432,3 +432,10 @@ def test_small_needs_no_pretrained_weights() -> None:
     flat = values("small")
     assert flat["weights.backbone"] == "none"
     assert flat["classifier.backbone"] == flat["segmenter.backbone"] == "small"
+
+
+def test_a_uri_with_a_password_is_refused_and_not_repeated() -> None:
+    with pytest.raises(UserError, match=r"data\.tags\.table: .* AWS_ACCESS_KEY_ID") as caught:
+        resolve("tags", "small", {"data.tags.table": "s3://me:hunter2@bucket/photos.csv"})
+    assert "found 's3://bucket/photos.csv'" in str(caught.value)
+    assert "hunter2" not in str(caught.value)

@@ -8,6 +8,7 @@ from mcis.tuning.figures import (
     Figures,
     PairedDifference,
     caption,
+    figures_as_csv,
     figures_of,
     meaning_of_columns,
     paired_differences,
@@ -80,4 +81,13 @@ def test_differences_are_of_the_same_seeds_and_columns() -> None:
     wanted = [Difference(case="a", control=name, shows="it") for name in "bcd"]
     assert list(paired_differences(wanted, figures)) == [
         PairedDifference(of=wanted[0], seeds=[0, 2], miou={maps: [1.0, 5.0]})
+    ]
+
+
+def test_the_table_of_a_study_has_a_line_for_each_figure() -> None:
+    figures = Figures(case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.5]}, by_maps=[])
+    assert figures_as_csv([figures]).splitlines() == [
+        "case,group,maps by,related images,seed,of,mIoU %",
+        "a,co,co-attention,3,7,pseudo masks,60.0",
+        "a,co,co-attention,3,9,pseudo masks,62.5",
     ]

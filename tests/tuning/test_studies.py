@@ -52,6 +52,7 @@ def drawn(root: Path) -> dict[str, str]:
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
         ("effect", ("data.masks=absent",), "pseudo_masks", "no image has a ground-truth mask"),
+        ("effect", ("tracking.register_as=x",), "pseudo_masks", "whose trials log no model"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_its_first_trial(
@@ -146,6 +147,10 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
     runs = client.search_runs([experiment.experiment_id])
     parent = next(r for r in runs if r.info.run_name == "study")
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    assert sorted((r.data.params["case"], r.data.params["related"]) for r in children) == [
+        (f"r{r}", str(r)) for r in range(6)
+    ]
+    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.csv", "study.json", "study.png"]
     assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
     assert all(r.info.status == "FINISHED" for r in runs)
     files = [path for path in workspace.rglob("*") if path.is_file()]

@@ -1,0 +1,113 @@
+"""Where MLflow keeps runs, never with a password in its name, and its errors as ones that a user can act on."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import SECRET, holds_credentials
+from mcis.platform.runs.workspace import Workspace
+
+# Read when MLflow is imported or first used: it is to tell nobody what runs here, nor to ask for git; and a server that
+# is away is asked again by the tracker, which goes on meanwhile.
+for _name, _value in {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "60",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+EXPERIMENT = "mcis"
+_OF_STORES = ("MLFLOW_", "PG", "AWS_")
+"""How the variables begin that say where MLflow's store, its database and its artifacts are, and who may use them."""
+
+
+def tracking_uri(workspace: Workspace) -> str:
+    """The value of MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace.
+
+    Raises:
+        UserError: see `server_uri`.
+    """
+    return server_uri() or f"sqlite:///{workspace.tracking_store}"
+
+
+def server_uri() -> str | None:
+    """The value of MLFLOW_TRACKING_URI, None where it is not set.
+
+    Raises:
+        UserError: it holds a password or token, which would be written into files, messages and command lines.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or None
+    if uri and _holds_credentials(uri):
+        raise UserError(
+            f"MLFLOW_TRACKING_URI names a store of {uri.partition('://')[0]}:// together with a password or token",
+            "an address without credentials, as it is written into files, messages and command lines",
+            "leave them out of it; servers are given MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN; PostgreSQL is given PGPASSWORD or a ~/.pgpass",
+        )
+    return uri
+
+
+def _holds_credentials(uri: str) -> bool:
+    scheme, _, rest = uri.partition("://")
+    before_host = "" if scheme.startswith("sqlite") else rest.rpartition("@")[0]  # a password may hold any character
+    if scheme in ("http", "https"):
+        return bool(before_host) or "?" in rest
+    return ":" in before_host or holds_credentials(uri)
+
+
+def is_local(uri: str) -> bool:
+    """Whether it is a file of this machine, which cannot be away."""
+    return uri.startswith("sqlite:")
+
+
+def store_environment() -> dict[str, str]:
+    """The variables of this process that MLflow finds its store and its credentials by."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_OF_STORES)}
+
+
+def without_secrets(text: str, environment: Mapping[str, str]) -> str:
+    """A text without the passwords and tokens that the environment holds."""
+    for name, value in environment.items():
+        if value and SECRET.search(name):
+            text = text.replace(value, "***")
+    return text
+
+
+def store_error(uri: str, error: Exception) -> UserError:
+    """An error of MLflow or its database as one that names the store."""
+    return UserError(
+        f"MLflow's store {uri} cannot be used: {without_secrets(str(error), os.environ)[:300]}",
+        "a reachable MLflow tracking store with space on its disk",
+        "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
+    )
+
+
+@contextlib.contextmanager
+def store_errors(uri: str) -> Iterator[None]:
+    """Turns errors of MLflow and its database into a UserError that names the store."""
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise store_error(uri, error) from None
+
+
+def experiment_page(workspace: Workspace) -> str | None:
+    """The page of the runs in MLflow's UI, relative to its address; None where the store has no runs yet.
+
+    Raises:
+        UserError: the store cannot be used.
+    """
+    uri = tracking_uri(workspace)
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return None  # to ask for it would make it
+    from mlflow.tracking import MlflowClient
+
+    with store_errors(uri):
+        experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+    return f"#/experiments/{experiment.experiment_id}/runs" if experiment else None

@@ -1,0 +1,85 @@
+"""Where MLflow keeps runs: passwords and tokens stay out of its address and out of what is said of it."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mcis.datasets.errors import UserError
+from mcis.platform.cli import app
+from mcis.platform.runs.tracking_store import store_environment, store_error, tracking_uri
+from mcis.platform.runs.workspace import Workspace
+
+SECRET = "hunter2%2Fcorrect"
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
+    return Workspace(tmp_path_factory.mktemp("workspace"))
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        f"http://me:{SECRET}@127.0.0.1:5000",
+        f"https://{SECRET}@example.com",
+        f"https://me:a/{SECRET}@example.com/mlflow",
+        f"https://example.com/?token={SECRET}",
+        f"postgresql+psycopg2://me:{SECRET}@127.0.0.1/mlflow",
+        f"postgresql://me:a/b@{SECRET}@127.0.0.1/mlflow",
+        f"postgresql://127.0.0.1/mlflow?user=me&password={SECRET}",
+        f"mysql+pymysql://me@127.0.0.1/mlflow?ssl_key_password={SECRET}",
+    ],
+)
+def test_an_address_with_credentials_is_refused_and_not_repeated(
+    uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(UserError, match="together with a password or token") as caught:
+        tracking_uri(workspace)
+    assert "hunter2" not in str(caught.value)
+    assert "MLFLOW_TRACKING_TOKEN" in caught.value.remedy
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
+    shown = CliRunner().invoke(app, ["ui", "--workspace", str(workspace.root)])
+    assert shown.exit_code == 1
+    assert "hunter2" not in shown.output
+    assert not started
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://127.0.0.1:5000",
+        "https://example.com/mlflow",
+        "postgresql+psycopg2://me@127.0.0.1/mlflow?sslmode=require&passfile=/etc/pgpass",
+        "sqlite:////data/a:b@c/mlflow.db",
+        "databricks://profile",
+    ],
+)
+def test_other_addresses_are_taken_as_they_are(uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert tracking_uri(workspace) == uri
+
+
+def test_without_an_address_runs_are_kept_in_the_workspace(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking_uri(workspace) == f"sqlite:///{workspace.root / 'mlflow.db'}"
+
+
+def test_errors_repeat_no_password_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
+    monkeypatch.setenv("PGPASSWORD", "swordfish")
+    told = store_error("http://127.0.0.1:1", ConnectionError("Bearer hunter2 refused by swordfish"))
+    assert "Bearer *** refused by ***" in told.found
+
+
+def test_trials_are_given_what_mlflow_finds_its_store_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "OTHER"):
+        monkeypatch.setenv(name, "x")
+    assert {"MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"} <= set(
+        store_environment()
+    )
+    assert "OTHER" not in store_environment()

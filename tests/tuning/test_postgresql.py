@@ -1,0 +1,115 @@
+"""A run and a study on MLflow's server with PostgreSQL behind it; passwords and tokens are written nowhere."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.tracking import MlflowClient
+
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.workspace import Workspace
+from mcis.tuning.studies import effect
+
+TOKEN = "token-that-nobody-may-read"
+TINY = (
+    "classifier.epochs=1", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
+    "segmenter.channels=24", "segmenter.steps=4", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
+    "pseudo_masks.smallest=0", "report.panels=2", "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
+)  # fmt: skip
+
+
+@pytest.fixture
+def command_lines() -> Iterator[set[bytes]]:
+    """The command lines of all processes of this machine, while the test runs."""
+    seen: set[bytes] = set()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.2):
+            for process in Path("/proc").glob("[0-9]*/cmdline"):
+                try:
+                    seen.add(process.read_bytes())
+                except OSError:  # it has ended
+                    continue
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    yield seen
+    stop.set()
+    thread.join()
+
+
+@pytest.mark.slow
+def test_a_run_and_a_study_on_a_server_with_postgresql(
+    ray_local: None,
+    postgresql: tuple[str, dict[str, str]],
+    tracking_server: Callable[..., Any],
+    command_lines: set[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store, password = postgresql
+    server = tracking_server(store, password)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
+    synthetic.draw(tmp_path / "VOC2012", train=16, val=4, size=64, classes=2)
+    options = {"data.voc": str(tmp_path / "VOC2012"), "data.classes": str(tmp_path / "VOC2012/classes.txt")}
+    workspace = Workspace(tmp_path / "workspace")
+    registered = resolve("voc", "small", options, [*TINY, "tracking.register_as=flowers"])
+    for _ in range(2):
+        pipeline.run(registered, workspace, "run")
+    trials: dict[str, Any] = {"trainings": ("none",), "related": (1,), "until": "pseudo_masks", "seeds": 1}
+    for _ in range(2):
+        effect(resolve("voc", "small", options, TINY), workspace.root, "study", parallel=1, **trials)
+
+    client = MlflowClient(server.uri)
+    experiment = client.get_experiment_by_name("mcis")
+    assert experiment is not None
+    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
+    found = client.search_runs([experiment.experiment_id])
+    assert sorted(str(run.info.run_name) for run in found) == [
+        "run", "study", "study-none-identity-r1-s0", "study-none-single-s0",
+    ]  # fmt: skip
+    assert all(run.info.status == "FINISHED" for run in found)
+    of_run: Any = runs["run"]
+    assert {key.split(".")[0] for key in of_run.data.metrics} >= {"segmentation", "pseudo_masks", "classifier"}
+    assert of_run.data.params["segmenter.steps"] == "4"
+    files = {file.path for file in client.list_artifacts(of_run.info.run_id)}
+    assert {"report.html", "scores.csv", "scores.json", "pictures"} <= files
+    assert {of.dataset.name for of in of_run.inputs.dataset_inputs} == {"voc train", "voc val"}
+    (output,) = of_run.outputs.model_outputs
+    (version,) = client.search_model_versions("name = 'flowers'")
+    assert version.source == client.get_logged_model(output.model_id).artifact_location
+    assert "MLmodel" in [Path(f.path).name for f in client.list_logged_model_artifacts(output.model_id)]
+
+    parent = runs["study"]
+    assert (parent.data.tags["study"], parent.data.tags["study.kind"]) == ("study", "effect")
+    assert {"study.csv", "study.json", "study.png"} == {file.path for file in client.list_artifacts(parent.info.run_id)}
+    children = [runs["study-none-single-s0"], runs["study-none-identity-r1-s0"]]
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
+    assert {child.data.tags["study"] for child in children} == {"study"}
+    names = ("case", "related", "affinity")
+    assert [[child.data.params[name] for name in names] for child in children] == [
+        ["none-single", "0", "trained"],
+        ["none-identity-r1", "1", "identity"],
+    ]
+    assert not any(child.outputs and child.outputs.model_outputs for child in children)
+
+    secrets = [TOKEN.encode(), password["PGPASSWORD"].encode()]
+    written = [path for path in workspace.root.rglob("*") if path.is_file()]
+    written += [path for path in (tmp_path / "server-0").rglob("*") if path.is_file()]
+    assert len(written) > 50
+    assert not [path for path in written if any(secret in path.read_bytes() for secret in secrets)]
+    logged = json.dumps([[run.data.params, run.data.tags] for run in found]).encode()
+    shown = capsys.readouterr()
+    said = [logged, shown.out.encode(), shown.err.encode(), *command_lines]
+    assert any(b"mlflow" in line for line in command_lines)
+    assert not [text for text in said if any(secret in text for secret in secrets)]
+    assert os.environ["MLFLOW_TRACKING_TOKEN"] == TOKEN
