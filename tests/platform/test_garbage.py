@@ -166,9 +166,7 @@ def test_work_that_a_run_can_continue_stays(workspace: Workspace) -> None:
     (half,) = planned(workspace)
     assert half.endswith(".part")
     cached = [f"cache/squash64-{letter * 16}" for letter in "cd"]
-    assert planned(workspace, "second")[-2:] == cached, (
-        "what remains was not computed from these"
-    )
+    assert planned(workspace, "second")[-2:] == cached, "what remains was not computed from these"
 
 
 def test_caches_stay_where_an_output_does_not_say_what_it_was_computed_from(workspace: Workspace) -> None:
