@@ -72,7 +72,7 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
     assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
     assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
     line = next(line for line in shown(workspace).splitlines() if "first" in line)
-    for text in ("voc+web, small", "finished, came to evaluate", "45.50", "50.00", "51.25", "nan"):
+    for text in ("voc+web, small", "finished, evaluate", "45.50", "50.00", "51.25", "nan"):
         assert text in line
 
 
@@ -143,8 +143,8 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
     assert rows[1].trials == 2
     assert 1000 < rows[1].bytes < 2000, "their index counts once"
     output = shown(workspace)
-    assert "study of 2 trials" in output
-    assert "│   table7-r0 " in output
+    assert "finished, 2 trials" in output
+    assert any(line.startswith("   table7-r0 ") for line in output.splitlines())
 
 
 DAMAGED = {
