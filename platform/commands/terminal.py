@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from mcis.platform.runs.workspace import Workspace
 
 _STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
+_SHORT = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
+"""Headings of the main scores of a run."""
 _MOST_DISAGREEMENTS = 50
 """Images that are listed with tags that disagree with their mask."""
 
@@ -98,10 +101,12 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     if not entries:
         console.print(f"no runs in {workspace.root}", markup=False)
         return
-    table = Table(title=_plain(f"Runs of {workspace.root}"), caption="scores: mIoU %", title_justify="left")
-    for column in ("name", "configuration", "last call", "state"):
+    table = Table(
+        title=_plain(f"Runs of {workspace.root}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    for column in ("name", "of", "last call", "state"):
         table.add_column(column, overflow="fold")
-    for column in (*MAIN_SCORES, "points to"):
+    for column in (*(_SHORT[name] for name in MAIN_SCORES), "points to"):
         table.add_column(column, justify="right", no_wrap=True)
     studies = {entry.name for entry in entries if entry.kind == "study"}
     for entry in entries:
@@ -111,13 +116,13 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         texts = (name, configuration, _local(entry.ended or entry.began), _state(entry), *scores)
         table.add_row(*map(_plain, texts), in_words(entry.bytes) if entry.bytes else "")
     console.print(table)
+    words = ", ".join(f"{short} = {name}" for name, short in _SHORT.items() if name != short)
+    console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share", markup=False)
 
 
 def _state(entry: "Entry") -> str:
     """The state of a run: how far it came, who runs it, why it failed."""
-    reached = (
-        f"study of {entry.trials} trials" if entry.kind == "study" else entry.reached and f"came to {entry.reached}"
-    )
+    reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached
     more = f"host {entry.holder.host}, process {entry.holder.pid}" if entry.holder else entry.problem
     return ", ".join(filter(None, (entry.state, reached, more)))
 

@@ -16,7 +16,7 @@ from filelock import Timeout
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.platform.runs.inventory import is_run
+from mcis.platform.runs.inventory import ended, is_run, studies
 from mcis.platform.runs.record import pointers, read_record
 from mcis.platform.runs.workspace import ASIDE, SUMMARY, RunFolder, Workspace, bytes_in, discard, host_name, read_json
 
@@ -93,12 +93,8 @@ def _with_trials(workspace: Workspace, names: Sequence[str]) -> list[str]:
                 f"a run or study of {workspace.root}: {shown(present)}",
                 "see `mcis runs`",
             )
-    trials = []
-    for name in present:
-        with contextlib.suppress(UserError):  # a damaged run is no study's as far as it says
-            record = read_record(workspace.run(name, create=False))
-            if record and record.study in names:
-                trials.append(name)
+    study = studies(workspace)
+    trials = [name for name in present if study.get(name) in names]
     return list(dict.fromkeys([*trials, *names]))
 
 
@@ -133,6 +129,9 @@ def _pointed(workspace: Workspace, removed: set[str], notes: list[str]) -> set[s
             continue
         try:
             pointed.update(output for outputs in pointers(workspace, name).values() for output in outputs)
+            folder = workspace.run(name, create=False)
+            if ended(read_record(folder), folder) == "unfinished":
+                notes.append(f"run {name}, of an earlier version, does not say what it was computing: repeat it first")
         except UserError as error:
             raise UserError(
                 f"what run {name} points to cannot be told: {error.found}",

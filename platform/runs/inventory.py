@@ -3,6 +3,7 @@
 Whatever lies in runs/ is listed; what is damaged, or nothing that mcis wrote, says so in its row.
 """
 
+import contextlib
 import datetime
 import math
 from dataclasses import dataclass, field, replace
@@ -73,11 +74,12 @@ def is_run(folder: RunFolder) -> bool:
 def entries(workspace: Workspace) -> list[Entry]:
     """All that lies in runs/, by name; the trials of a study behind it."""
     sizes: dict[str, int] = {}
-    found = [_entry(workspace, path.name, sizes) for path in workspace.in_runs()]
-    studies = {entry.name for entry in found if entry.kind == "study"}
+    study = studies(workspace)
+    found = [replace(_entry(workspace, path.name, sizes), study=study.get(path.name)) for path in workspace.in_runs()]
+    names = {entry.name for entry in found if entry.kind == "study"}
     rows: list[Entry] = []
     for entry in found:
-        if entry.kind == "run" and entry.study in studies:
+        if entry.kind == "run" and entry.study in names:
             continue
         trials = [trial for trial in found if trial.kind == "run" and trial.study == entry.name]
         if entry.kind == "study":
@@ -87,6 +89,31 @@ def entries(workspace: Workspace) -> list[Entry]:
             entry = replace(entry, outputs=outputs, bytes=size, trials=len(trials))
         rows += [entry, *(trials if entry.kind == "study" else ())]
     return rows
+
+
+def studies(workspace: Workspace) -> dict[str, str]:
+    """The study of each trial, by the trial's name: a trial says it, but for those that an earlier version ran, whose
+    names follow from the study's figures.
+    """
+    said: dict[str, str | None] = {}
+    earlier: dict[str, str] = {}
+    for path in workspace.in_runs():
+        with contextlib.suppress(UserError, OSError):  # a damaged run is no study's as far as it says
+            folder = workspace.run(path.name, create=False)
+            if record := read_record(folder):
+                said[path.name] = record.study
+            if folder.study.exists():
+                earlier |= dict.fromkeys(_trials_in(read_json(folder.study), path.name), path.name)
+    return {trial: study for trial, study in (earlier | said).items() if study and trial != study}
+
+
+def _trials_in(figures: Any, study: str) -> list[str]:
+    """The names that the trials of a study have by its figures."""
+    try:
+        cases = [(f"{study}-{each['case']['name']}", each["seeds"]) for each in figures["cases"]]
+        return [name for case, seeds in cases for name in (case, *(f"{case}-s{seed}" for seed in seeds))]
+    except (KeyError, TypeError):
+        return []
 
 
 def _entry(workspace: Workspace, name: str, sizes: dict[str, int]) -> Entry:
@@ -110,19 +137,19 @@ def _read(workspace: Workspace, name: str, folder: RunFolder, sizes: dict[str, i
     record, holder = read_record(folder), run_holder(workspace, name)
     outputs = frozenset(output for names in pointers(workspace, name).values() for output in names)
     setting, recipe = _configuration(folder)
+    state: State = "running" if holder else ended(record, folder)
     reached = list(workspace.outputs(name))
     return Entry(
         name=name,
         kind=record.kind if record else "study" if folder.study.exists() else "run",
-        study=record.study if record else None,
         setting=setting,
         recipe=recipe,
         began=record.began if record else None,
         ended=record.ended if record else _last_change(folder),
-        state="running" if holder else _state(record, folder),
+        state=state,
         holder=holder,
         reached=reached[-1] if reached else None,
-        scores=_scores(folder, record),
+        scores={} if state == "unfinished" else _scores(folder, record),
         outputs=outputs,
         bytes=bytes_in(folder.path) + _bytes_of(workspace, outputs, sizes),
         problem=None if record is None or holder else record.reason,
@@ -142,7 +169,8 @@ def _configuration(folder: RunFolder) -> tuple[str | None, str | None]:
     return None, None
 
 
-def _state(record: RunRecord | None, folder: RunFolder) -> State:
+def ended(record: RunRecord | None, folder: RunFolder) -> State:
+    """The state of a run that nobody holds."""
     if record:
         return record.outcome or "killed"
     if folder.study.exists():

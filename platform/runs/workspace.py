@@ -3,11 +3,14 @@
 WORKSPACE/
   store/<stage>-<key>/       finished outputs of a stage, shared by all runs with the same key
   store/<stage>-<key>.part/  work in progress, which a restart continues
+  store/.<what>-<name>.lock  locks, whose files stay; see `runs.locks`
   runs/<name>/               files of one run or study, see `RunFolder`
   cache/                     verdicts on image files and decoded images, shared by all runs; may be removed between runs
   data/                      data sets that were drawn or downloaded
   mlflow.db, mlflow/         MLflow's store and artifacts, unless MLFLOW_TRACKING_URI says otherwise
   weights/                   pretrained weights that were downloaded
+
+`.<name>.<host>.<process>` is a file or folder that this process is writing or removing.
 """
 
 import contextlib

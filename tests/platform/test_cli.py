@@ -40,7 +40,10 @@ def imported_by(arguments: list[str], modules: tuple[str, ...]) -> tuple[str, li
 
 def test_help_shows_every_command_and_imports_neither_ray_nor_torch() -> None:
     output, imported = imported_by(["--help"], ("ray", "torch", "mlflow", "pyarrow"))
-    assert all(command in output for command in ("demo", "run", "study", "predict", "export", "config", "doctor", "ui"))
+    assert all(
+        command in output
+        for command in ("demo", "run", "study", "predict", "export", "config", "doctor", "ui", "runs", "gc")
+    )
     assert not imported
 
 
@@ -48,6 +51,14 @@ def test_showing_a_configuration_imports_neither_ray_nor_torch() -> None:
     output, imported = imported_by(["config", "show", "voc", "--recipe", "small"], ("ray", "torch", "mlflow"))
     assert "│ seed " in output
     assert not imported
+
+
+def test_a_look_at_a_workspace_imports_neither_ray_nor_torch(tmp_path: Path) -> None:
+    Workspace(tmp_path)
+    for command, said in (("runs", "no runs in"), ("gc", "nothing to remove")):
+        output, imported = imported_by([command, "--workspace", str(tmp_path)], ("ray", "torch", "mlflow"))
+        assert said in output
+        assert not imported
 
 
 SHARED = ("voc", "single", "web", "lid", "tags", "recipe", "config", "set")
@@ -94,6 +105,8 @@ READING = {
     "predict": ["predict", "photos", "--name", "x", "--out", "OUT"],
     "index show": ["index", "show", "--name", "x"],
     "index browse": ["index", "browse", "--name", "x"],
+    "runs": ["runs"],
+    "gc": ["gc", "--run", "x", "--delete"],
     "ui": ["ui"],
 }
 

@@ -1,5 +1,6 @@
 """A run that is interrupted, or whose disk is full, ends in one message and leaves what was finished intact."""
 
+import json
 import os
 import signal
 import subprocess
@@ -141,3 +142,45 @@ def test_a_full_disk_is_named_with_a_remedy(root: Path, full_disk: Path) -> None
     assert "Traceback" not in done.stderr
     assert "no space left" in done.stderr or "disk" in done.stderr
     assert "remedy:" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_and_what_it_left_stays(
+    root: Path, tmp_path: Path
+) -> None:
+    workspace = tmp_path / "workspace"
+    long = command(root, workspace, "classifier.epochs=100000")
+    mcis = [sys.executable, "-m", "mcis.platform.cli"]
+    here = ["--workspace", str(workspace)]
+
+    def call(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*mcis, *words, *here], capture_output=True, text=True)
+
+    with subprocess.Popen(
+        long, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        for _ in range(1200):
+            logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+            if logs and logs[0].stat().st_size:
+                break
+            assert run.poll() is None, run.communicate()
+            time.sleep(0.2)
+        second, removal = subprocess.run(long, capture_output=True, text=True), call("gc", "--delete")
+        (listed,) = json.loads(call("runs", "--json").stdout)
+        run.kill()
+    for refused in (second, removal):
+        assert refused.returncode == 1
+        assert f"process {run.pid}, since" in refused.stderr
+    assert (listed["state"], listed["reached"], listed["holder"]["pid"]) == ("running", "index", run.pid)
+
+    (listed,) = json.loads(call("runs", "--json").stdout)
+    assert (listed["state"], listed["reached"], listed["holder"]) == ("killed", "index", None)
+    shown = call("gc", "--delete")
+    assert shown.returncode == 0, shown.stderr
+    assert logs[0].exists(), "the training can be continued"
+    again = subprocess.run([*long, "--until", "index"], capture_output=True, text=True)
+    assert "is there already" in again.stdout, again.stderr
+    shown = call("gc", "--run", "run", "--delete")
+    assert shown.returncode == 0, shown.stderr
+    assert [path.name for path in (workspace / "store").iterdir() if path.is_dir()] == []
+    assert list((workspace / "runs").iterdir()) == []

@@ -72,7 +72,7 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
     assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
     assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
     line = next(line for line in shown(workspace).splitlines() if "first" in line)
-    for text in ("voc+web, small", "finished, came to evaluate", "45.50", "50.00", "51.25", "nan"):
+    for text in ("voc+web, small", "finished, evaluate", "45.50", "50.00", "51.25", "nan"):
         assert text in line
 
 
@@ -110,13 +110,24 @@ def test_runs_of_earlier_versions_are_listed(workspace: Workspace) -> None:
         score(workspace, name)
         workspace.run(name).record.unlink()
     os.utime(workspace.run("half").scores, (1, 1))
-    write_json(workspace.run("table7").study, {"setting": "voc", "recipe": "small", "cases": []})
+    cases = [{"case": {"name": "r0"}, "seeds": [0]}, {"case": {"name": "co"}, "seeds": [3, 4]}]
+    write_json(workspace.run("table7").study, {"setting": "voc", "recipe": "small", "cases": cases})
+    for name in ("table7-r0", "table7-co-s4"):
+        reach(workspace, name, index=10)
+        workspace.run(name).record.unlink()
+    finished(workspace, "table7-co-s3", index=10)  # a later run of its own
     states = {each.name: (each.kind, each.state, each.setting) for each in entries(workspace)}
     assert states == {
         "half": ("run", "unfinished", "voc+web"),
         "table7": ("study", "finished", "voc"),
         "whole": ("run", "finished", "voc+web"),
+        "table7-r0": ("run", "unfinished", "voc+web"),
+        "table7-co-s4": ("run", "unfinished", "voc+web"),
+        "table7-co-s3": ("run", "finished", "voc+web"),
     }
+    assert [each.name for each in entries(workspace) if each.study == "table7"] == ["table7-co-s4", "table7-r0"]
+    assert entry(workspace, "table7").trials == 2
+    assert entry(workspace, "half").scores == {}, "its scores are older than what it reached"
     assert entry(workspace, "whole").ended is not None
 
 
@@ -132,8 +143,8 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
     assert rows[1].trials == 2
     assert 1000 < rows[1].bytes < 2000, "their index counts once"
     output = shown(workspace)
-    assert "study of 2 trials" in output
-    assert "│   table7-r0 " in output
+    assert "finished, 2 trials" in output
+    assert any(line.startswith("   table7-r0 ") for line in output.splitlines())
 
 
 DAMAGED = {
