@@ -26,7 +26,10 @@ app.command(
     "`mcis run --config mcis-workspace/runs/first/config.toml --name again --set seed=2`"
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
-app.command(epilog="Example: `mcis compare first second --what segmentation`")(compare)
+app.command(
+    epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second --what segmentation` · "
+    "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"
+)(compare)
 app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "
     "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
