@@ -15,6 +15,7 @@ _MOST_LABELS = 24
 """Labels whose bars are shown; with more, those that differ most."""
 _BAR = 24
 """Characters of an IoU of 100."""
+_MASKS = {"segmentation": "predictions", "pseudo_masks": "pseudo masks"}
 
 
 def show_comparison(comparison: Comparison, images: Sequence[ComparedImages], page: Path) -> None:
@@ -26,7 +27,7 @@ def show_comparison(comparison: Comparison, images: Sequence[ComparedImages], pa
         console.print(plain(f"all scores: {', '.join(f'{heading} {text}' for heading, text in same.items())}"))
     console.print(_classes([score for score in comparison.scores if score.differences][-1]))
     for of in images:
-        console.print(_images(of))
+        console.print(_images(of) if of.images else f"no image has {_MASKS[of.what]} of all runs")
     console.print(_differences(comparison))
     console.print(plain(f"{comparison.drawn}. {comparison.limits}"))
     console.print(f"page:  {page}", markup=False, soft_wrap=True)
@@ -78,10 +79,9 @@ def _classes(score: ComparedScore) -> Table:
 
 def _images(images: ComparedImages) -> Table:
     """The images of the page: why each was chosen, and its mIoU in each case."""
-    what = {"segmentation": "predictions", "pseudo_masks": "pseudo masks"}[images.what]
-    title = f"Images of the page: {len(images.images)} of the {images.common} of which all have {what}"
-    cases = [shown.case for image in images.images[:1] for shown in image.masks]
-    table = _table(title, "image", "chosen", right=[f"mIoU % {case}" for case in cases])
+    title = f"Images of the page: {len(images.images)} of the {images.common} with {_MASKS[images.what]} of all runs"
+    runs = [shown.run for shown in images.images[0].masks]
+    table = _table(title, "image", "chosen", right=[f"mIoU % {run}" for run in runs])
     for image in images.images:
         chosen = "differs most" if image.chosen.differs_most else "at random"
         table.add_row(plain(image.panel.image_id), chosen, *(_figure(shown.miou, None) for shown in image.masks))

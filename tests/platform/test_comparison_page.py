@@ -168,7 +168,7 @@ def test_iou_of_every_label_is_in_the_tables(page: Page, compared: tuple[Compari
 def test_every_picture_decodes_and_is_described(page: Page, compared: tuple[Comparison, list[ComparedImages]]) -> None:
     _, images = compared
     assert [of.common for of in images] == [0, 0]  # none with the run on train
-    assert page.text.count("There is no such image.") == 2
+    assert page.text.count("No image has them in all runs.") == 2
     assert len(page.of("img")) == len(page.of("source")) == 3
     for attrs in page.of("img"):
         assert attrs["alt"]
