@@ -45,7 +45,7 @@ def compare(
     Differences of mIoU to the first run have paired bootstrap intervals over the images, and over the seeds where
     several are given.
     """
-    with plain_errors():
+    with plain_errors(resumes=False):
         from mcis.datasets.errors import UserError
 
         unknown = [name for name in what or () if name not in _WHAT]
@@ -59,12 +59,13 @@ def compare(
         page = html.expanduser().absolute() if html else comparison_page.default_file(cases)
         comparison_page.check_file(page)
 
-        from mcis.platform.commands.comparison import show_comparison
+        from mcis.platform.commands.comparison import show_comparison, show_page
         from mcis.platform.reporting.compared_images import compared_images
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
 
         comparison = compare_cases(cases, Settings(resamples=resamples, seed=seed, confidence=confidence))
         shown = compared_images(comparison, images)
+        show_comparison(comparison, shown)
         comparison_page.write_page(comparison, shown, page)
-        show_comparison(comparison, shown, page)
+        show_page(page)

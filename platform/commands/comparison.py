@@ -18,7 +18,7 @@ _BAR = 24
 _MASKS = {"segmentation": "predictions", "pseudo_masks": "pseudo masks"}
 
 
-def show_comparison(comparison: Comparison, images: Sequence[ComparedImages], page: Path) -> None:
+def show_comparison(comparison: Comparison, images: Sequence[ComparedImages]) -> None:
     """All that a comparison tells, but for the pictures, which are in the page."""
     _show_keys(comparison)
     same = comparison.same_origin
@@ -30,6 +30,10 @@ def show_comparison(comparison: Comparison, images: Sequence[ComparedImages], pa
         console.print(_images(of) if of.images else f"no image has {_MASKS[of.what]} of all runs")
     console.print(_differences(comparison))
     console.print(plain(f"{comparison.drawn}. {comparison.limits}"))
+
+
+def show_page(page: Path) -> None:
+    """Where the page lies."""
     console.print(f"page:  {page}", markup=False, soft_wrap=True)
 
 

@@ -86,7 +86,7 @@ def compared_images(comparison: Comparison, count: int) -> list[ComparedImages]:
         count: of images, at most, for the predictions and for the pseudo masks each; 0 = none.
 
     Raises:
-        UserError: a table is damaged.
+        UserError: the baseline's index cannot be read.
     """
     whats = [what for what in _TABLES if any(score.what == what for score in comparison.scores)]
     return [_compared(comparison, what, count) for what in whats] if count else []

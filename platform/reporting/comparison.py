@@ -36,7 +36,6 @@ class Difference(NamedTuple):
         split, images: the images that both are scored on.
         first, second: of the baseline and of the other case, means over their seeds.
         low, high: the interval of the difference.
-        over: what was drawn for it: `images`, or `images and seeds`.
     """
 
     what: str
@@ -49,7 +48,6 @@ class Difference(NamedTuple):
     difference: float
     low: float
     high: float
-    over: str
 
     @property
     def is_found(self) -> bool:
@@ -129,11 +127,13 @@ class Comparison:
     @property
     def drawn(self) -> str:
         """What the intervals are over, in words."""
-        over = merged(difference.over for difference in self.differences)
-        paired = len(self.cases[0].runs) > 1 and all(case.seeds == self.cases[0].seeds for case in self.cases)
+        several = [len(case.runs) > 1 for case in self.cases]
+        seeds = " and seeds" if all(several) else ", and of the seeds where there are several" if any(several) else ""
+        paired = all(several) and all(case.seeds == self.cases[0].seeds for case in self.cases)
+        resamples, seed, confidence = self.settings
         return (
-            f"{100 * self.settings.confidence:g} % intervals over {self.settings.resamples} resamples of the {over}, "
-            f"the images{' and seeds' if paired else ''} drawn for all alike (seed {self.settings.seed})"
+            f"{100 * confidence:g} % intervals over {resamples} resamples of the images{seeds}; "
+            f"the images{' and seeds' if paired else ''} are drawn for all alike (seed {seed})"
         )
 
     @property
@@ -211,7 +211,6 @@ def _differences(
 ) -> list[Difference]:
     """The differences of two cases, (S, N, K + 1) overlaps by label of the case and figure."""
     own, others = first.scores(key)[0], second.scores(key)[0]
-    several = len(first.runs) > 1 or len(second.runs) > 1
     out = []
     for figure in stacks[first.label]:
         if figure not in stacks[second.label]:
@@ -234,7 +233,6 @@ def _differences(
                 difference=mious[1] - mious[0],
                 low=low,
                 high=high,
-                over="images and seeds" if several else "images",
             )
         )
     return out

@@ -17,7 +17,7 @@ from mcis.platform.reporting.html import data_uri, picture_uri, render
 from mcis.platform.reporting.panels import Panel, cells, describe, labels, legend
 from mcis.platform.reporting.plots import THEMES, Bars, compared_iou_chart
 from mcis.platform.runs.scores import HEADINGS
-from mcis.platform.runs.workspace import fingerprint, write_text
+from mcis.platform.runs.workspace import disk_errors, fingerprint, write_text
 
 MOST_BARS = 40
 """Labels that a chart of IoU holds; with more, those that differ most are drawn."""
@@ -26,7 +26,7 @@ _CELL_HEIGHT = 240
 _GENERATOR = "mcis compare"
 """How a page says that it is one; only such a file is written over."""
 _LONGEST_NAME = 120
-"""Characters of the runs' names in the name of a page's file."""
+"""Bytes of the runs' names in the name of a page's file."""
 
 
 def default_file(cases: Sequence[Case]) -> Path:
@@ -36,21 +36,24 @@ def default_file(cases: Sequence[Case]) -> Path:
     """
     runs = [run for case in cases for run in case.runs]
     names = "~".join(",".join(run.folder.path.name for run in case.runs) for case in cases)
-    if len(names) > _LONGEST_NAME or len({run.workspace.root for run in runs}) > 1:
-        names = f"{names[:_LONGEST_NAME]}-{fingerprint([[str(r.folder.path) for r in c.runs] for c in cases])}"
+    beginning = names.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    if beginning != names or len({run.workspace.root for run in runs}) > 1:
+        names = f"{beginning}-{fingerprint([[str(run.folder.path) for run in case.runs] for case in cases])}"
     return runs[0].workspace.comparisons / f"{names}.html"
 
 
 def check_file(file: Path) -> None:
-    """Raises UserError where a page would take the place of something else than an earlier page."""
+    """Raises UserError where a page would take the place of something else than an earlier page, or has no place."""
     expected, remedy = "a new file, or an earlier page of a comparison", "name another file by --html"
-    if file.is_dir():
-        raise UserError(f"{file} is a folder", expected, remedy)
-    if file.exists():
+    with disk_errors(file):
+        if not file.exists():
+            return
+        if not file.is_file():
+            raise UserError(f"{file} is no plain file", expected, remedy)
         with file.open("rb") as stream:
             head = stream.read(2000)
-        if f'<meta name="generator" content="{_GENERATOR}">'.encode() not in head:
-            raise UserError(f"{file} exists and is no page of a comparison", expected, remedy)
+    if f'<meta name="generator" content="{_GENERATOR}">'.encode() not in head:
+        raise UserError(f"{file} exists and is no page of a comparison", expected, remedy)
 
 
 def write_page(comparison: Comparison, images: Sequence[ComparedImages], file: Path) -> None:

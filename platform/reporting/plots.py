@@ -95,7 +95,7 @@ def _iou_plot(
             values = np.array([of.iou.get(name) for name in names], np.float64)
             centers = np.arange(len(names)) + (i - (len(bars) - 1) / 2) * bar
             hatch = _HATCHES[i // len(theme.series) % len(_HATCHES)]
-            look: dict[str, Any] = {"color": color, "label": _short(of.label, 60)}
+            look: dict[str, Any] = {"color": color, "label": f" {_short(of.label, 60)}"}
             if hatch:
                 look |= {"hatch": hatch, "edgecolor": theme.paper, "linewidth": 0}
             axes.barh(centers, np.nan_to_num(values), bar * 0.86, **look)

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.experiment import read_origins
 from mcis.platform.reporting.compared_runs import differing_keys, open_cases
 from mcis.platform.runs.scores import SCORES, Scored
 from mcis.platform.runs.workspace import Workspace
@@ -59,13 +58,6 @@ def test_a_key_that_a_configuration_lacks_has_no_value(root: Path, scored: Calla
     assert values[0] is None
     assert values[1] is not None
     assert (values[1].value, values[1].origin) == ("99", "--set")
-
-
-def test_origins_are_read_as_they_were_written(root: Path) -> None:
-    origins = read_origins(root / "runs" / "b" / "config.toml")
-    assert (origins["segmenter.steps"], origins["recipe"]) == ("--set", "command line")
-    assert origins["seed"] == "default"
-    assert "recipe small" in origins.values()
 
 
 def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:

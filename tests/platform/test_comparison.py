@@ -56,10 +56,10 @@ def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
             assert each.second == pytest.approx(getattr(scores[each.case], figure), abs=0.00501)
             assert each.difference == each.second - each.first
             assert each.low < each.high
-            assert (each.split, each.images, each.over) == ("val", 8, "images")
+            assert (each.split, each.images) == ("val", 8)
     by_case = {d.case: d.verdict for d in comparison.differences if d.figure == "mIoU"}
     assert by_case["b-s0"] == "lower"
-    assert "300 resamples of the images, the images drawn for all alike (seed 0)" in comparison.drawn
+    assert "300 resamples of the images; the images are drawn for all alike (seed 0)" in comparison.drawn
     assert comparison.limits.endswith("they do not tell of a-s0, b-s0, a-s1.")
 
 
@@ -84,7 +84,7 @@ def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
     ],
 )
 def test_an_interval_that_contains_0_is_no_difference(low: float, high: float, verdict: str) -> None:
-    each = Difference("x", "mIoU", "b", "val", 8, 50.0, 51.0, 1.0, low, high, "images")
+    each = Difference("x", "mIoU", "b", "val", 8, 50.0, 51.0, 1.0, low, high)
     assert each.verdict == verdict
     assert each.is_found == (verdict != "no difference")
 
@@ -124,15 +124,15 @@ def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None
             assert row.meaning["seed"] == "0, 1, 2"
             cats = [run.scores[score.title].iou["cat"] for run in case.runs]
             assert row.iou["cat"] == pytest.approx(fmean(value for value in cats if value is not None))
-    assert {d.over for d in comparison.differences} == {"images and seeds"}
     first = comparison.differences[0]
     assert first.first == pytest.approx(comparison.scores[0].rows[0].miou, abs=0.006)
     assert first.verdict == "lower"
-    assert "resamples of the images and seeds, the images and seeds drawn for all alike" in comparison.drawn
+    assert "resamples of the images and seeds; the images and seeds are drawn for all alike" in comparison.drawn
     assert comparison.limits.endswith("where there is no difference.")
     unpaired = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0")
-    assert "the images drawn for all alike" in unpaired.drawn
+    assert "seeds; the images are drawn for all alike" in unpaired.drawn
     one = compared(root, "a-s0", "b-s1,b-s0")
+    assert "resamples of the images, and of the seeds where there are several; the images are drawn" in one.drawn
     assert one.limits.endswith("they do not tell of a-s0.")
 
 

@@ -18,6 +18,7 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Settings, compare
 from mcis.platform.reporting.comparison_page import check_file, default_file, write_page
 from mcis.platform.runs.scores import Scored
+from mcis.platform.runs.workspace import RunFolder
 
 VOID = {"meta", "link", "img", "source", "br"}
 HOSTILE = ("$\\frac$<script>alert('\"{&amp;", "[/x]</title>\u202e")
@@ -25,6 +26,7 @@ HOSTILE = ("$\\frac$<script>alert('\"{&amp;", "[/x]</title>\u202e")
 FOLDER = "w<b>&\"'$x_y$"
 """Of a workspace, which names two runs of one name."""
 ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
+Compared = tuple[Comparison, list[ComparedImages]]
 
 
 class Page(HTMLParser):
@@ -82,7 +84,7 @@ def folder(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture(scope="module")
-def compared(folder: Path) -> tuple[Comparison, list[ComparedImages]]:
+def compared(folder: Path) -> Compared:
     others = [str(folder / FOLDER / "runs" / name) for name in ("b", "train")]
     comparison = compare(
         open_cases(folder / "workspace", ["b", *others, "a-s0,a-s1"], what=ALL), Settings(resamples=100)
@@ -91,7 +93,7 @@ def compared(folder: Path) -> tuple[Comparison, list[ComparedImages]]:
 
 
 @pytest.fixture(scope="module")
-def page(compared: tuple[Comparison, list[ComparedImages]], folder: Path) -> Page:
+def page(compared: Compared, folder: Path) -> Page:
     write_page(*compared, folder / "pages" / "page.html")
     return Page(folder / "pages" / "page.html")
 
@@ -116,7 +118,7 @@ def test_page_loads_nothing_from_outside_and_runs_nothing(page: Page) -> None:
     assert {attrs["href"] for attrs in page.of("a")} == {f"#{attrs['id']}" for attrs in page.of("section")}
 
 
-def test_names_are_shown_as_they_are(page: Page, compared: tuple[Comparison, list[ComparedImages]]) -> None:
+def test_names_are_shown_as_they_are(page: Page, compared: Compared) -> None:
     for case in compared[0].cases:
         assert case.label in page.text
     for name in HOSTILE:
@@ -125,7 +127,7 @@ def test_names_are_shown_as_they_are(page: Page, compared: tuple[Comparison, lis
     assert "<script" not in page.source
 
 
-def test_differences_are_told_with_their_verdict(page: Page, compared: tuple[Comparison, list[ComparedImages]]) -> None:
+def test_differences_are_told_with_their_verdict(page: Page, compared: Compared) -> None:
     comparison, _ = compared
     rows = page.rows["differences"][1:]
     assert len(rows) == len(comparison.differences) == 2 * 3 * 2  # cases, scores, figures
@@ -139,7 +141,7 @@ def test_differences_are_told_with_their_verdict(page: Page, compared: tuple[Com
     assert comparison.limits in page.text
 
 
-def test_scores_of_other_images_are_marked(page: Page, compared: tuple[Comparison, list[ComparedImages]]) -> None:
+def test_scores_of_other_images_are_marked(page: Page, compared: Compared) -> None:
     train = compared[0].cases[2].label
     marked = [row for row in page.rows["scores"] if row[0] == train]
     assert len(marked) == 3
@@ -156,7 +158,7 @@ def test_keys_that_differ_have_a_column_per_case_with_origins(page: Page) -> Non
     assert rows["seed"] == ["0default", "0default", "0default", "0, 1--set"]
 
 
-def test_iou_of_every_label_is_in_the_tables(page: Page, compared: tuple[Comparison, list[ComparedImages]]) -> None:
+def test_iou_of_every_label_is_in_the_tables(page: Page, compared: Compared) -> None:
     rows = page.rows["classes"]
     for score in compared[0].scores:
         for name in ("background", *HOSTILE):
@@ -165,7 +167,7 @@ def test_iou_of_every_label_is_in_the_tables(page: Page, compared: tuple[Compari
         assert ["mean", *(f"{row.miou:.1f}" for row in score.rows)] in rows
 
 
-def test_every_picture_decodes_and_is_described(page: Page, compared: tuple[Comparison, list[ComparedImages]]) -> None:
+def test_every_picture_decodes_and_is_described(page: Page, compared: Compared) -> None:
     _, images = compared
     assert [of.common for of in images] == [0, 0]  # none with the run on train
     assert page.text.count("No image has them in all runs.") == 2
@@ -208,7 +210,7 @@ def test_the_command_prints_all_and_says_where_the_page_lies(folder: Path) -> No
 def test_a_page_takes_the_place_of_a_page_alone(folder: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "mine.html"
     foreign.write_text("<html>mine</html>")
-    for file, found in ((foreign, "exists and is no page of a comparison"), (tmp_path, "is a folder")):
+    for file, found in ((foreign, "exists and is no page of a comparison"), (tmp_path, "is no plain file")):
         done = invoke(folder, "a-s0", "b", "--html", str(file))
         assert done.exit_code == 1
         assert found in done.output
@@ -216,9 +218,11 @@ def test_a_page_takes_the_place_of_a_page_alone(folder: Path, tmp_path: Path) ->
     with pytest.raises(UserError, match="is no page of a comparison"):
         check_file(foreign)
     check_file(tmp_path / "new.html")
+    with pytest.raises(UserError, match="cannot be written"):
+        check_file(tmp_path / f"{'x' * 300}.html")
 
 
-def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path) -> None:
+def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, compared: Compared) -> None:
     def file(*arguments: str) -> str:
         return default_file(open_cases(folder / "workspace", arguments, what=ALL)).name
 
@@ -228,6 +232,13 @@ def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path) -> N
     assert re.fullmatch(r"a-s0~b-[0-9a-f]{16}\.html", file("a-s0", other))
     names = [file(*arguments) for arguments in (("a-s0", "b"), ("b", "a-s0"), ("a-s0", other), ("a-s0,a-s1", "b"))]
     assert len(set(names)) == 4
+    (case, *_) = compared[0].cases
+    long = [
+        default_file([case._replace(runs=(case.runs[0]._replace(folder=RunFolder(Path(name))),))]).name
+        for name in ("é" * 200, "é" * 201)
+    ]
+    assert len(set(long)) == 2
+    assert all(len(name.encode()) < 150 for name in long)
 
 
 @pytest.mark.parametrize(
