@@ -17,7 +17,7 @@ def compare(
     runs: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN RUN...",
+            metavar="RUN",
             help="Runs, the first of which is the baseline: names, or folders WORKSPACE/runs/NAME of any workspace. "
             "Several joined by commas are the seeds of one configuration.",
             autocompletion=complete_runs,
