@@ -61,6 +61,10 @@ class Draw(enum.IntEnum):
     """Color jitter of a crop that the affinity network is trained on: (epoch, image)."""
     BOOTSTRAP = 17
     """Image that a bootstrap's resample draws in one of its turns: (resample, turn)."""
+    BOOTSTRAP_SEEDS = 18
+    """Seed of a training that a bootstrap's resample draws in one of its turns: (resample, turn)."""
+    COMPARED_IMAGES = 19
+    """Which images the page of a comparison shows beside those that differ most: (0, image)."""
 
 
 @enum.unique

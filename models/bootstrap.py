@@ -1,7 +1,8 @@
-"""Paired bootstrap over images: how far the difference of two predictions' mIoU would move with other images.
+"""Paired bootstrap: how far the difference of mIoU would move with other images, and with other seeds.
 
-Images are drawn with replacement, the same ones for both predictions (Efron and Tibshirani, "An Introduction to the
-Bootstrap", 1993, chapters 8 and 13). An mIoU is not a mean over images, so it is computed anew from each draw's sums.
+Images are drawn with replacement, the same ones for everything that is compared (Efron and Tibshirani, "An Introduction
+to the Bootstrap", 1993, chapters 8 and 13). An mIoU is not a mean over images, so it is computed anew from each draw's
+sums.
 """
 
 import numpy as np
@@ -24,29 +25,83 @@ def bootstrap_differences(first: Overlaps, second: Overlaps, *, resamples: int, 
     Raises:
         ValueError: the images or labels differ in number, or there are none.
     """
-    if first.both.shape != second.both.shape or not first.both.size:
-        raise ValueError(f"overlaps of (images, labels) {first.both.shape} and {second.both.shape}")
-    images, at_a_time = len(first.both), max(1, _MOST_NUMBERS // len(first.both))
+    of_one_seed = [Overlaps(*(part[None] for part in prediction)) for prediction in (first, second)]
+    return bootstrap_seed_differences(*of_one_seed, paired=True, resamples=resamples, seed=seed)
+
+
+def bootstrap_seed_differences(
+    first: Overlaps, second: Overlaps, *, paired: bool, resamples: int, seed: int
+) -> NDArray[np.float64]:
+    """Mean mIoU over seeds of the second configuration less that of the first, for each resample of images and seeds.
+
+    A resample draws N images, and seeds beside them. Each seed's mIoU is taken over the images that were drawn, then
+    the mean over the seeds that were drawn. All seeds are scored on the same images, so that one draw of images holds
+    for all of them: with a draw of its own for each seed, S seeds would pass for S times as many images. (Owen, "The
+    pigeonhole bootstrap", Annals of Applied Statistics 2007, draws rows and columns of a table in this way; where seeds
+    differ little its intervals are rather too wide.)
+
+    Of S seeds S - 1 are drawn, since S draws of S values have (S - 1) / S of the variance that the mean of S has, a
+    third too little for three (Rao and Wu, "Resampling inference with complex survey data", JASA 1988). Of one
+    seed nothing is known of others: it is taken in every resample.
+
+    Args:
+        first, second: overlaps of the same N images, (S, N, K + 1) of S seeds, which may be more of one than of the
+            other.
+        paired: whether seed s of both is the same one, so that both get the same draw of seeds and what seeds share
+            cancels out; else seeds are drawn for each of them.
+
+    Returns:
+        Differences in points of percent, (resamples,).
+
+    Raises:
+        ValueError: the images or labels differ in number, or the seeds of a pair; or there are none.
+    """
+    shapes = [prediction.both.shape for prediction in (first, second)]
+    if shapes[0][1:] != shapes[1][1:] or (paired and shapes[0] != shapes[1]) or not all(map(np.prod, shapes)):
+        raise ValueError(f"overlaps of (seeds, images, labels) {shapes[0]} and {shapes[1]}")
+    images, at_a_time = shapes[0][1], max(1, _MOST_NUMBERS // shapes[0][1])
     differences = []
     for start in range(0, resamples, at_a_time):
-        times = times_drawn(images, np.arange(start, min(start + at_a_time, resamples)), seed)
-        mious = (_mious(times, prediction) for prediction in (first, second))
-        differences.append(-np.subtract(*mious))
+        rows = np.arange(start, min(start + at_a_time, resamples))
+        times = times_drawn(images, rows, seed)
+        of_first, of_second = (_mious(times, prediction) for prediction in (first, second))
+        shares = seed_shares(shapes[0][0], rows, seed)
+        others = shares if paired else seed_shares(shapes[1][0], rows, seed, turn=shapes[0][0])
+        differences.append((of_second * others).sum(axis=1) - (of_first * shares).sum(axis=1))
     return np.concatenate(differences)
 
 
 def times_drawn(images: int, resamples: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """How often each resample draws each image, (len(resamples), images); rows sum to the number of images."""
-    turns, rows = np.tile(np.arange(images), len(resamples)), np.repeat(np.arange(len(resamples)), images)
-    drawn = (uniforms(Draw.BOOTSTRAP, seed, resamples[rows], turns)[:, 0] * images).astype(np.int64)
-    return np.bincount(rows * images + drawn, minlength=len(resamples) * images).reshape(len(resamples), images)
+    return _times(Draw.BOOTSTRAP, images, images, resamples, seed)
+
+
+def seed_shares(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: int = 0) -> NDArray[np.float64]:
+    """The share that each of S `seeds` has of the S - 1 that a resample draws, (len(resamples), S); all of one seed's.
+
+    Args:
+        seed: of the draws.
+        turn: number of a resample's first draw; other ones give draws of their own.
+    """
+    if seeds == 1:
+        return np.ones((len(resamples), 1))
+    return _times(Draw.BOOTSTRAP_SEEDS, seeds, seeds - 1, resamples, seed, turn) / (seeds - 1)
+
+
+def _times(
+    purpose: Draw, things: int, turns: int, resamples: NDArray[np.int64], seed: int, first: int = 0
+) -> NDArray[np.int64]:
+    """How often each resample draws each thing in so many turns, the first of which has the number `first`."""
+    turn, rows = np.tile(np.arange(first, first + turns), len(resamples)), np.repeat(np.arange(len(resamples)), turns)
+    drawn = (uniforms(purpose, seed, resamples[rows], turn)[:, 0] * things).astype(np.int64)
+    return np.bincount(rows * things + drawn, minlength=len(resamples) * things).reshape(len(resamples), things)
 
 
 def _mious(times: NDArray[np.int64], overlaps: Overlaps) -> NDArray[np.float64]:
-    """mIoU of each resample; sums of whole numbers below 2^53 are exact in float64, whose products are fast."""
+    """mIoU of each resample and seed, (R, S); sums of whole numbers below 2^53 are exact in float64, and fast."""
     weights = times.astype(np.float64)
-    values = iou_of(*(weights @ part.astype(np.float64) for part in overlaps))
-    return np.asarray(np.nanmean(values, axis=1))
+    values = iou_of(*(weights @ part.astype(np.float64) for part in overlaps))  # (S, R, K + 1)
+    return np.asarray(np.nanmean(values, axis=2).T)
 
 
 def percentile_interval(values: NDArray[np.float64], confidence: float) -> tuple[float, float]:

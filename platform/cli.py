@@ -29,7 +29,10 @@ app.command(
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
 app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table7 --delete`")(gc)
-app.command(epilog="Example: `mcis compare first second --what segmentation`")(compare)
+app.command(
+    epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second --what segmentation` · "
+    "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"
+)(compare)
 app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "
     "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"

@@ -199,6 +199,105 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def scored() -> Callable[..., Path]:
+    """Makes a run with predictions and pseudo masks of drawn images that were scored; returns its folder.
+
+    The masks are the truth with errors that depend on the run's name and seed; `error` is their share of the pixels.
+    Images are drawn into `data` once, by their numbers, and of each split all runs have the same ones.
+    """
+
+    def make(
+        workspace: Path,
+        name: str,
+        *assignments: str,
+        data: Path,
+        classes: Sequence[str] = ("cat", "dog"),
+        images: int = 8,
+        split: str = "val",
+        error: float = 0.2,
+        truths: int = 0,
+        recipe: str = "small",
+    ) -> Path:
+        import zlib
+
+        import numpy as np
+        import pyarrow as pa
+        from PIL import Image
+
+        from mcis.datasets.decode import encode_labels
+        from mcis.datasets.index import INDEX_SCHEMA
+        from mcis.datasets.maps import MASKS_SCHEMA, PREDICTIONS_SCHEMA, Shards
+        from mcis.models.counts import MASK_PARTS
+        from mcis.platform.config.experiment import experiment_text
+        from mcis.platform.config.resolve import resolve
+        from mcis.platform.runs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
+        from mcis.platform.runs.scores import CURVES, SCORES
+        from mcis.platform.runs.workspace import Workspace, write_json, write_table, write_text
+        from mcis.platform.stages.evaluation.scoring import Scorer
+        from mcis.platform.stages.evaluation.segmentation import ScoreVal
+
+        opened = Workspace(workspace)
+        resolved = resolve("voc", recipe, assignments=assignments)
+        rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
+        stages = ("index", "pseudo_masks", "predict", "evaluate")
+        outputs = {stage: opened.finished(stage, name) for stage in stages}
+        rows: dict[str, list[dict[str, object]]] = {"index": [], "predictions": [], "masks": []}
+        counted = CountsTable()
+        for number in range(images):
+            drawn = np.random.default_rng([truths, number])
+            truth = np.zeros((40, 56), np.uint8)
+            top, left = drawn.integers(0, 20, 2)
+            truth[top : top + 20, left : left + 30] = 1 + number % len(classes)
+            truth[:, -3:] = 255
+            wrong = rng.random((3, *truth.shape)) < error * rng.uniform(0.2, 1.8)
+            labels = np.where(truth == 255, 0, truth)
+            other = (labels + 1) % (len(classes) + 1)
+            plain, refined, pseudo = (np.where(at, other, labels).astype(np.uint8) for at in wrong)
+            image_id, files = f"{split}{number}", [data / f"{truths}-{split}{number}.{end}" for end in ("png", "jpg")]
+            if not files[0].exists():
+                data.mkdir(parents=True, exist_ok=True)
+                files[0].write_bytes(encode_labels(truth))
+                Image.fromarray(drawn.integers(0, 256, (*truth.shape, 3), np.uint8)).save(files[1])
+            of_image: dict[str, object] = {"image_id": image_id, "uri": str(files[1]), "domain": "target"}
+            of_image |= {
+                "split": split,
+                "tags": [number % len(classes)],
+                "height": 40,
+                "width": 56,
+                "content_hash": image_id,
+            }
+            rows["index"].append(of_image | {"mask_uri": str(files[0]), "saliency_uri": None})
+            pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
+            rows["predictions"].append({"image_id": image_id, **pngs})
+            of_mask = {"labels": encode_labels(pseudo), "mask": encode_labels(pseudo), "cue": "crf"}
+            rows["masks"].append({"image_id": image_id, **of_mask, "ignored": 0.0, "foreground": 0.3, "by_maps": 1.0})
+            counted.add_masks(image_id, truth, {"pseudo masks": pseudo}, len(classes))
+        index = pa.Table.from_pylist(rows["index"], schema=INDEX_SCHEMA)
+        write_table(outputs["index"] / "index.parquet", index)
+        predictions, evaluate = outputs["predict"] / "predictions", outputs["evaluate"]
+        for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
+            write_table(folder / "part-0.parquet", pa.Table.from_pylist(rows[folder.name], schema=schema))
+        worker = ScoreVal(classes=len(classes), predictions=Shards(predictions))
+        write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", worker(index))
+        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", counted.table())
+        shape = (MASK_PARTS, len(classes) + 1, len(classes) + 1)
+        scorer = Scorer(config=resolved.config, classes=tuple(classes), split=split, images=images)
+        scores = []
+        for counts in sum_counts(evaluate / TRAINING_IMAGES, {"pseudo masks": shape}).values():
+            scores.append(scorer.mask_score("pseudo_masks", "R = 3", counts, related=3))
+        for of, counts in sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape)).items():
+            scores.append(scorer.mask_score("segmentation", of, counts, crf=of == "with CRF"))
+        write_json(evaluate / SCORES, [score.as_json() for score in scores])
+        write_json(evaluate / CURVES, {})
+        run = opened.run(name)
+        write_text(run.config, experiment_text(resolved.config, resolved.origins))
+        opened.record_outputs(name, outputs)
+        return run.path
+
+    return make
+
+
 @pytest.fixture
 def trained(tmp_path: Path) -> Callable[..., Path]:
     """Makes a run that has trained a segmenter, of random weights, in a workspace of its own; returns its folder.

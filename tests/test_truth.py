@@ -11,6 +11,7 @@ READERS = {
     "decode_mask": {"datasets/masks.py"},
     "read_truth": {"platform/runs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
+        "platform/reporting/compared_images.py",  # the pictures of a comparison
         "platform/reporting/gallery.py",  # the report's pictures
         "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
         "platform/stages/evaluation/segmentation.py",

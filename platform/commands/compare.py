@@ -1,10 +1,11 @@
-"""The command `mcis compare`: do two runs differ by more than their images would let them?"""
+"""The command `mcis compare`: what differs between runs, and is it more than their images and seeds would let them?"""
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_runs, plain_errors
 
 if TYPE_CHECKING:
     from mcis.platform.runs.scores import Scored
@@ -13,36 +14,58 @@ _WHAT: tuple["Scored", ...] = ("localization_maps", "pseudo_masks", "segmentatio
 
 
 def compare(
-    first: Annotated[str, typer.Argument(help="Name of a run.", autocompletion=complete_run)],
-    second: Annotated[str, typer.Argument(help="Name of another run.", autocompletion=complete_run)],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN",
+            help="Runs, the first of which is the baseline: names, or folders WORKSPACE/runs/NAME of any workspace. "
+            "Several joined by commas are the seeds of one configuration.",
+            autocompletion=complete_runs,
+        ),
+    ],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     what: Annotated[
         list[str] | None, typer.Option(help=f"{', '.join(_WHAT)}; give it again for more. [all]", show_default=False)
     ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page; an earlier one is replaced, no other file.",
+            show_default="comparisons/<runs>.html in the workspace of the first run",
+        ),
+    ] = None,
+    images: Annotated[int, typer.Option(min=0, max=200, help="Images that the page shows of each kind of mask.")] = 8,
     resamples: Annotated[int, typer.Option(min=100, max=100_000, help="Resamples of the bootstrap.")] = 2000,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Share that an interval is to hold.")] = 0.95,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the images at random.")] = 0,
 ) -> None:
-    """Compare two runs on the same images: differences of mIoU, with paired bootstrap intervals over the images."""
-    with plain_errors():
+    """Compare runs: configurations, scores, IoU per class, the same images, and whether there is a difference.
+
+    Differences of mIoU to the first run have paired bootstrap intervals over the images, and over the seeds where
+    several are given.
+    """
+    with plain_errors(resumes=False):
         from mcis.datasets.errors import UserError
-        from mcis.platform.commands.terminal import show_differences
-        from mcis.platform.runs.workspace import Workspace
 
         unknown = [name for name in what or () if name not in _WHAT]
         if unknown:
             raise UserError(f"--what {unknown[0]}", f"one of {', '.join(_WHAT)}", "choose one of them for --what")
-        opened = Workspace(workspace, create=False)
 
-        from mcis.platform.reporting import comparison
+        from mcis.platform.reporting import comparison_page
+        from mcis.platform.reporting.compared_runs import open_cases
 
-        differences = comparison.compare(
-            opened, first, second,
-            what=[name for name in _WHAT if not what or name in what],
-            resamples=resamples, seed=seed, confidence=confidence,
-        )  # fmt: skip
-        show_differences(list(differences), first, second, confidence=confidence)
-        typer.echo(
-            f"intervals over {resamples} resamples of the images, drawn for both runs alike (seed {seed}): they tell "
-            "what other images would change, not what another training would"
-        )
+        cases = open_cases(workspace, runs, what=[name for name in _WHAT if not what or name in what])
+        page = html.expanduser().absolute() if html else comparison_page.default_file(cases)
+        comparison_page.check_file(page)
+
+        from mcis.platform.commands.comparison import show_comparison, show_page
+        from mcis.platform.reporting.compared_images import compared_images
+        from mcis.platform.reporting.comparison import Settings
+        from mcis.platform.reporting.comparison import compare as compare_cases
+
+        comparison = compare_cases(cases, Settings(resamples=resamples, seed=seed, confidence=confidence))
+        shown = compared_images(comparison, images)
+        show_comparison(comparison, shown)
+        comparison_page.write_page(comparison, shown, page)
+        show_page(page)

@@ -59,6 +59,12 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and not name.startswith(".")]
 
 
+def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """As `complete_run`, also behind the commas of several names."""
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in complete_run(ctx, last)]
+
+
 Setting = Annotated[
     str | None,
     typer.Argument(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mcis.platform.config.sections import Config
     from mcis.platform.networks.needs import Needs
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
-    from mcis.platform.reporting.comparison import Difference
     from mcis.platform.runs.garbage import Plan
     from mcis.platform.runs.inventory import Entry
     from mcis.platform.runs.workspace import Workspace
@@ -38,29 +37,15 @@ _MOST_DISAGREEMENTS = 50
 
 def score_table(scores: Sequence[Score], title: str) -> Table:
     """The scores of a run as a table."""
-    table = Table(title=_plain(title), title_justify="left")
+    table = Table(title=plain(title), title_justify="left")
     for column in ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning"):
         table.add_column(column, justify="left" if column in ("what", "which", "split", "meaning") else "right")
     for score in scores:
         made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
         boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
         row = (score.title, score.name, score.split, f"{score.miou:.2f}", boundary, str(score.images), made)
-        table.add_row(*map(_plain, row))
+        table.add_row(*map(plain, row))
     return table
-
-
-def show_differences(differences: Sequence["Difference"], first: str, second: str, *, confidence: float) -> None:
-    """What two runs' scores differ by."""
-    table = Table(title=_plain(f"{second} - {first}"), title_justify="left")
-    for column in ("what", "split", "figure"):
-        table.add_column(column, overflow="fold")
-    for column in ("images", first, second, "difference", f"{100 * confidence:g} % interval"):
-        table.add_column(_plain(column), justify="right")
-    for each in differences:
-        interval = f"{each.low:+.2f} to {each.high:+.2f}"
-        numbers = (str(each.images), f"{each.first:.2f}", f"{each.second:.2f}", f"{each.difference:+.2f}", interval)
-        table.add_row(*map(_plain, (each.what, each.split, each.figure, *numbers)))
-    console.print(table)
 
 
 def show_result(result: "RunResult") -> None:
@@ -102,7 +87,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         console.print(f"no runs in {workspace.root}", markup=False)
         return
     table = Table(
-        title=_plain(f"Runs of {workspace.root}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+        title=plain(f"Runs of {workspace.root}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
     )
     for column in ("name", "of", "last call", "state"):
         table.add_column(column, overflow="fold")
@@ -114,7 +99,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
         texts = (name, configuration, _local(entry.ended or entry.began), _state(entry), *scores)
-        table.add_row(*map(_plain, texts), in_words(entry.bytes) if entry.bytes else "")
+        table.add_row(*map(plain, texts), in_words(entry.bytes) if entry.bytes else "")
     console.print(table)
     words = ", ".join(f"{short} = {name}" for name, short in _SHORT.items() if name != short)
     console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share", markup=False)
@@ -138,15 +123,15 @@ def _local(time: str | None) -> str:
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:
     """What is to be removed, its sum, and notes on what stays."""
     if plan.garbage:
-        table = Table(title=_plain(f"To be removed from {workspace.root}"), title_justify="left", show_footer=True)
+        table = Table(title=plain(f"To be removed from {workspace.root}"), title_justify="left", show_footer=True)
         table.add_column("what", f"sum of {len(plan.garbage)}", overflow="fold")
         table.add_column("why", overflow="fold")
         table.add_column("size", in_words(plan.size), justify="right")
         for each in plan.garbage:
-            table.add_row(_plain(str(each.path.relative_to(workspace.root))), _plain(each.why), in_words(each.size))
+            table.add_row(plain(str(each.path.relative_to(workspace.root))), plain(each.why), in_words(each.size))
         console.print(table)
     for note in plan.notes:
-        console.print(f"[yellow]note[/yellow]  {_plain(note)}")
+        console.print(f"[yellow]note[/yellow]  {plain(note)}")
 
 
 def show_needs(needs: "Needs") -> None:
@@ -155,7 +140,7 @@ def show_needs(needs: "Needs") -> None:
         "What the run takes where nothing is finished", "part", ["leaves", "beside, while it runs", "memory"]
     )
     for part, need in needs.parts.items():
-        table.add_row(_plain(part), *(in_words(count) if count else "" for count in need[1:]))
+        table.add_row(plain(part), *(in_words(count) if count else "" for count in need[1:]))
     console.print(table)
 
 
@@ -165,7 +150,7 @@ def show_checks(checks: list[Check]) -> None:
     for column in ("part", "state", "found", "what to do"):
         table.add_column(column, overflow="fold")
     for check in checks:
-        table.add_row(_plain(check.part), _STATES[check.state], _plain(check.finding), _plain(check.remedy))
+        table.add_row(plain(check.part), _STATES[check.state], plain(check.finding), plain(check.remedy))
     console.print(table)
 
 
@@ -179,14 +164,14 @@ def show_index(
     if facts.reject_kinds:
         table = _counts("Rejects", "kind of reason", ["images"])
         for reason, images in facts.reject_kinds.items():
-            table.add_row(_plain(reason), str(images))
+            table.add_row(plain(reason), str(images))
         console.print(table)
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
     console.print(f"contents in more than one split: {facts.across}")
     console.print(f"contents whose copies have different tags: {facts.disagreeing}")
     for note in (*notes, *concerns(facts, classes)):
-        console.print(f"[yellow]note[/yellow]  {_plain(note)}")
+        console.print(f"[yellow]note[/yellow]  {plain(note)}")
 
 
 def _images_table(facts: IndexFacts) -> Table:
@@ -195,7 +180,7 @@ def _images_table(facts: IndexFacts) -> Table:
     table = _counts("Images", "domain", [*splits, "all"])
     for domain in domains:
         by_split = [int(facts.images[facts.columns(domain=domain, split=split)].sum()) for split in splits]
-        table.add_row(_plain(domain), *map(str, (*by_split, sum(by_split))))
+        table.add_row(plain(domain), *map(str, (*by_split, sum(by_split))))
     by_split = [int(facts.images[facts.columns(split=split)].sum()) for split in splits]
     table.add_row("all", *map(str, (*by_split, sum(by_split))), style="bold")
     return table
@@ -205,7 +190,7 @@ def _classes_table(facts: IndexFacts, classes: tuple[str, ...]) -> Table:
     several = len(facts.groups) > 1
     table = _counts("Images per class", "class", [*(facts.names() if several else []), "all"])
     for name, images in zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True):
-        table.add_row(_plain(name), *map(str, (*(images if several else []), images.sum())))
+        table.add_row(plain(name), *map(str, (*(images if several else []), images.sum())))
     return table
 
 
@@ -221,7 +206,7 @@ def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Conso
         for column in ("image", "tags", "in the mask"):
             table.add_column(column, overflow="fold")
         for image in disagreements[:_MOST_DISAGREEMENTS]:
-            table.add_row(_plain(image.image_id), *(_plain(", ".join(classes[k] for k in t)) for t in image[1:]))
+            table.add_row(plain(image.image_id), *(plain(", ".join(classes[k] for k in t)) for t in image[1:]))
         console.print(table)
         if len(disagreements) > _MOST_DISAGREEMENTS:
             console.print(f"and {len(disagreements) - _MOST_DISAGREEMENTS} more")
@@ -232,10 +217,10 @@ def _counts(title: str, what: str, columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
     table.add_column(what, overflow="fold")
     for column in columns:
-        table.add_column(_plain(column), justify="right")
+        table.add_column(plain(column), justify="right")
     return table
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text from outside as one line: no markup, no control characters that would move the cursor."""
     return escape("".join(c if c.isprintable() else " " for c in text))

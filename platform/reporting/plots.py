@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -58,6 +58,14 @@ class Plot(NamedTuple):
     height: int
 
 
+class Bars(NamedTuple):
+    """The IoU in percent by name that a chart shows in one color; one that is absent or None gets no bar."""
+
+    label: str
+    iou: Mapping[str, float | None]
+    miou: float
+
+
 def iou_chart(names: Sequence[str], scores: Mapping[Scored, Score]) -> Plot:
     """Horizontal bars, a group per name in the order given from the top; dashed lines are the means.
 
@@ -65,24 +73,41 @@ def iou_chart(names: Sequence[str], scores: Mapping[Scored, Score]) -> Plot:
         names: keys of `iou` of the scores; one that a score lacks, or has as None, gets no bar.
         scores: a score per stage.
     """
-    bar = 0.78 / len(scores)
+    order = list(STAGE_TITLES)
+    bars = [Bars(STAGE_TITLES[what], score.iou, score.miou) for what, score in scores.items()]
+    return _iou_plot(names, bars, lambda theme: [theme.stages[order.index(what)] for what in scores], columns=3)
+
+
+def compared_iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
+    """As `iou_chart`, of one score in several runs; colors are those of the series, hatched where they are used up."""
+    return _iou_plot(names, bars, lambda theme: [theme.series[i % len(theme.series)] for i in range(len(bars))])
+
+
+def _iou_plot(
+    names: Sequence[str], bars: Sequence[Bars], colors: Callable[[Theme], Sequence[str]], *, columns: int = 1
+) -> Plot:
+    bar = 0.78 / len(bars)
 
     def draw(figure: Figure, theme: Theme) -> None:
         axes = figure.add_subplot()
         _style(axes, theme, grid="x")
-        for i, (what, score) in enumerate(scores.items()):
-            color = theme.stages[list(STAGE_TITLES).index(what)]
-            values = np.array([score.iou.get(name) for name in names], np.float64)
-            centers = np.arange(len(names)) + (i - (len(scores) - 1) / 2) * bar
-            axes.barh(centers, np.nan_to_num(values), bar * 0.86, color=color, label=STAGE_TITLES[what])
-            axes.axvline(score.miou, color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
+        for i, (of, color) in enumerate(zip(bars, colors(theme), strict=True)):
+            values = np.array([of.iou.get(name) for name in names], np.float64)
+            centers = np.arange(len(names)) + (i - (len(bars) - 1) / 2) * bar
+            hatch = _HATCHES[i // len(theme.series) % len(_HATCHES)]
+            look: dict[str, Any] = {"color": color, "label": f" {_short(of.label, 60)}"}
+            if hatch:
+                look |= {"hatch": hatch, "edgecolor": theme.paper, "linewidth": 0}
+            axes.barh(centers, np.nan_to_num(values), bar * 0.86, **look)
+            axes.axvline(of.miou, color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
         axes.set_yticks(range(len(names)), [_short(name, 24) for name in names], parse_math=False)
         axes.tick_params("y", labelcolor=theme.ink, labelsize=9.5)
         axes.set(xlim=(0, 100), ylim=(len(names) - 0.45, -0.55))
         axes.set_xlabel("IoU in percent, dashed: mIoU", color=theme.muted, fontsize=9)
-        _outside_legend(figure, theme, "outside upper left", columns=3)
+        _outside_legend(figure, theme, "outside upper left", columns=columns)
 
-    return _plot(480, 90 + len(names) * (12 + 8 * len(scores)), draw)
+    legend = 18 * (len(bars) - 1) if columns == 1 else 0
+    return _plot(480, 90 + legend + len(names) * (12 + 8 * len(bars)), draw)
 
 
 def loss_chart(steps: Sequence[Step]) -> Plot:
@@ -198,6 +223,8 @@ def _draw_loss(axes: Axes, log: TrainingLog, theme: Theme, marker: str | None) -
         )
 
 
+_HATCHES = ("", "///", "...")
+"""Patterns of bars whose colors are used a second and a third time."""
 _SMOOTH_FROM = 60
 """Records from which on the loss is drawn smoothed over its faint self."""
 _MOST_EPOCHS = 60

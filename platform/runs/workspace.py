@@ -9,6 +9,7 @@ WORKSPACE/
   data/                      data sets that were drawn or downloaded
   mlflow.db, mlflow/         MLflow's store and artifacts, unless MLFLOW_TRACKING_URI says otherwise
   weights/                   pretrained weights that were downloaded
+  comparisons/               pages of runs that were compared
 
 `.<name>.<host>.<process>` is a file or folder that this process is writing or removing.
 """
@@ -351,6 +352,11 @@ class Workspace:
     def weights(self) -> Path:
         """Pretrained weights that were downloaded."""
         return self.root / "weights"
+
+    @property
+    def comparisons(self) -> Path:
+        """Pages of runs that were compared; absent before the first."""
+        return self.root / "comparisons"
 
     @property
     def tracking_store(self) -> Path:

@@ -1,12 +1,20 @@
 """The paired bootstrap against a loop that draws images one by one, and its intervals where the truth is known."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcis.datasets.draws import Draw, uniforms
-from mcis.models.bootstrap import bootstrap_differences, percentile_interval, times_drawn
+from mcis.models.bootstrap import (
+    bootstrap_differences,
+    bootstrap_seed_differences,
+    percentile_interval,
+    seed_shares,
+    times_drawn,
+)
 from mcis.models.counts import Counts, Overlaps, boundary_overlaps, overlaps
 
 quick = settings(deadline=None, max_examples=30)
@@ -69,7 +77,7 @@ def test_a_run_compared_with_itself_has_no_difference() -> None:
 
 def test_other_images_are_refused() -> None:
     rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"overlaps of \(images, labels\) \(4, 3\) and \(5, 3\)"):
+    with pytest.raises(ValueError, match=r"overlaps of \(seeds, images, labels\) \(1, 4, 3\) and \(1, 5, 3\)"):
         bootstrap_differences(drawn_overlaps(rng, 4, 3), drawn_overlaps(rng, 5, 3), resamples=10, seed=0)
 
 
@@ -90,6 +98,95 @@ def test_intervals_hold_the_true_difference_about_as_often_as_they_say() -> None
         low, high = percentile_interval(bootstrap_differences(first, second, resamples=200, seed=sample), 0.9)
         held += low <= true <= high
     assert 0.9 - 0.06 < held / 300 < 0.9 + 0.06  # three and a half standard errors
+
+
+def of_seeds(predictions: Sequence[Overlaps]) -> Overlaps:
+    """The overlaps of several seeds, (S, N, K + 1)."""
+    return Overlaps(*(np.stack(part) for part in zip(*predictions, strict=True)))
+
+
+@quick
+@given(seeds, st.integers(2, 8), st.integers(1, 4), st.integers(1, 4), st.booleans())
+def test_seeds_are_drawn_beside_the_images_of_each_resample(
+    seed: int, images: int, one: int, other: int, paired: bool
+) -> None:
+    """Against loops: a seed for each turn but one, the same images for every seed, and the mean of their mIoU."""
+    rng = np.random.default_rng(seed)
+    predictions = [[drawn_overlaps(rng, images, 3) for _ in range(count)] for count in (one, one if paired else other)]
+    for of in (of for group in predictions for of in group):
+        of.truth[:, 0] += 1  # a label that every image has
+    stacked = [of_seeds(group) for group in predictions]
+    got = bootstrap_seed_differences(*stacked, paired=paired, resamples=10, seed=seed)
+
+    def drawn(purpose: Draw, resample: int, first: int, turns: int, things: int) -> list[int]:
+        at = range(first, first + turns)
+        return [int(uniforms(purpose, seed, resample, np.array([turn]))[0, 0] * things) for turn in at]
+
+    for resample in range(10):
+        chosen = drawn(Draw.BOOTSTRAP, resample, 0, images, images)
+        means, first_turn = [], 0
+        for group in predictions:
+            runs = drawn(Draw.BOOTSTRAP_SEEDS, resample, first_turn, len(group) - 1, len(group)) or [0]
+            mious = [mean_iou(group[run], chosen) for run in runs]
+            means.append(sum(mious) / len(mious))
+            first_turn = 0 if paired else one
+        assert got[resample] == pytest.approx(means[1] - means[0])
+
+
+def test_one_seed_is_the_bootstrap_over_images() -> None:
+    rng = np.random.default_rng(0)
+    first, second = (drawn_overlaps(rng, 20, 3) for _ in range(2))
+    of_images = bootstrap_differences(first, second, resamples=50, seed=3)
+    for paired in (True, False):
+        of_both = bootstrap_seed_differences(of_seeds([first]), of_seeds([second]), paired=paired, resamples=50, seed=3)
+        np.testing.assert_array_equal(of_both, of_images)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_mean_over_seeds_varies_as_a_mean_of_so_many_does(count: int) -> None:
+    """Resampled means have the variance of the values over S, unbiased, whatever S; and each seed its share."""
+    values = np.random.default_rng(count).normal(size=count)
+    shares = seed_shares(count, np.arange(20_000), seed=1)
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+    np.testing.assert_allclose(shares.mean(axis=0), 1 / count, atol=0.02)
+    assert (shares @ values).var() == pytest.approx(values.var(ddof=1) / count, rel=0.05)
+    others = seed_shares(count, np.arange(20_000), seed=1, turn=count)
+    assert abs(np.corrcoef(shares[:, 0], others[:, 0])[0, 1]) < 0.03
+
+
+@pytest.mark.parametrize("count", [3, 5])
+def test_intervals_over_seeds_hold_no_difference_about_as_often_as_they_say(count: int) -> None:
+    """Two configurations of the same skill whose seeds differ more than their images; 200 samples of 40 images.
+
+    Over the images alone, with one seed each, the intervals would hold it far too seldom.
+    """
+    rng = np.random.default_rng(7)
+    held, held_alone = 0, 0
+    for sample in range(200):
+        truth = rng.integers(1, 1000, (40, 3)) * (rng.random((40, 3)) < 0.7)
+        groups = []
+        for _ in range(2):
+            boths = [
+                (truth * rng.normal(0.7, 0.03) * rng.uniform(0.9, 1, truth.shape)).astype(int) for _ in range(count)
+            ]
+            groups.append(of_seeds([Overlaps(both, truth, both) for both in boths]))
+        values = bootstrap_seed_differences(*groups, paired=False, resamples=200, seed=sample)
+        low, high = percentile_interval(values, 0.9)
+        held += low <= 0 <= high
+        single = [Overlaps(*(part[0] for part in group)) for group in groups]
+        low, high = percentile_interval(bootstrap_differences(*single, resamples=200, seed=sample), 0.9)
+        held_alone += low <= 0 <= high
+    assert held / 200 > 0.8
+    assert held_alone / 200 < 0.5
+
+
+@pytest.mark.parametrize(("one", "other", "paired"), [((2, 4, 3), (3, 4, 3), True), ((2, 4, 3), (2, 5, 3), False)])
+def test_other_seeds_of_a_pair_and_other_images_are_refused(
+    one: tuple[int, ...], other: tuple[int, ...], paired: bool
+) -> None:
+    shapes = [Overlaps(*(np.ones(shape, int) for _ in range(3))) for shape in (one, other)]
+    with pytest.raises(ValueError, match=r"overlaps of \(seeds, images, labels\) \(2, 4, 3\)"):
+        bootstrap_seed_differences(*shapes, paired=paired, resamples=10, seed=0)
 
 
 @quick

@@ -10,7 +10,7 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.experiment import experiment_text
+from mcis.platform.config.experiment import experiment_text, read_origins
 from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
@@ -50,6 +50,18 @@ def test_changes_are_read_as_they_were_written(recipe: str, change: str, tmp_pat
     again = resolve(file=written(resolved, tmp_path))
     assert again.config == resolved.config
     assert again.config.model_dump_json() == resolved.config.model_dump_json()
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_origins_are_read_as_they_were_written(change: str, tmp_path: Path) -> None:
+    options = {**CHANGES[change], **({"maps.scale": "maximum"} if "method" in change else {})}
+    resolved = resolve("voc", "small", options, ["classifier.epochs=2"])
+    read = read_origins(written(resolved, tmp_path))
+    values = dict(leaves(resolved.config))
+    assert {key: origin for key, origin in read.items() if key != "unset"} == {
+        key: origin for key, origin in resolved.origins.items() if values[key] is not None
+    }
+    assert read["classifier.epochs"] == "--set"
 
 
 @pytest.mark.parametrize("change", CHANGES)

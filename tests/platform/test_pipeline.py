@@ -20,7 +20,8 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.networks.needs import needs_of_listing
 from mcis.platform.reporting.bound import upper_bound
-from mcis.platform.reporting.comparison import compare
+from mcis.platform.reporting.compared_runs import open_cases
+from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.listing import listing
@@ -266,8 +267,12 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(
     curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
     assert [set(curve) for curve in curves] == [{"single round", "R = 3"}] * 2
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
-    wanted = {"resamples": 200, "seed": 0, "confidence": 0.95, "what": ("localization_maps", "pseudo_masks")}
-    maps, masks_themselves, edges = compare(workspace, "first", "range", **wanted)  # type: ignore[arg-type]
+    cases = open_cases(workspace.root, ["first", "range"], what=("localization_maps", "pseudo_masks"))
+    comparison = compare(cases, Settings(resamples=200))
+    assert [(row.key, *(value and value.value for value in row.values)) for row in comparison.keys] == [
+        ("maps.scale", "logarithm", "range")
+    ]
+    maps, masks_themselves, edges = comparison.differences
     for compared, score in ((maps, 1), (masks_themselves, 2)):
         for run, miou in ((first, compared.first), (other, compared.second)):
             assert miou == pytest.approx(run.scores[score].miou, abs=0.00501)

@@ -11,8 +11,10 @@ from PIL import Image, ImageColor
 from mcis.platform.reporting.losses import Step
 from mcis.platform.reporting.plots import (
     THEMES,
+    Bars,
     Plot,
     best_point,
+    compared_iou_chart,
     iou_chart,
     loss_chart,
     threshold_chart,
@@ -79,6 +81,20 @@ def test_bars_are_as_long_as_their_iou() -> None:
     lengths = np.split(blue, np.flatnonzero(np.diff(long)) + 1)[1::2]
     circle, square = (np.median(rows) for rows in lengths)  # none for star and absent
     assert circle / square == pytest.approx(2, rel=0.02)
+
+
+def test_bars_of_runs_are_told_apart_and_named_also_where_colors_are_used_up() -> None:
+    bars = [Bars("_hidden" if i == 0 else f"run {i}", {"circle": 50.0}, 50.0) for i in range(9)]
+    nine, eight = (pixels(compared_iou_chart(["circle"], bars[:count]).light) for count in (9, 8))
+    for color in THEMES["light"].series:
+        shown = (nine == ImageColor.getrgb(color)).all(axis=2).sum()
+        assert shown > 100
+    first = ImageColor.getrgb(THEMES["light"].series[0])
+    rows = [(shown == first).all(axis=2).sum(axis=1) for shown in (eight, nine)]
+    assert len({int(count) for count in rows[1] if count > 60}) > len({int(count) for count in rows[0] if count > 60})
+    unnamed = pixels(compared_iou_chart(["circle"], [bars[0]._replace(label="")]).light)
+    named = pixels(compared_iou_chart(["circle"], bars[:1]).light)
+    assert (named[:60] != unnamed[:60]).any()
 
 
 def test_bars_of_losses_are_stacked_to_a_hundred() -> None:

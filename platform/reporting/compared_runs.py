@@ -1,0 +1,209 @@
+"""What is compared: runs of one or several workspaces, by themselves or as the seeds of one configuration."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import shown
+from mcis.platform.config.experiment import read_experiment, read_origins
+from mcis.platform.reporting.run_data import ConfigValue
+from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
+from mcis.platform.runs.workspace import RunFolder, Workspace
+
+_OF_A_SEED = ("seed", "compute.")
+"""Beginnings of the keys in which the runs of a case may differ: `compute` changes no result but for rounding."""
+
+
+class Run(NamedTuple):
+    """A run that came to its scores.
+
+    Attributes:
+        name: its name; where two runs have one, with the workspace.
+        folder: its files.
+        outputs: the folder of each stage's output.
+        scores: by what is scored, and for segmentation also which of them.
+        configuration: by dotted key.
+    """
+
+    name: str
+    workspace: Workspace
+    folder: RunFolder
+    outputs: Mapping[str, Path]
+    scores: Mapping[str, Score]
+    configuration: Mapping[str, ConfigValue]
+
+    @property
+    def seed(self) -> str:
+        return self.configuration["seed"].value if "seed" in self.configuration else "none"
+
+
+class Case(NamedTuple):
+    """A configuration that is compared: one run, or several of different seeds, ordered by these.
+
+    Attributes:
+        label: what it is called.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+
+    @property
+    def seeds(self) -> list[str]:
+        return [run.seed for run in self.runs]
+
+    def scores(self, key: str) -> list[Score]:
+        """The score of each of its runs; none where they did not come to it."""
+        return [run.scores[key] for run in self.runs if key in run.scores]
+
+
+class KeyRow(NamedTuple):
+    """A key of the configuration, and its value in each case; None where a case has no value there."""
+
+    key: str
+    values: list[ConfigValue | None]
+
+
+def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) -> list[Case]:
+    """Opens what is to be compared.
+
+    Args:
+        root: the workspace of runs that are given by their names.
+        arguments: at least two; each the name of a run or the path of a run's folder in any workspace, or several of
+            them joined by commas, which are the seeds of one configuration.
+        what: of the scores to read.
+
+    Raises:
+        UserError: fewer than two; a run is absent, is given twice, has no scores or other classes than the first; or
+            the runs of a case differ by more than their seed.
+    """
+    if len(arguments) < 2:
+        raise UserError(
+            f"{len(arguments)} run to compare", "at least two", "name another run: `mcis compare FIRST SECOND`"
+        )
+    texts = [[text.strip() for text in argument.split(",")] for argument in arguments]
+    folders = [[_folder(root, text) for text in of_case] for of_case in texts]
+    flat = [folder for of_case in folders for folder in of_case]
+    if twice := [folder.path.name for i, folder in enumerate(flat) if folder in flat[:i]]:
+        raise UserError(f"run {twice[0]!r} is given twice", "runs apart", "leave it out once")
+    names = [folder.path.name for folder in flat]
+    opened = [[_opened(folder, names.count(folder.path.name) > 1, what) for folder in of_case] for of_case in folders]
+    _check_classes([run for of_case in opened for run in of_case])
+    cases = [_case(runs) for runs in opened]
+    labels = [case.label for case in cases]
+    return [
+        case._replace(label=", ".join(run.name for run in case.runs)) if labels.count(case.label) > 1 else case
+        for case in cases
+    ]
+
+
+def differing_keys(cases: Sequence[Case]) -> list[KeyRow]:
+    """The keys of the configuration whose values differ between cases, in the order of the runs' files."""
+    keys = dict.fromkeys(key for case in cases for run in case.runs for key in run.configuration)
+    rows = [KeyRow(key, [_value(case, key) for case in cases]) for key in keys]
+    return [row for row in rows if len({value and value.value for value in row.values}) > 1]
+
+
+def _value(case: Case, key: str) -> ConfigValue | None:
+    values = [run.configuration[key] for run in case.runs if key in run.configuration]
+    if not values:
+        return None
+    return ConfigValue(key, merged(value.value for value in values), merged(value.origin for value in values))
+
+
+def merged(texts: Iterable[str]) -> str:
+    """Texts behind one another, each once."""
+    return ", ".join(dict.fromkeys(texts))
+
+
+def _folder(root: Path, text: str) -> RunFolder:
+    """The folder of a run, which exists."""
+    if "/" in text:
+        folder = Path(text).expanduser().resolve()
+        if folder.parent.name != "runs" or not folder.is_dir():
+            raise UserError(
+                f"{text} is no folder of a run",
+                "the name of a run, or its folder WORKSPACE/runs/NAME",
+                "correct the path, or name a run of the workspace",
+            )
+        return RunFolder(folder)
+    workspace = Workspace(root, create=False)
+    run = workspace.run(text, create=False)
+    if not run.path.is_dir():
+        raise UserError(
+            f"no run {text!r} in {workspace.root}",
+            "the name of a run, the path of its folder, or several of them joined by commas",
+            f"run it, or name another; there are {shown(sorted(p.name for p in workspace.runs.iterdir())) or 'none'}",
+        )
+    return run
+
+
+def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
+    """Reads a run; `is_shared` says whether another one has its name."""
+    workspace, name = Workspace(folder.path.parent.parent, create=False), folder.path.name
+    outputs = workspace.outputs(name)
+    if not outputs and folder.study.exists():
+        raise UserError(f"{name!r} is a study", "a run", f"compare its trials, whose names begin with {name}-")
+    if "evaluate" not in outputs or not (outputs["evaluate"] / SCORES).exists():
+        raise UserError(
+            f"run {name!r} has no scores in {workspace.root}; it has come to {shown(list(outputs)[-1:]) or 'no stage'}",
+            "a run that came to the stage evaluate",
+            "repeat its command, which goes on from there",
+        )
+    scores: dict[str, Score] = {}
+    for score in read_scores(outputs["evaluate"] / SCORES):
+        if score.what in what:
+            # Maps with related images come behind those of a single round, which are the run's where it has no others.
+            scores[f"{score.title}, {score.name}" if score.what == "segmentation" else score.title] = score
+    title = f"{name} in {workspace.root}" if is_shared else name
+    return Run(title, workspace, folder, outputs, scores, _configuration(folder))
+
+
+def _configuration(folder: RunFolder) -> dict[str, ConfigValue]:
+    """A run's values by key; keys that are None are left out, as the file does."""
+    experiment, origins = read_experiment(folder.config), read_origins(folder.config)
+    values = {"setting": experiment.setting, "recipe": experiment.recipe, **experiment.values}
+    return {
+        key: ConfigValue(key, str(value), origins.get(key, "default"))
+        for key, value in values.items()
+        if value is not None
+    }
+
+
+def _check_classes(runs: Sequence[Run]) -> None:
+    scored = [(run.name, list(score.iou)) for run in runs for score in list(run.scores.values())[:1]]
+    for name, labels in scored[1:]:
+        first, of_first = scored[0]
+        if labels != of_first:
+            raise UserError(
+                f"run {first!r} has the classes {', '.join(of_first[1:])}, run {name!r} {', '.join(labels[1:])}",
+                "runs of the same classes in the same order",
+                "compare runs of one data set",
+            )
+
+
+def _case(runs: Sequence[Run]) -> Case:
+    """The case of some runs.
+
+    Raises:
+        UserError: they differ in another key than their seed, or not in that.
+    """
+    if len(runs) == 1:
+        return Case(runs[0].name, tuple(runs))
+    names = ", ".join(run.name for run in runs)
+    remedy = "name runs of one configuration and several seeds with commas, and others apart"
+    other = [
+        row.key
+        for row in differing_keys([Case(run.name, (run,)) for run in runs])
+        if not row.key.startswith(_OF_A_SEED)
+    ]
+    if other:
+        raise UserError(f"{names} differ in {shown(other)}", "runs of one case that differ in their seed alone", remedy)
+    if len({run.seed for run in runs}) < len(runs):
+        seeds = ", ".join(f"{run.name!r} has seed {run.seed}" for run in runs)
+        raise UserError(f"runs of one seed in one case: {seeds}", "another seed for each run of a case", remedy)
+    ordered = sorted(runs, key=lambda run: (len(run.seed), run.seed))
+    stems = {re.sub(rf"[-_.]?(seed|s)?{re.escape(run.seed)}$", "", run.name) for run in ordered}
+    stem = stems.pop() if len(stems) == 1 else ""
+    return Case(f"{stem} ({len(runs)} seeds)" if stem else names, tuple(ordered))

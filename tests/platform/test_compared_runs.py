@@ -1,0 +1,136 @@
+"""What can be compared: runs by name or path, seeds of one configuration; and what ends in a clear error."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.platform.reporting.compared_runs import differing_keys, open_cases
+from mcis.platform.runs.scores import SCORES, Scored
+from mcis.platform.runs.workspace import Workspace
+
+ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
+
+
+@pytest.fixture(scope="module")
+def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace of runs over seeds 0 to 2, and another one beside it that has a run of the same name."""
+    folder = tmp_path_factory.mktemp("compared")
+    root, data = folder / "workspace", folder / "data"
+    for seed in range(3):
+        scored(root, f"a-s{seed}", f"seed={seed}", data=data)
+    scored(root, "b", "segmenter.steps=7", "compute.threads=2", data=data)
+    scored(folder / "other", "b", "segmenter.steps=9", data=data)
+    return root
+
+
+def test_a_run_is_its_name_or_its_folder(root: Path) -> None:
+    first, second = open_cases(root, ["a-s0", str(root / "runs" / "a-s1")], what=ALL)
+    assert (first.label, second.label) == ("a-s0", "a-s1")
+    assert list(first.runs[0].scores) == ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
+    assert list(open_cases(root, ["a-s0", "b"], what=["pseudo_masks"])[0].runs[0].scores) == ["pseudo masks"]
+
+
+def test_runs_of_one_name_are_called_by_their_workspace(root: Path) -> None:
+    other = root.parent / "other"
+    cases = open_cases(root, ["b", str(other / "runs" / "b")], what=ALL)
+    assert [case.label for case in cases] == [f"b in {root}", f"b in {other}"]
+
+
+def test_keys_that_differ_are_told_with_where_their_values_come_from(root: Path) -> None:
+    cases = open_cases(root, ["a-s0", "b", "a-s1"], what=ALL)
+    rows = {row.key: [value and (value.value, value.origin) for value in row.values] for row in differing_keys(cases)}
+    assert rows.keys() == {"seed", "segmenter.steps", "compute.threads"}
+    assert rows["seed"] == [("0", "--set"), ("0", "default"), ("1", "--set")]
+    assert rows["segmenter.steps"][1] == ("7", "--set")
+    assert rows["segmenter.steps"][0] == rows["segmenter.steps"][2]
+    assert rows["compute.threads"][1] == ("2", "--set")
+    assert differing_keys(cases[:1]) == []
+
+
+def test_a_key_that_a_configuration_lacks_has_no_value(root: Path, scored: Callable[..., Path], tmp_path: Path) -> None:
+    scored(tmp_path, "x", "data.max_side=99", data=root.parent / "data")
+    cases = open_cases(root, ["b", str(tmp_path / "runs" / "x")], what=ALL)
+    (values,) = [row.values for row in differing_keys(cases) if row.key == "data.max_side"]
+    assert values[0] is None
+    assert values[1] is not None
+    assert (values[1].value, values[1].origin) == ("99", "--set")
+
+
+def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
+    case, single = open_cases(root, ["a-s2, a-s0,a-s1", "b"], what=ALL)
+    assert case.label == "a (3 seeds)"
+    assert [run.name for run in case.runs] == ["a-s0", "a-s1", "a-s2"]
+    assert case.seeds == ["0", "1", "2"]
+    assert single.label == "b"
+    (seeds, *_) = differing_keys([case, single])
+    assert [value and value.value for value in seeds.values] == ["0, 1, 2", "0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["a-s0"], "1 run to compare"),
+        (["a-s0", "absent"], "no run 'absent' in "),
+        (["a-s0", ""], "run name ''"),
+        (["a-s0", "a-s1,"], "run name ''"),
+        (["a-s0", "./absent"], "./absent is no folder of a run"),
+        (["a-s0", "a-s1", "a-s0"], "run 'a-s0' is given twice"),
+        (["a-s0,a-s1", "a-s1,b"], "run 'a-s1' is given twice"),
+        (["a-s0", "a-s1,b"], "a-s1, b differ in segmenter.steps"),
+    ],
+)
+def test_what_is_no_choice_of_runs_is_refused(root: Path, arguments: list[str], found: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_cases(root, arguments, what=ALL)
+    assert caught.value.found.startswith(found)
+
+
+def test_an_absent_workspace_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is no workspace"):
+        open_cases(tmp_path / "none", ["a", "b"], what=ALL)
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "y").mkdir()
+    with pytest.raises(UserError, match=r"run 'x' has no scores in .*; it has come to no stage"):
+        open_cases(tmp_path, ["x", "y"], what=ALL)
+
+
+@pytest.fixture
+def copied(root: Path, tmp_path: Path) -> Workspace:
+    """A copy of the workspace, to change."""
+    shutil.copytree(root, tmp_path / "workspace")
+    return Workspace(tmp_path / "workspace")
+
+
+def test_unfinished_runs_and_studies_are_refused(copied: Workspace) -> None:
+    copied.record_outputs("b", {stage: f for stage, f in copied.outputs("b").items() if stage != "evaluate"})
+    with pytest.raises(UserError, match=r"run 'b' has no scores in .*; it has come to predict"):
+        open_cases(copied.root, ["a-s0", "b"], what=ALL)
+    copied.run("study").study.write_text("{}")
+    with pytest.raises(UserError, match="'study' is a study") as caught:
+        open_cases(copied.root, ["a-s0", "study"], what=ALL)
+    assert caught.value.remedy == "compare its trials, whose names begin with study-"
+
+
+def test_other_classes_and_runs_of_one_seed_are_refused(copied: Workspace) -> None:
+    file = copied.finished("evaluate", "b") / SCORES
+    file.write_text(file.read_text().replace('"cat"', '"lynx"'))
+    with pytest.raises(UserError, match="run 'a-s0' has the classes cat, dog, run 'b' lynx, dog"):
+        open_cases(copied.root, ["a-s0", "b"], what=ALL)
+    config = copied.run("a-s1").config
+    config.write_text(config.read_text().replace("seed = 1 ", "seed = 0 "))
+    with pytest.raises(UserError, match="runs of one seed in one case: 'a-s0' has seed 0, 'a-s1' has seed 0"):
+        open_cases(copied.root, ["a-s2", "a-s0,a-s1"], what=ALL)
+
+
+def test_damaged_files_are_named(copied: Workspace) -> None:
+    copied.run("b").config.write_text("= no TOML")
+    with pytest.raises(UserError, match=r"config\.toml is no TOML"):
+        open_cases(copied.root, ["a-s0", "b"], what=ALL)
+    file = copied.finished("evaluate", "a-s1") / SCORES
+    file.write_text(json.dumps([{"what": "?"}]))
+    with pytest.raises(UserError, match="has a score that cannot be read"):
+        open_cases(copied.root, ["a-s0", "a-s1"], what=ALL)

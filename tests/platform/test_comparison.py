@@ -1,0 +1,193 @@
+"""Scores of runs side by side: what they mean, differences with intervals over images and seeds, what is not alike."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mcis.datasets.decode import decode_labels
+from mcis.datasets.errors import UserError
+from mcis.datasets.maps import Shards
+from mcis.models.counts import confusion
+from mcis.models.metrics import iou, mean
+from mcis.platform.reporting.compared_runs import open_cases
+from mcis.platform.reporting.comparison import Comparison, Difference, Settings, compare
+from mcis.platform.runs.scores import Score, Scored
+
+ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
+TITLES = ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
+
+
+@pytest.fixture(scope="module")
+def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three seeds of two configurations of unlike error, and runs that cannot be compared with them."""
+    folder = tmp_path_factory.mktemp("comparison")
+    root, data = folder / "workspace", folder / "data"
+    for seed in range(3):
+        scored(root, f"a-s{seed}", f"seed={seed}", data=data)
+        scored(root, f"b-s{seed}", f"seed={seed}", "segmenter.steps=7", data=data, error=0.4)
+    scored(root, "fewer", data=data, images=6)
+    scored(root, "train", data=data, split="train")
+    scored(root, "repainted", data=data, truths=1)
+    return root
+
+
+def compared(root: Path, *arguments: str, what: tuple[Scored, ...] = ALL, **settings: float) -> Comparison:
+    cases = open_cases(root, arguments, what=what)
+    return compare(cases, Settings(**{"resamples": 300} | settings))  # type: ignore[arg-type]
+
+
+def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
+    comparison = compared(root, "a-s0", "b-s0", "a-s1")
+    assert [score.title for score in comparison.scores] == TITLES
+    for score in comparison.scores:
+        assert [(d.case, d.figure) for d in score.differences] == [
+            (case, figure) for case in ("b-s0", "a-s1") for figure in ("mIoU", "boundary mIoU")
+        ]
+        for each in score.differences:
+            scores = {case.label: case.runs[0].scores[score.title] for case in comparison.cases}
+            figure = "boundary_miou" if each.figure == "boundary mIoU" else "miou"
+            assert each.first == pytest.approx(getattr(scores["a-s0"], figure), abs=0.00501)
+            assert each.second == pytest.approx(getattr(scores[each.case], figure), abs=0.00501)
+            assert each.difference == each.second - each.first
+            assert each.low < each.high
+            assert (each.split, each.images) == ("val", 8)
+    by_case = {d.case: d.verdict for d in comparison.differences if d.figure == "mIoU"}
+    assert by_case["b-s0"] == "lower"
+    assert "300 resamples of the images; the images are drawn for all alike (seed 0)" in comparison.drawn
+    assert comparison.limits.endswith("they do not tell of a-s0, b-s0, a-s1.")
+
+
+def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
+    wide, narrow = (compared(root, "a-s0", "b-s0", confidence=c).differences for c in (0.95, 0.5))
+    assert all(a.low < b.low < b.high < a.high for a, b in zip(wide, narrow, strict=True))
+    assert compared(root, "a-s0", "b-s0").differences == wide
+    others = compared(root, "a-s0", "b-s0", seed=1).differences
+    assert all((a.difference, a.first) == (b.difference, b.first) for a, b in zip(wide, others, strict=True))
+    assert all(a.low != b.low for a, b in zip(wide, others, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [
+        (-1.0, 1.0, "no difference"),
+        (0.0, 0.0, "no difference"),
+        (0.0, 2.0, "no difference"),
+        (0.1, 2.0, "higher"),
+        (-2.0, -0.1, "lower"),
+        (float("nan"), float("nan"), "no difference"),
+    ],
+)
+def test_an_interval_that_contains_0_is_no_difference(low: float, high: float, verdict: str) -> None:
+    each = Difference("x", "mIoU", "b", "val", 8, 50.0, 51.0, 1.0, low, high)
+    assert each.verdict == verdict
+    assert each.is_found == (verdict != "no difference")
+
+
+def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "copied")
+    comparison = compared(root, "a-s0", str(tmp_path / "copied" / "runs" / "a-s0"))
+    assert comparison.keys == []
+    assert {(d.difference, d.low, d.high, d.verdict) for d in comparison.differences} == {(0, 0, 0, "no difference")}
+
+
+def test_rows_tell_what_scores_mean_and_what_is_not_the_baselines(root: Path) -> None:
+    comparison = compared(root, "a-s0", "b-s1")
+    for score in comparison.scores:
+        first, second = score.rows
+        of_run: Score = comparison.cases[1].runs[0].scores[score.title]
+        assert (first.unlike, first.differing, first.deviation) == (None, frozenset(), None)
+        assert second.meaning == of_run.meaning()
+        assert second.differing == {"seed"}
+        assert (second.miou, second.boundary_miou, second.iou) == (of_run.miou, of_run.boundary_miou, of_run.iou)
+
+
+def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:
+    assert compared(root, "a-s0", "b-s0").same_origin.keys() >= {"seed", "recipe", "weights"}
+    scored(root, "paper", data=root.parent / "data", recipe="paper")
+    assert compared(root, "a-s1", "paper").same_origin.keys() <= {"git"}
+
+
+def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None:
+    comparison = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0,b-s2")
+    assert [case.label for case in comparison.cases] == ["a (3 seeds)", "b (3 seeds)"]
+    for score in comparison.scores:
+        for row, case in zip(score.rows, comparison.cases, strict=True):
+            mious = [run.scores[score.title].miou for run in case.runs]
+            assert row.miou == pytest.approx(fmean(mious))
+            assert row.deviation == pytest.approx(stdev(mious))
+            assert row.meaning["seed"] == "0, 1, 2"
+            cats = [run.scores[score.title].iou["cat"] for run in case.runs]
+            assert row.iou["cat"] == pytest.approx(fmean(value for value in cats if value is not None))
+    first = comparison.differences[0]
+    assert first.first == pytest.approx(comparison.scores[0].rows[0].miou, abs=0.006)
+    assert first.verdict == "lower"
+    assert "resamples of the images and seeds; the images and seeds are drawn for all alike" in comparison.drawn
+    assert comparison.limits.endswith("where there is no difference.")
+    unpaired = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0")
+    assert "seeds; the images are drawn for all alike" in unpaired.drawn
+    one = compared(root, "a-s0", "b-s1,b-s0")
+    assert "resamples of the images, and of the seeds where there are several; the images are drawn" in one.drawn
+    assert one.limits.endswith("they do not tell of a-s0.")
+
+
+def test_other_images_are_marked_and_not_compared(root: Path) -> None:
+    comparison = compared(root, "a-s0", "fewer", "train", "b-s0")
+    assert {d.case for d in comparison.differences} == {"b-s0"}
+    for score in comparison.scores:
+        marks = {row.case: row.unlike for row in score.rows}
+        assert marks == {
+            "a-s0": None,
+            "fewer": "scored on 6 images of val, a-s0 on 8: 2 of a-s0 alone (val6, val7)",
+            "train": "scored on split train, a-s0 on val",
+            "b-s0": None,
+        }
+        assert {"split", "images"} & score.rows[1].differing == {"images"}
+    with pytest.raises(UserError, match="no score can be compared: pseudo masks, fewer: scored on 6 images of val"):
+        compared(root, "a-s0", "fewer")
+
+
+def test_a_score_that_the_baseline_lacks_is_marked(root: Path, tmp_path: Path) -> None:
+    shutil.copytree(root, tmp_path / "workspace")
+    scores = tmp_path / "workspace" / "store" / "evaluate-a-s0" / "scores.json"
+    scores.write_text(json.dumps([score for score in json.loads(scores.read_text()) if score["name"] != "with CRF"]))
+    lacking = compared(tmp_path / "workspace", "a-s0", "b-s0")
+    last = lacking.scores[-1]
+    assert (last.title, last.absent, last.differences) == ("segmentation, with CRF", ["a-s0"], [])
+    assert [row.unlike for row in last.rows] == ["a-s0 has none"]
+    assert compared(tmp_path / "workspace", "b-s0", "a-s0").scores[-1].absent == ["a-s0"]
+    with pytest.raises(UserError, match=r"a-s0 of the case a \(2 seeds\) have no such score"):
+        compared(tmp_path / "workspace", "b-s0", "a-s0,a-s1")
+    with pytest.raises(UserError, match="no score that a run has in common with the first: 'a-s0' has none"):
+        compared(root, "a-s0", "b-s0", what=("localization_maps",))
+
+
+def test_another_truth_is_refused(root: Path) -> None:
+    found = "pseudo masks: 8 of 8 images have another ground truth in run 'repainted' than in run 'a-s0': val0, val1"
+    with pytest.raises(UserError, match=found):
+        compared(root, "a-s0", "repainted")
+
+
+def test_seeds_of_a_case_have_the_same_images(root: Path, scored: Callable[..., Path]) -> None:
+    scored(root, "a-s9", "seed=9", data=root.parent / "data", images=6)
+    for arguments in (["b-s0", "a-s0,a-s9"], ["a-s0,a-s9", "b-s0"]):
+        with pytest.raises(UserError, match=r"the runs of the case a \(2 seeds\) are scored on different images"):
+            compared(root, *arguments)
+
+
+def test_each_image_has_its_miou(root: Path) -> None:
+    comparison = compared(root, "a-s0", "b-s0")
+    of_run = comparison.scores[-1].image_mious["b-s0"]
+    table = Shards(comparison.cases[1].runs[0].outputs["predict"] / "predictions")
+    assert list(of_run) == [f"val{number}" for number in range(8)]
+    for number in range(8):
+        truth = np.array(Image.open(root.parent / "data" / f"0-val{number}.png"))
+        rows = table.rows(f"val{number}")
+        assert rows is not None
+        mask = decode_labels(rows["crf"][0].as_py())
+        assert of_run[f"val{number}"] == pytest.approx(mean(iou(confusion(truth, mask, 2))))
