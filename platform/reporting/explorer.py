@@ -30,7 +30,7 @@ from mcis.platform.runs.relations import MapRelations
 SIDE = 512
 """Longest side of an embedded picture and of what is computed with it, pixels."""
 MOST_IMAGES, MOST_BYTES = 12, 3_000_000
-"""Bounds of what a page embeds for its explorer: about 50 KB for an image of 500 x 375 pixels with two maps."""
+"""Bounds of what a page embeds for its explorer: images, and bytes of JSON."""
 _THUMBNAIL, _MOST_RELATED = 96, 8
 """Pixels of the longer side of a related image; how many of them are shown of a map's."""
 
