@@ -138,5 +138,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
         options.add_argument("--no-sandbox")  # Chromium's sandbox refuses root
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = webdriver.Chrome(options, webdriver.ChromeService(executable_path=str(programs["chromedriver"])))
+    driver.get("about:blank")
     yield driver
     driver.quit()

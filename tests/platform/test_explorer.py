@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from dataclasses import replace
@@ -164,11 +163,10 @@ def opened(browser: "Chrome", page: Path) -> None:
 
 
 def wait(browser: "Chrome", script: str) -> None:
-    for _ in range(300):
-        if browser.execute_script(script):
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"still not so after 30 s: {script}; {browser.get_log('browser')}")
+    """Waits until a script returns what is true."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(script), script)
 
 
 def text(browser: "Chrome", name: str) -> str:
