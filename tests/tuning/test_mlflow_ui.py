@@ -66,8 +66,8 @@ def served(ray_local: None, browser: "Chrome", tmp_path_factory: pytest.TempPath
         assert server.poll() is None, log.read_text()
         yield Served(Workspace(workspace), address)
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
+        os.killpg(server.pid, signal.SIGKILL)  # on a plain end it would wait for the browser's connections
+        server.wait()
 
 
 def answers(address: str) -> bool:
@@ -95,10 +95,10 @@ def open_page(browser: "Chrome", served: Served, page: str) -> None:
 def test_trials_are_listed_below_their_study(browser: "Chrome", served: Served) -> None:
     browser.get_log("performance")
     open_page(browser, served, "experiments/1/runs")
-    names = "return [...document.querySelectorAll('.ag-center-cols-container a')].map((link) => link.textContent)"
+    names = "return [...document.querySelectorAll('.ag-pinned-left-cols-container a')].map((link) => link.textContent)"
     until(browser, lambda: "study" in browser.execute_script(names))
     assert "study-r0" not in browser.execute_script(names)
-    browser.find_element("css selector", ".ag-center-cols-container button").click()
+    browser.find_element("css selector", ".ag-pinned-left-cols-container button").click()
     trials = {f"study-r{related}" for related in range(6)}
     until(browser, lambda: trials <= set(browser.execute_script(names)))
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
