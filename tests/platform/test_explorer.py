@@ -8,9 +8,12 @@ from dataclasses import replace
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -18,7 +21,8 @@ from PIL import Image
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.grids import Grid
-from mcis.datasets.maps import ImageMaps
+from mcis.datasets.maps import ImageMaps, map_rows
+from mcis.datasets.relations import Relations
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.models.counts import Counts, add_counts, map_counts
 from mcis.models.localization import SCALES, score_maps
@@ -26,12 +30,12 @@ from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting import explorer as explorer_module
-from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related
+from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_of_run
 from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.counts import read_counts
-from mcis.platform.runs.relations import relations_of_run
+from mcis.platform.runs.relations import MapRelations, relations_of_run
 from mcis.platform.runs.scores import CURVES, Curve, Score
 from mcis.platform.runs.workspace import RunFolder, Workspace, read_json
 
@@ -77,6 +81,20 @@ def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth:
     )
 
 
+def panel(image: ExplorerImage, classes: tuple[str, ...]) -> Panel:
+    """The image as the gallery has it."""
+    return Panel(
+        image_id=image.image_id,
+        split="train",
+        tags=tuple(classes[k] for k in image.maps.classes),
+        image=image.image,
+        truth=image.truth,
+        maps=tuple((classes[k], np.ones(image.image.shape[:2], np.float32)) for k in image.maps.classes),
+        pseudo_mask=None,
+        prediction=None,
+    )
+
+
 def page_of(folder: Path, images: list[ExplorerImage], scale: str, classes: tuple[str, ...] = CLASSES) -> Path:
     """A report with these images; its curve is best at threshold 9 / 32."""
     mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
@@ -84,19 +102,7 @@ def page_of(folder: Path, images: list[ExplorerImage], scale: str, classes: tupl
         what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, precision={}, recall={},
         confusion=(), threshold=9 / BINS, related=3, seed=0, recipe="small", weights="none", git=None,
     )  # fmt: skip
-    panels = [
-        Panel(
-            image_id=image.image_id,
-            split="train",
-            tags=tuple(classes[k] for k in image.maps.classes),
-            image=image.image,
-            truth=image.truth,
-            maps=tuple((classes[k], np.ones(image.image.shape[:2], np.float32)) for k in image.maps.classes),
-            pseudo_mask=None,
-            prediction=None,
-        )
-        for image in images
-    ]
+    panels = [panel(image, classes) for image in images]
     data = ReportData(
         name="drawn", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00", git=None, classes=classes,
         scores=[score], counts={}, rejects=[], notes=[], seconds={}, computed={}, training={},
@@ -149,6 +155,37 @@ def test_a_page_holds_no_more_than_its_bounds_and_says_what_it_left_out(
     assert 0 < len(embedded(page)["images"]) < explorer_module.MOST_IMAGES
     monkeypatch.setattr(explorer_module, "MOST_BYTES", 1000)
     assert "<script" not in page_of(tmp_path / "none", images, "maximum").read_text()
+
+
+def test_a_large_image_is_embedded_smaller_with_its_truth_and_related_images(tmp_path: Path) -> None:
+    """An image that is read at half its size and still exceeds the bound; one related image is drawn twice."""
+    random = np.random.default_rng(0)
+    image, truth = random.integers(0, 256, (600, 1024, 3), np.uint8), random.integers(0, 4, (600, 1024), np.uint8)
+    Image.fromarray(image).save(tmp_path / "image.png")
+    rows = pa.table({"image_id": ["big", "other"], "uri": [str(tmp_path / "image.png")] * 2})
+    rows = rows.append_column("height", [[1200, 1200]]).append_column("width", [[2048, 2048]])
+    none = np.zeros(3, np.int64)
+    relations = Relations(
+        start=np.arange(3), image=np.arange(2), tag=np.ones(2, np.int64), others=none[:0], others_start=none,
+        related=np.array([[1, 1, 0], [0, 0, 0]]),
+    )  # fmt: skip
+    maps = random.standard_normal((2, 5, 6)).astype(np.float16)
+    (tmp_path / "maps").mkdir()
+    pq.write_table(map_rows(["big", "other"], [1, 1], maps, Grid(0.1, 0.2, 5)), tmp_path / "maps" / "part-0.parquet")
+    drawn = panel(replace(image_of("big", 0, tags=(1,)), image=image, truth=truth), CLASSES)
+    config = resolve("voc", "small", assignments=["localize.related=3", "evaluate.thresholds=32"]).config
+    context: Any = SimpleNamespace(inputs={"localize": tmp_path})
+    made_of = MapRelations(rows=rows, source=np.zeros(2, np.bool_), relations=relations)
+    found = explorer_of_run(config, context, [drawn, replace(drawn, split="val")], made_of)
+    assert found is not None
+    (big,) = found.images
+    assert (big.image.shape, big.full_size) == ((300, 512, 3), (1200, 2048))
+    assert big.truth is not None
+    np.testing.assert_array_equal(big.truth, truth[1::2, 1::2])  # the nearest of each four
+    np.testing.assert_array_equal(big.maps.maps[0], maps[0].astype(np.float32))
+    assert [(of.tag, of.number, [tile.title for tile in of.tiles]) for of in big.related] == [(1, 3, ["other", "big"])]
+    assert {tile.picture.size for of in big.related for tile in of.tiles} == {(96, 56)}
+    assert (found.bins, found.related) == (32, 3)
 
 
 # ---- in a browser
