@@ -30,7 +30,7 @@ from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting import explorer as explorer_module
-from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_of_run
+from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_data, explorer_of_run
 from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_page import write_report
@@ -144,17 +144,23 @@ def test_a_page_holds_no_more_than_its_bounds_and_says_what_it_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     images = [image_of(f"{n}", n) for n in range(explorer_module.MOST_IMAGES + 2)]
-    page = page_of(tmp_path / "many", images, "maximum")
-    assert len(embedded(page)["images"]) == explorer_module.MOST_IMAGES
-    assert "2 more would exceed its bound of 12 images or 3 MB" in page.read_text()
-    assert page.read_text().count(" data-explore=") == explorer_module.MOST_IMAGES
-    size = len(json.dumps(embedded(page)))
-    monkeypatch.setattr(explorer_module, "MOST_BYTES", size // 2)
-    page = page_of(tmp_path / "large", images, "maximum")
-    assert len(json.dumps(embedded(page))) <= size // 2
-    assert 0 < len(embedded(page)["images"]) < explorer_module.MOST_IMAGES
+    tried = Explorer(images=images, scale="maximum", bins=BINS, threshold=0.3, related=3)
+    found = explorer_data(tried, CLASSES, None, [])
+    assert found.shown == [image.image_id for image in images[:12]]
+    assert (len(found.values["images"]), found.left_out, found.values["start"]) == (12, 2, round(0.3 * BINS))
+    written = len(json.dumps(found.values))
+    assert found.size == pytest.approx(written, rel=0.01)
+    monkeypatch.setattr(explorer_module, "MOST_BYTES", written // 2)
+    fewer = explorer_data(tried, CLASSES, None, [])
+    assert len(json.dumps(fewer.values)) <= written // 2 * 1.01
+    assert 0 < len(fewer.shown) == 14 - fewer.left_out < 12
+
+    monkeypatch.setattr(explorer_module, "MOST_IMAGES", 1)
+    page = page_of(tmp_path / "one", images[:3], "maximum").read_text()
+    assert "2 more would exceed its bound of 12 images or 3 MB" in page
+    assert page.count(" data-explore=") == 1
     monkeypatch.setattr(explorer_module, "MOST_BYTES", 1000)
-    assert "<script" not in page_of(tmp_path / "none", images, "maximum").read_text()
+    assert "<script" not in page_of(tmp_path / "none", images[:1], "maximum").read_text()
 
 
 def test_a_large_image_is_embedded_smaller_with_its_truth_and_related_images(tmp_path: Path) -> None:
