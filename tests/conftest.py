@@ -14,9 +14,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
@@ -337,3 +340,27 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         return workspace.run("drawn").path
 
     return make
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
+    """A Chromium without a window, 1280 x 1000 pixels, that logs its console and what it requests."""
+    from selenium import webdriver
+
+    programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
+    if missing := [name for name, path in programs.items() if path is None]:
+        pytest.skip(f"no {' and no '.join(missing)} on the PATH (Debian: apt-get install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(programs["chromium"])
+    profile = tmp_path_factory.mktemp("browser")
+    arguments = ["--headless=new", "--window-size=1280,1000", "--disable-dev-shm-usage", "--hide-scrollbars"]
+    arguments += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    for argument in (*arguments, f"--user-data-dir={profile}"):
+        options.add_argument(argument)
+    if os.geteuid() == 0:
+        options.add_argument("--no-sandbox")  # Chromium's sandbox refuses root
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options, webdriver.ChromeService(executable_path=str(programs["chromedriver"])))
+    driver.get("about:blank")
+    yield driver
+    driver.quit()

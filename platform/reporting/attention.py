@@ -1,16 +1,15 @@
 """Pictures of how related images make a localization map: where an image attends, and what matches again."""
 
+from collections.abc import Sequence
+
 import numpy as np
-import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
 from mcis.datasets.grids import Grid
 from mcis.datasets.images import read_rgb
 from mcis.datasets.maps import Shards
-from mcis.datasets.tags import Tags
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import pair_kinds, seen_from_n
 from mcis.models.coattention import positions
@@ -19,8 +18,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.reporting.panels import Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
+from mcis.platform.runs.relations import MapRelations
 
 _SHOWN = 3
 """Related images that are shown of a map's."""
@@ -28,44 +26,32 @@ _HEIGHT = 120
 """Pixels."""
 
 
-def attention_steps(config: Config, context: RunContext, image_ids: list[str]) -> list[Steps]:
+def attention_steps(
+    config: Config, context: RunContext, relations: MapRelations, image_ids: Sequence[str]
+) -> list[Steps]:
     """How the maps of some training images were made, one picture per step.
 
     The image with its single-round map; up to three related images with the attention that each of their positions
     receives from the positions of the image where the final map is strong; the co-attentive map; the map as it is used.
     The images are embedded here once more, for display alone.
     """
-    if not config.localize.related:
-        return []
-    rows = split_rows(context, "train", tagged=True)
-    nearest = config.localize.related_by == "nearest"
-    vectors = read_vectors(context.inputs["localize"] / VECTORS) if nearest else None
-    tags = Tags.of_index(rows["tags"], len(context.classes))
-    relations = draw_relations(config.localize, config.seed, tags, _is_source(rows), vectors)
-    row_of = {image_id: row for row, image_id in enumerate(rows["image_id"].to_pylist())}
-    maker = _Maker(config, context, rows)
-    steps = []
-    for image_id in image_ids:
-        row = row_of[image_id]
-        for number in range(*relations.start[row : row + 2].tolist()):
-            tag = int(relations.tag[number])
-            related = relations.related[number].tolist()[:_SHOWN]
-            steps.append(Steps(image_id, context.classes[tag], maker.tiles(row, tag, related)))
-    return steps
-
-
-def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
-    return np.array(rows["domain"].to_pylist()) == "source"
+    row_of = {image_id: row for row, image_id in enumerate(relations.rows["image_id"].to_pylist())}
+    maker = _Maker(config, context, relations)
+    return [
+        Steps(image_id, context.classes[tag], maker.tiles(row_of[image_id], tag, related[:_SHOWN]))
+        for image_id in image_ids
+        for tag, related in relations.of(row_of[image_id])
+    ]
 
 
 class _Maker:
-    """Draws the steps of maps; `rows` are the tagged training images, and a row is a position among them."""
+    """Draws the steps of maps; a row is a position among the tagged training images, which are those of `relations`."""
 
-    def __init__(self, config: Config, context: RunContext, rows: pa.Table):
-        self.config, self.classes, self.rows = config, context.classes, rows
+    def __init__(self, config: Config, context: RunContext, relations: MapRelations):
+        self.config, self.classes, self.rows = config, context.classes, relations.rows
         self.model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
         self.maps = Shards(context.inputs["localize"] / "maps")
-        self.source, self.form = torch.from_numpy(_is_source(rows)), self.model.affinity.form
+        self.source, self.form = torch.from_numpy(relations.source), self.model.affinity.form
 
     @torch.inference_mode()
     def tiles(self, row: int, tag: int, related: list[int]) -> tuple[Tile, ...]:

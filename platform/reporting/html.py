@@ -1,15 +1,36 @@
-"""What all pages are made with: the templates' environment, how numbers are written, pictures inside of the page."""
+"""What all pages are made with: the templates' environment, how numbers are written, pictures and scripts inside."""
 
 import base64
+import hashlib
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jinja2
 from PIL import Image
 
 from mcis.platform.runs.scores import grouped, percent
+
+_TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Script(NamedTuple):
+    """A script that a page holds.
+
+    Attributes:
+        text: ASCII, without the end tag of a script.
+        hash: what a content security policy names it by, so that the page runs this script and no other.
+    """
+
+    text: str
+    hash: str
+
+
+def script(name: str) -> Script:
+    """The script of that file name beside the templates."""
+    text = (_TEMPLATES / name).read_text(encoding="ascii")
+    return Script(text, f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}")
 
 
 def render(template: str, view: Mapping[str, Any]) -> str:
@@ -24,16 +45,24 @@ def render(template: str, view: Mapping[str, Any]) -> str:
     return page.encode("utf-8", "backslashreplace").decode()
 
 
+_CONTROLS = {c: "\N{REPLACEMENT CHARACTER}" for c in [*range(9), 11, 12, *range(14, 32), *range(127, 160)]}
+"""Control characters, which HTML forbids, and what stands in for them."""
+
+
+def shown(text: str) -> str:
+    """A text as a page shows it, for data that a script shows: as `render` writes it, but for the escaping."""
+    return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()
+
+
 def _templates() -> jinja2.Environment:
     """Escapes every value, raises for names that the view lacks, replaces control characters, which HTML forbids."""
-    controls = {c: "\N{REPLACEMENT CHARACTER}" for c in [*range(9), 11, 12, *range(14, 32), *range(127, 160)]}
     templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: "–" if value is None else value.translate(controls) if type(value) is str else value,
+        finalize=lambda value: "–" if value is None else value.translate(_CONTROLS) if type(value) is str else value,
     )
     templates.filters |= {
         "count": grouped,

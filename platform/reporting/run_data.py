@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Self, TypeAlias, Union
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.platform.reporting.explorer import Explorer
 from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.runs.scores import Curve, Score
 
@@ -91,6 +92,7 @@ class ReportData:
         curves: mIoU of localization maps over thresholds, by label.
         environment: versions and machine, by name.
         attention: how some localization maps were made.
+        explorer: images whose maps a reader can set against thresholds; None where there are none.
         bound: what the same network reaches that was trained on the ground truth; None where no run has it.
     """
 
@@ -112,4 +114,5 @@ class ReportData:
     environment: Mapping[str, str]
     panels: Sequence[Panel]
     attention: Sequence[Steps] = ()
+    explorer: Explorer | None = None
     bound: Bound | None = None

@@ -1,8 +1,9 @@
 """The page of one run: scores, pictures, curves, counts -> report.html, one self-contained file, and pictures/*.png.
 
 A pure function of `ReportData`: no Ray, no MLflow. The page names what a run lacks (it stopped early, there is no
-ground truth) instead of failing. Names and reasons come from outside, so the template escapes everything and the page
-forbids itself, by its content security policy, to load or run anything.
+ground truth) instead of failing. Names and reasons come from outside, so the template escapes everything, and the page
+forbids itself, by its content security policy, to load anything and to run anything but its own script, which makes
+pictures of localization maps and never HTML; without it the page is whole but for its section "Try a threshold".
 """
 
 import re

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from mcis.platform.reporting.html import data_uri, picture_uri
+from mcis.platform.reporting.explorer import MOST_BYTES, MOST_IMAGES, ExplorerData, explorer_data
+from mcis.platform.reporting.html import data_uri, picture_uri, script
 from mcis.platform.reporting.losses import LOST, steps
 from mcis.platform.reporting.panels import COLUMNS, Panel, cells, describe, labels, legend
 from mcis.platform.reporting.plots import STAGE_TITLES, THEMES, Plot, best_point
@@ -34,6 +35,7 @@ def training_name(network: str) -> str:
 
 def run_view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
     """The template's variables."""
+    explorer = _explorer_view(data)
     return {
         "data": data,
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
@@ -48,7 +50,10 @@ def run_view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
             name: plot._asdict() | {"light": data_uri(plot.light, "PNG"), "dark": data_uri(plot.dark, "PNG")}
             for name, plot in plots.items()
         },
-        **_gallery_view(data),
+        **_gallery_view(data, explorer.shown if explorer else []),
+        "explorer": explorer,
+        "script": script("explorer.js"),
+        "most_explored": (MOST_IMAGES, MOST_BYTES),
         **_score_view(data),
         **_count_view(data),
         **THEMES,
@@ -91,10 +96,25 @@ def _score_view(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _gallery_view(data: ReportData) -> dict[str, Any]:
-    """The panels by split, and how some maps were made."""
+def _explorer_view(data: ReportData) -> ExplorerData | None:
+    """What the page embeds for its script, with the curve of its maps; None where that is no image."""
+    if data.explorer is None:
+        return None
+    scores = [score for score in data.scores if score.what == "localization_maps"]
+    score = next((score for score in scores if score.related == data.explorer.related), None)
+    curve: dict[str, Any] | None = None
+    if score and score.threshold is not None and score.name in data.curves and is_number(score.miou):
+        mious = [miou if is_number(miou) else None for miou in data.curves[score.name].mious]
+        curve = {"name": score.name, "split": score.split, "images": score.images, "mious": mious}
+        curve |= {"threshold": score.threshold, "miou": score.miou}
+    embedded = explorer_data(data.explorer, data.classes, curve, data.attention)
+    return embedded if embedded.shown else None
+
+
+def _gallery_view(data: ReportData, explored: Sequence[str]) -> dict[str, Any]:
+    """The panels by split, and how some maps were made; `explored` are the ids of images that can be tried out."""
     return {
-        "splits": _gallery_by_split(data.panels, data.classes),
+        "splits": _gallery_by_split(data.panels, data.classes, explored),
         "legend": legend(data.panels, data.classes),
         "truth_shown": any(panel.truth is not None for panel in data.panels),
         "maps_shown": any(panel.maps for panel in data.panels),
@@ -105,7 +125,7 @@ def _gallery_view(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str]) -> list[dict[str, Any]]:
+def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str], explored: Sequence[str]) -> list[dict[str, Any]]:
     """Panels by split, with the columns that any of the split's has."""
     label_of, splits = labels(classes), []
     for split in dict.fromkeys(panel.split for panel in panels):
@@ -115,6 +135,7 @@ def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str]) -> list[d
         shown = [
             {
                 "id": panel.image_id,
+                "explore": explored.index(panel.image_id) if panel.image_id in explored and panel.maps else None,
                 "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
                 "cells": [(c, _cell_view(panel, c, row[c], classes) if c in row else None) for c in columns],
             }

@@ -1,14 +1,20 @@
 """The related images of a run's localization maps, as configured."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.neighbors import rounded
 from mcis.datasets.relations import Relations, draw
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
+from mcis.platform.config.sections import Config
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.workspace import read_table
 
 VECTORS = "vectors"
@@ -39,3 +45,36 @@ def draw_relations(
         contrastive=config.method.contrastive,
         vectors=vectors,
     )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MapRelations:
+    """What the finished maps of a run were made of.
+
+    Attributes:
+        rows: the N tagged training images, as the index has them.
+        source: which of them are of the domain source, (N,).
+        relations: of their maps; an image is a position in `rows`.
+    """
+
+    rows: pa.Table
+    source: NDArray[np.bool_]
+    relations: Relations
+
+    def of(self, row: int) -> Iterator[tuple[int, list[int]]]:
+        """The class index of each map of an image, and its related images."""
+        for number in range(*self.relations.start[row : row + 2].tolist()):
+            yield int(self.relations.tag[number]), self.relations.related[number].tolist()
+
+
+def relations_of_run(config: Config, context: RunContext) -> MapRelations | None:
+    """The related images of the maps that the stage localize wrote; None where maps are of a single round."""
+    if not config.localize.related:
+        return None
+    rows = split_rows(context, "train", tagged=True)
+    nearest = config.localize.related_by == "nearest"
+    vectors = read_vectors(context.inputs["localize"] / VECTORS) if nearest else None
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    tags = Tags.of_index(rows["tags"], len(context.classes))
+    relations = draw_relations(config.localize, config.seed, tags, source, vectors)
+    return MapRelations(rows=rows, source=source, relations=relations)

@@ -12,6 +12,7 @@ from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.served import trained_segmenter
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
+from mcis.platform.reporting.explorer import explorer_of_run
 from mcis.platform.reporting.gallery import panels_of_run
 from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
@@ -19,6 +20,7 @@ from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.environment import environment
 from mcis.platform.runs.progress import console, read_records
+from mcis.platform.runs.relations import MapRelations, relations_of_run
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores, scores_as_csv
 from mcis.platform.runs.version import git_revision
@@ -75,6 +77,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     scores = _scores(context)
     bound, left_out = upper_bound(context.workspace, context.name, scores)
     panels = panels_of_run(config, context) if "index" in context.inputs else []
+    relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
     return ReportData(
         name=context.name,
         setting=config.setting,
@@ -93,7 +96,8 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         config=[ConfigValue(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(),
         panels=panels,
-        attention=_attention(config, context, panels),
+        attention=_attention(config, context, relations, panels),
+        explorer=explorer_of_run(config, context, panels, relations),
         bound=bound,
     )
 
@@ -123,11 +127,13 @@ def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
     return logs
 
 
-def _attention(config: Config, context: RunContext, panels: Sequence[Panel]) -> list[Steps]:
-    if "localize" not in context.inputs:
+def _attention(
+    config: Config, context: RunContext, relations: MapRelations | None, panels: Sequence[Panel]
+) -> list[Steps]:
+    if relations is None:
         return []
     with_maps = [panel.image_id for panel in panels if panel.split == "train" and panel.maps]
-    return attention_steps(config, context, with_maps[:_STEP_BY_STEP])
+    return attention_steps(config, context, relations, with_maps[:_STEP_BY_STEP])
 
 
 def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds: Mapping[str, float]) -> None:

@@ -1,0 +1,431 @@
+// The explorer of a run's page: localization maps against a threshold that the reader moves.
+//
+// It reads the JSON of #explore-data (explorer.py writes it) and fills the section #explore, which the page hides
+// without it. Text from outside enters as textContent alone; the page's policy forbids everything else. The numbers
+// follow score_maps (models/localization.py), resample (models/resampling.py) and map_counts (models/counts.py), and
+// tests in a browser hold them against these.
+"use strict";
+(() => {
+  const IGNORE = 255;
+  const find = (name) => document.getElementById(`explore-${name}`);
+  const data = JSON.parse(find("data").textContent);
+  const state = { image: null, threshold: data.start, view: "mask", settled: false };
+
+  // ---- numbers
+
+  async function unpacked(text, Type) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Type(await new Response(stream).arrayBuffer());
+  }
+
+  function cubic(distance) {
+    const a = -0.75;
+    if (distance <= 1) return ((a + 2) * distance - (a + 3)) * distance ** 2 + 1;
+    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a;
+  }
+
+  /** For each of `count` pixels of a side: the four positions of a grid that it is made of, and their weights. */
+  function taps(grid, count) {
+    return Array.from({ length: count }, (_, pixel) => {
+      const at = ((pixel + 0.5) / count - grid.first) / grid.step;
+      const below = Math.floor(at);
+      return [-1, 0, 1, 2].map((tap) => ({
+        position: Math.min(Math.max(below + tap, 0), grid.positions - 1),
+        weight: Math.fround(cubic(Math.abs(at - (below + tap)))),
+      }));
+    });
+  }
+
+  /** A map (h x w positions) at the pixels of its image, bicubic. */
+  function resized(map, rows, columns, width) {
+    const across = new Float32Array(rows.length * width);
+    rows.forEach((row, y) => {
+      for (let x = 0; x < width; x++) {
+        let sum = 0;
+        for (const { position, weight } of row) sum += weight * map[position * width + x];
+        across[y * width + x] = sum;
+      }
+    });
+    const out = new Float32Array(rows.length * columns.length);
+    columns.forEach((column, x) => {
+      for (let y = 0; y < rows.length; y++) {
+        let sum = 0;
+        for (const { position, weight } of column) sum += weight * across[y * width + position];
+        out[y * columns.length + x] = sum;
+      }
+    });
+    return out;
+  }
+
+  const largest = (values) => values.reduce((a, b) => Math.max(a, b));
+  const smallest = (values) => values.reduce((a, b) => Math.min(a, b));
+  const SCALES = {
+    maximum: (map) => {
+      const top = Math.max(largest(map), Math.fround(1e-6));
+      return map.map((value) => Math.max(value, 0) / top);
+    },
+    range: (map) => {
+      const low = smallest(map);
+      const span = Math.max(Math.fround(largest(map) - low), Math.fround(1e-6));
+      return map.map((value) => Math.fround(value - low) / span);
+    },
+    logarithm: (map) =>
+      map.map((value) => Math.min(Math.max((1 + (Math.sign(value) * Math.log1p(Math.abs(value))) / 7) / 2, 0), 1)),
+  };
+
+  /** Decodes an image's arrays: a score per map and pixel, the strongest map's label and interval, and the truth. */
+  async function decoded(image) {
+    const [down, along] = image.grids;
+    const values = await unpacked(image.maps, Float32Array);
+    const rows = taps(down, image.height);
+    const columns = taps(along, image.width);
+    const size = down.positions * along.positions;
+    image.scores = image.labels.map((_, number) =>
+      SCALES[data.scale](resized(values.subarray(number * size, (number + 1) * size), rows, columns, along.positions)),
+    );
+    image.strongest = new Uint8Array(image.height * image.width).fill(image.labels[0]);
+    const top = image.scores[0].slice();
+    image.scores.slice(1).forEach((scores, number) => {
+      scores.forEach((score, pixel) => {
+        if (score > top[pixel]) {
+          top[pixel] = score;
+          image.strongest[pixel] = image.labels[number + 1];
+        }
+      });
+    });
+    image.interval = Uint16Array.from(top, (score) => Math.min(Math.floor(score * data.bins), data.bins - 1));
+    image.known = image.truth && (await unpacked(image.truth, Uint8Array));
+  }
+
+  const maskOf = (image) =>
+    image.strongest.map((label, pixel) => (image.interval[pixel] >= state.threshold ? label : 0));
+
+  /** Of each label in truth or mask its IoU in percent; null without a truth. */
+  function ious(image, mask) {
+    if (!image.known) return null;
+    const [both, truth, predicted] = [0, 0, 0].map(() => new Uint32Array(256));
+    image.known.forEach((label, pixel) => {
+      if (label === IGNORE) return;
+      truth[label]++;
+      predicted[mask[pixel]]++;
+      if (label === mask[pixel]) both[label]++;
+    });
+    const found = new Map();
+    for (let label = 0; label < IGNORE; label++) {
+      const union = truth[label] + predicted[label] - both[label];
+      if (union) found.set(label, (100 * both[label]) / union);
+    }
+    return found;
+  }
+
+  const meanOf = (found) => (found && found.size ? [...found.values()].reduce((a, b) => a + b) / found.size : null);
+  const inPercent = (value) => (value === null || value === undefined ? "\u2013" : value.toFixed(1));
+
+  // ---- drawing
+
+  const nameOf = (label) => data.labels[label].name;
+  const colorOf = (label) => [1, 3, 5].map((at) => parseInt(data.labels[label].color.slice(at, at + 2), 16));
+
+  function element(tag, className = "", text = "") {
+    const made = document.createElement(tag);
+    made.className = className;
+    made.textContent = text;
+    return made;
+  }
+
+  function named(label) {
+    const made = element("span", "name");
+    const swatch = element("i", label === IGNORE ? "swatch ignored" : "swatch");
+    if (label !== IGNORE) swatch.style.background = data.labels[label].color;
+    made.append(swatch, element("span", "", nameOf(label)));
+    return made;
+  }
+
+  function picture(source, text) {
+    const made = element("img");
+    made.src = source;
+    made.alt = text;
+    return made;
+  }
+
+  /** Paints a packed color for each pixel of an image on a canvas of its size. */
+  function paint(canvas, image, color) {
+    canvas.width = image.width;
+    canvas.height = image.height;
+    const pixels = new ImageData(image.width, image.height);
+    const words = new Uint32Array(pixels.data.buffer);
+    for (let pixel = 0; pixel < words.length; pixel++) words[pixel] = color(pixel);
+    canvas.getContext("2d").putImageData(pixels, 0, 0);
+  }
+
+  const packed = ([red, green, blue], opacity) => ((opacity << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+
+  /** Labels in their colors, see-through inside, with a light rim; background and ignored pixels stay clear. */
+  function paintMask(canvas, image, mask) {
+    const table = (color) =>
+      Uint32Array.from({ length: 256 }, (_, label) => (label && label !== IGNORE && label in data.labels ? color(label) : 0));
+    const inside = table((label) => packed(colorOf(label), 160));
+    const rim = table((label) => packed(colorOf(label).map((value) => value + 0.65 * (255 - value)), 255));
+    const { width } = image;
+    paint(canvas, image, (pixel) => {
+      const label = mask[pixel];
+      const x = pixel % width;
+      const edge =
+        (mask[pixel - width] ?? label) !== label ||
+        (mask[pixel + width] ?? label) !== label ||
+        (x > 0 && mask[pixel - 1] !== label) ||
+        (x < width - 1 && mask[pixel + 1] !== label);
+      return (edge ? rim : inside)[label];
+    });
+  }
+
+  function paintMap(canvas, image, number) {
+    const color = colorOf(image.labels[number]);
+    const bright = color.map((value) => Math.min(255, (value * 255) / Math.max(...color, 1)));
+    paint(canvas, image, (pixel) => packed(bright, Math.round(235 * image.scores[number][pixel])));
+  }
+
+  function draw() {
+    state.settled = true;
+    const { image } = state;
+    find("at").value = data.thresholds[state.threshold];
+    for (const other of data.images) {
+      if (!other.scores) continue;
+      other.mask = maskOf(other);
+      other.ious = ious(other, other.mask);
+      paintMask(other.canvas, other, other.mask);
+      other.figure.textContent = other.known ? `mIoU ${inPercent(meanOf(other.ious))}` : "no truth";
+    }
+    drawCurve();
+    if (!image || !image.scores) return;
+    const canvas = find("canvas");
+    find("stage").classList.toggle("faded", state.view.startsWith("map"));
+    if (state.view === "mask") paintMask(canvas, image, image.mask);
+    else if (state.view === "truth") paintMask(canvas, image, image.known);
+    else paintMap(canvas, image, Number(state.view.slice("map".length)));
+    const seen = image.labels.map((label) => `${nameOf(label)} ${shareOf(image.mask, label)} %`).join(", ");
+    canvas.setAttribute("aria-label", `${image.id} at threshold ${data.thresholds[state.threshold]}: ${seen}`);
+    find("miou").textContent = inPercent(meanOf(image.ious));
+    find("labels").replaceChildren(...readings(image));
+  }
+
+  const shareOf = (mask, label) => inPercent((100 * mask.filter((value) => value === label).length) / mask.length);
+
+  /** A row per label: its IoU, or without a truth the share of the mask that it has. */
+  function readings(image) {
+    const rows = image.ious || new Map([0, ...image.labels].map((label) => [label, null]));
+    return [...rows].map(([label, iou]) => {
+      const row = element("tr");
+      const head = element("th");
+      head.scope = "row";
+      head.append(named(label));
+      row.append(head, element("td", "n", inPercent(iou)), element("td", "n", `${shareOf(image.mask, label)} %`));
+      row.dataset.label = label;
+      return row;
+    });
+  }
+
+  function shape(tag, attributes) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    return made;
+  }
+
+  /** The split's mIoU over the thresholds, with a dot at the slider's. */
+  function drawCurve() {
+    if (!data.curve) return;
+    const { mious } = data.curve;
+    const top = Math.max(...mious, 1);
+    const x = (number) => 4 + (292 * number) / Math.max(mious.length - 1, 1);
+    const y = (miou) => 84 - (76 * miou) / top;
+    const line = mious.flatMap((miou, number) => (miou === null ? [] : [`${x(number)},${y(miou)}`])).join(" ");
+    const now = mious[state.threshold];
+    find("curve").replaceChildren(
+      shape("line", { x1: 4, x2: 296, y1: 84, y2: 84, class: "axis" }),
+      shape("line", { x1: x(data.start), x2: x(data.start), y1: 4, y2: 84, class: "best" }),
+      shape("polyline", { points: line }),
+      ...(now === null ? [] : [shape("circle", { cx: x(state.threshold), cy: y(now), r: 4.5 })]),
+    );
+    find("split").textContent = inPercent(now);
+  }
+
+  function redraw() {
+    if (!state.settled) return;
+    state.settled = false;
+    requestAnimationFrame(draw);
+  }
+
+  // ---- what the pointer is at
+
+  /** Shows what an image has at a place, as fractions of its sides, beside a point of the window. */
+  function point(image, across, down, left, top) {
+    if (!image.scores) return;
+    const x = Math.min(Math.max(Math.floor(across * image.width), 0), image.width - 1);
+    const y = Math.min(Math.max(Math.floor(down * image.height), 0), image.height - 1);
+    const pixel = y * image.width + x;
+    const lines = [line("mask", named(image.mask[pixel]))];
+    if (image.known) lines.push(line("truth", named(image.known[pixel])));
+    image.labels.forEach((label, number) => lines.push(line(named(label), image.scores[number][pixel].toFixed(2))));
+    const tip = find("tip");
+    tip.replaceChildren(...lines);
+    tip.dataset.at = `${x},${y}`;
+    tip.hidden = false;
+    const { width, height } = tip.getBoundingClientRect();
+    tip.style.left = `${left + 16 + width > innerWidth ? left - 12 - width : left + 16}px`;
+    tip.style.top = `${Math.max(4, Math.min(top + 14, innerHeight - height - 4))}px`;
+  }
+
+  function line(head, value) {
+    const made = element("div");
+    const [term, told] = [element("span", "muted"), element("b")];
+    term.append(head);
+    told.append(value);
+    made.append(term, told);
+    return made;
+  }
+
+  const leave = () => (find("tip").hidden = true);
+
+  function watch(target, imageOf) {
+    target.addEventListener("pointermove", (event) => {
+      const box = target.getBoundingClientRect();
+      const [across, down] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+      point(imageOf(), across, down, event.clientX, event.clientY);
+    });
+    target.addEventListener("pointerleave", leave);
+  }
+
+  /** Arrow keys move a place over the large picture, from its middle. */
+  function watchKeys(canvas) {
+    const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+    const at = [0.5, 0.5];
+    canvas.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") leave();
+      if (!(event.key in steps)) return;
+      event.preventDefault();
+      steps[event.key].forEach((step, axis) => (at[axis] = Math.min(Math.max(at[axis] + step / 32, 0), 0.999)));
+      const box = canvas.getBoundingClientRect();
+      point(state.image, ...at, box.left + at[0] * box.width, box.top + at[1] * box.height);
+    });
+    canvas.addEventListener("blur", leave);
+  }
+
+  // ---- one image and its related images
+
+  function choose(image) {
+    state.image = image;
+    for (const other of data.images) other.button.setAttribute("aria-pressed", other === image);
+    find("id").textContent = image.id;
+    find("picture").src = image.picture;
+    find("stage").style.setProperty("--ratio", image.width / image.height);
+    const whole = image.full[0] === image.height && image.full[1] === image.width;
+    const size = `Computed at ${image.width} \u00d7 ${image.height} pixels`;
+    find("size").textContent = whole
+      ? `${size}, the image's own size, as the scores of the run are.`
+      : `${size}; the image has ${image.full[1]} \u00d7 ${image.full[0]}, at which the run is scored.`;
+    const views = [["mask", "mask"], ...image.labels.map((label, number) => [`map${number}`, `map of ${nameOf(label)}`])];
+    if (image.truth) views.push(["truth", "truth"]);
+    state.view = "mask";
+    find("views").replaceChildren(...views.map(([value, text]) => view(value, text)));
+    find("related").replaceChildren(...related(image));
+    redraw();
+  }
+
+  function view(value, text) {
+    const made = element("label", "chip");
+    const radio = element("input");
+    Object.assign(radio, { type: "radio", name: "explore-view", value, checked: value === state.view });
+    radio.addEventListener("change", () => {
+      state.view = value;
+      redraw();
+    });
+    made.append(radio, text);
+    return made;
+  }
+
+  /** The images that each of an image's maps was made with, and where attention looked where the page shows it. */
+  function* related(image) {
+    if (!image.related.length) yield element("p", "muted", "Its maps are of a single round, made of this image alone.");
+    for (const { label, number: count, tiles } of image.related) {
+      const head = element("h3");
+      const told = count === tiles.length ? "" : `, ${tiles.length} of them here`;
+      const number = count === 1 ? "one related image" : `${count} related images`;
+      head.append(named(label), element("span", "", `map made with ${number}${told}`));
+      const strip = element("div", "strip");
+      for (const tile of tiles) {
+        const figure = element("figure");
+        figure.append(picture(tile.picture, `related image ${tile.id}`), element("figcaption", "mono", tile.id));
+        strip.append(figure);
+      }
+      yield head;
+      yield strip;
+    }
+    const shown = document.querySelectorAll("#attention article");
+    if (image.steps.length) yield element("h3", "", "Where attention looked");
+    for (const number of image.steps) yield shown[number].cloneNode(true);
+  }
+
+  function thumbnail(image) {
+    const item = element("li");
+    const button = (image.button = element("button"));
+    const layers = element("span", "layers");
+    image.canvas = element("canvas");
+    image.figure = element("span", "muted");
+    button.type = "button";
+    layers.style.setProperty("--ratio", image.width / image.height);
+    layers.append(picture(image.picture, ""), image.canvas);
+    button.append(layers, element("span", "mono", image.id), image.figure);
+    button.addEventListener("click", () => choose(image));
+    item.append(button);
+    return item;
+  }
+
+  /** Lets the gallery's pictures answer the pointer, and a click on them or their button open the image here. */
+  function joinGallery() {
+    for (const article of document.querySelectorAll("article[data-explore]")) {
+      const image = data.images[article.dataset.explore];
+      const button = article.querySelector("button");
+      const open = () => {
+        choose(image);
+        document.getElementById("explore").scrollIntoView();
+        image.button.focus({ preventScroll: true });
+      };
+      button.hidden = false;
+      button.addEventListener("click", open);
+      article.classList.add("live");
+      for (const shown of article.querySelectorAll("img")) {
+        watch(shown, () => image);
+        shown.addEventListener("click", open);
+      }
+    }
+  }
+
+  async function start() {
+    document.getElementById("explore").hidden = false;
+    document.querySelector('nav a[href="#explore"]').hidden = false;
+    find("shelf").append(...data.images.map(thumbnail));
+    const slider = find("threshold");
+    const move = (number) => {
+      slider.value = state.threshold = number;
+      slider.setAttribute("aria-valuetext", data.thresholds[number]);
+      redraw();
+    };
+    slider.addEventListener("input", () => move(Number(slider.value)));
+    if (data.curve) find("best").addEventListener("click", () => move(data.start));
+    move(state.threshold);
+    watch(find("canvas"), () => state.image);
+    watchKeys(find("canvas"));
+    for (const image of data.images) {
+      await decoded(image);
+      if (!state.image) choose(image);
+    }
+    state.settled = true;
+    draw();
+    joinGallery();
+    document.getElementById("explore").dataset.ready = "";
+  }
+
+  // Older browsers keep the page as it is without a script.
+  if ("DecompressionStream" in window) start();
+})();

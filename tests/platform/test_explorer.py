@@ -1,0 +1,436 @@
+"""The page's explorer: its data and policy, and in a real browser its numbers against the program's own."""
+
+import json
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from dataclasses import replace
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.classes import IGNORE
+from mcis.datasets.grids import Grid
+from mcis.datasets.maps import ImageMaps, map_rows
+from mcis.datasets.relations import Relations
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.models.counts import Counts, add_counts, map_counts
+from mcis.models.localization import SCALES, score_maps
+from mcis.models.metrics import iou, mean, sweep
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import resolve
+from mcis.platform.reporting import explorer as explorer_module
+from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_data, explorer_of_run
+from mcis.platform.reporting.panels import Panel, Tile, labels
+from mcis.platform.reporting.run_data import ReportData
+from mcis.platform.reporting.run_page import write_report
+from mcis.platform.runs.counts import read_counts
+from mcis.platform.runs.relations import MapRelations, relations_of_run
+from mcis.platform.runs.scores import CURVES, Curve, Score
+from mcis.platform.runs.workspace import RunFolder, Workspace, read_json
+
+if TYPE_CHECKING:
+    from selenium.webdriver import Chrome
+
+CLASSES = ("circle", "square", "star")
+HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\udcff<!--<script>"
+SHOWN = "</script><img src=x onerror=alert(1)>\u2028\N{REPLACEMENT CHARACTER}\\udcff<!--<script>"
+BINS = 32
+TINY = (
+    "classifier.epochs=1",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "localize.related=2",
+    "segmenter.channels=24",
+    "segmenter.steps=2",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+    f"evaluate.thresholds={BINS}",
+    "report.panels=8",
+    "compute.threads=1",
+    "compute.stop_if_nothing_is_learnt=false",
+)
+RELATED = Tile("other", Image.new("RGB", (30, 20), "red"))
+
+
+def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth: bool = True) -> ExplorerImage:
+    """An image of 57 x 40 pixels, noise with maps of 7 x 7 positions that do not lie at its corners."""
+    random = np.random.default_rng(seed)
+    maps = (6 * random.standard_normal((len(tags), 7, 7))).astype(np.float16).astype(np.float32)
+    known = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
+    return ExplorerImage(
+        image_id=image_id,
+        image=random.integers(0, 256, (40, 57, 3), np.uint8),
+        truth=known if truth else None,
+        full_size=(40, 57),
+        maps=ImageMaps(np.array(tags), maps, (Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
+        related=(Related(tags[0], 2, (RELATED,)),),
+    )
+
+
+def panel(image: ExplorerImage, classes: tuple[str, ...]) -> Panel:
+    """The image as the gallery has it."""
+    return Panel(
+        image_id=image.image_id,
+        split="train",
+        tags=tuple(classes[k] for k in image.maps.classes),
+        image=image.image,
+        truth=image.truth,
+        maps=tuple((classes[k], np.ones(image.image.shape[:2], np.float32)) for k in image.maps.classes),
+        pseudo_mask=None,
+        prediction=None,
+    )
+
+
+def page_of(folder: Path, images: list[ExplorerImage], scale: str, classes: tuple[str, ...] = CLASSES) -> Path:
+    """A report with these images; its curve is best at threshold 9 / 32."""
+    mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
+    score = Score(
+        what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, precision={}, recall={},
+        confusion=(), threshold=9 / BINS, related=3, seed=0, recipe="small", weights="none", git=None,
+    )  # fmt: skip
+    panels = [panel(image, classes) for image in images]
+    data = ReportData(
+        name="drawn", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00", git=None, classes=classes,
+        scores=[score], counts={}, rejects=[], notes=[], seconds={}, computed={}, training={},
+        curves={"R = 3": Curve([i / BINS for i in range(BINS)], mious)}, config=[], environment={}, panels=panels,
+        explorer=Explorer(images=images, scale=scale, bins=BINS, threshold=0.3, related=3),
+    )  # fmt: skip
+    return write_report(data, RunFolder(folder))
+
+
+def embedded(page: Path) -> dict[str, Any]:
+    """The data that a page holds for its script."""
+    (text,) = re.findall(r'<script type="application/json" id="explore-data">(.*?)</script>', page.read_text(), re.S)
+    return json.loads(text)
+
+
+def test_the_page_allows_its_own_script_and_no_other(tmp_path: Path) -> None:
+    page = page_of(tmp_path, [image_of("a", 0)], "maximum").read_text()
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    policy = (
+        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+        f"script-src 'sha256-{digest}'; require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+    assert f'content="{policy}"' in page
+    assert page.count("<script") == 2
+    for way in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "fetch(", "http"):
+        assert way not in script.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_hostile_names_stay_data(tmp_path: Path) -> None:
+    classes = (HOSTILE, "square", "star")
+    page = page_of(tmp_path, [image_of(HOSTILE, 0)], "maximum", classes)
+    assert page.read_text().count("<script") == 2
+    data = embedded(page)
+    assert data["images"][0]["id"] == data["labels"]["1"]["name"] == SHOWN
+
+
+def test_a_page_holds_no_more_than_its_bounds_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = [image_of(f"{n}", n) for n in range(explorer_module.MOST_IMAGES + 2)]
+    tried = Explorer(images=images, scale="maximum", bins=BINS, threshold=0.3, related=3)
+    found = explorer_data(tried, CLASSES, None, [])
+    assert found.shown == [image.image_id for image in images[:12]]
+    assert (len(found.values["images"]), found.left_out, found.values["start"]) == (12, 2, round(0.3 * BINS))
+    written = len(json.dumps(found.values))
+    assert found.size == pytest.approx(written, rel=0.01)
+    monkeypatch.setattr(explorer_module, "MOST_BYTES", written // 2)
+    fewer = explorer_data(tried, CLASSES, None, [])
+    assert len(json.dumps(fewer.values)) <= written // 2 * 1.01
+    assert 0 < len(fewer.shown) == 14 - fewer.left_out < 12
+
+    monkeypatch.setattr(explorer_module, "MOST_IMAGES", 1)
+    page = page_of(tmp_path / "one", images[:3], "maximum").read_text()
+    assert "2 more would exceed its bound of 12 images or 3 MB" in page
+    assert page.count(" data-explore=") == 1
+    monkeypatch.setattr(explorer_module, "MOST_BYTES", 1000)
+    assert "<script" not in page_of(tmp_path / "none", images[:1], "maximum").read_text()
+
+
+def test_a_large_image_is_embedded_smaller_with_its_truth_and_related_images(tmp_path: Path) -> None:
+    """An image that is read at half its size and still exceeds the bound; one related image is drawn twice."""
+    random = np.random.default_rng(0)
+    image, truth = random.integers(0, 256, (600, 1024, 3), np.uint8), random.integers(0, 4, (600, 1024), np.uint8)
+    Image.fromarray(image).save(tmp_path / "image.png")
+    rows = pa.table({"image_id": ["big", "other"], "uri": [str(tmp_path / "image.png")] * 2})
+    rows = rows.append_column("height", [[1200, 1200]]).append_column("width", [[2048, 2048]])
+    none = np.zeros(3, np.int64)
+    relations = Relations(
+        start=np.arange(3), image=np.arange(2), tag=np.ones(2, np.int64), others=none[:0], others_start=none,
+        related=np.array([[1, 1, 0], [0, 0, 0]]),
+    )  # fmt: skip
+    maps = random.standard_normal((2, 5, 6)).astype(np.float16)
+    (tmp_path / "maps").mkdir()
+    pq.write_table(map_rows(["big", "other"], [1, 1], maps, Grid(0.1, 0.2, 5)), tmp_path / "maps" / "part-0.parquet")
+    drawn = panel(replace(image_of("big", 0, tags=(1,)), image=image, truth=truth), CLASSES)
+    config = resolve("voc", "small", assignments=["localize.related=3", "evaluate.thresholds=32"]).config
+    context: Any = SimpleNamespace(inputs={"localize": tmp_path})
+    made_of = MapRelations(rows=rows, source=np.zeros(2, np.bool_), relations=relations)
+    found = explorer_of_run(config, context, [drawn, replace(drawn, split="val")], made_of)
+    assert found is not None
+    (big,) = found.images
+    assert (big.image.shape, big.full_size) == ((300, 512, 3), (1200, 2048))
+    assert big.truth is not None
+    np.testing.assert_array_equal(big.truth, truth[1::2, 1::2])  # the nearest of each four
+    np.testing.assert_array_equal(big.maps.maps[0], maps[0].astype(np.float32))
+    assert [(of.tag, of.number, [tile.title for tile in of.tiles]) for of in big.related] == [(1, 3, ["other", "big"])]
+    assert {tile.picture.size for of in big.related for tile in of.tiles} == {(96, 56)}
+    assert (found.bins, found.related) == (32, 3)
+
+
+# ---- in a browser
+
+
+def opened(browser: "Chrome", page: Path) -> None:
+    """Opens a page and waits for its explorer."""
+    browser.get_log("browser")
+    browser.get_log("performance")
+    browser.get(page.as_uri())
+    wait(browser, "return document.getElementById('explore').dataset.ready !== undefined")
+
+
+def wait(browser: "Chrome", script: str) -> None:
+    """Waits until a script returns what is true."""
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(script), script)
+
+
+def text(browser: "Chrome", name: str) -> str:
+    return browser.execute_script(f"return document.getElementById('explore-{name}').textContent")
+
+
+def move(browser: "Chrome", threshold: int) -> None:
+    """Moves the slider by keys from where it is."""
+    from selenium.webdriver.common.keys import Keys
+
+    slider = browser.find_element("id", "explore-threshold")
+    at = int(str(slider.get_property("value")))
+    slider.send_keys((Keys.RIGHT if threshold > at else Keys.LEFT) * abs(threshold - at))
+    settled(browser)
+
+
+def settled(browser: "Chrome") -> None:
+    """Waits until what was asked for is drawn."""
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
+
+
+def mask_shown(browser: "Chrome", selector: str, classes: tuple[str, ...]) -> NDArray[np.uint8]:
+    """The labels (h, w) that a canvas of the page shows; the rim of a segment is a lighter shade of its color."""
+    png = browser.execute_script("return document.querySelector(arguments[0]).toDataURL()", selector)
+    rgba = np.asarray(Image.open(BytesIO(b64decode(png.partition(",")[2]))).convert("RGBA")).astype(np.int64)
+    height, width = rgba.shape[:2]
+    mask, distance = np.zeros((height, width), np.uint8), np.full((height, width), 6.0)
+    for label, (_, color) in labels(classes).items():
+        if label not in (0, IGNORE):
+            flat = np.array(list(bytes.fromhex(color[1:])), np.float64)
+            for shade in (flat, flat + 0.65 * (255 - flat)):
+                apart = np.where(rgba[..., 3] > 0, np.abs(rgba[..., :3] - shade).max(axis=2), np.inf)
+                mask[apart < distance] = label
+                distance = np.minimum(distance, apart)
+    assert (mask > 0).sum() == (rgba[..., 3] > 0).sum()
+    return mask
+
+
+def expected_masks(image: ExplorerImage, scale: str, bins: int) -> Iterator[NDArray[np.uint8]]:
+    """The mask of every threshold, slowly and in float64 but for the program's own scores."""
+    scores = score_maps(torch.from_numpy(image.maps.maps), image.maps.grids, scale, *image.image.shape[:2]).numpy()
+    strongest = np.append(0, image.maps.classes + 1)[scores.argmax(axis=0) + 1].astype(np.uint8)
+    for threshold in range(bins):
+        yield np.where(scores.max(axis=0).astype(np.float64) >= threshold / bins, strongest, 0).astype(np.uint8)
+
+
+def mious(image: ExplorerImage, scale: str, bins: int, classes: int) -> list[float]:
+    """The image's mIoU at every threshold, by the functions that the stage `evaluate` calls."""
+    assert image.truth is not None
+    maps = score_maps(torch.from_numpy(image.maps.maps), image.maps.grids, scale, *image.truth.shape).numpy()
+    total = np.zeros((bins, classes + 1, classes + 1), np.int64)
+    add_counts(total, map_counts(image.truth, maps, image.maps.classes, classes, bins))
+    return [mean(iou(matrix)) for matrix in sweep(total)]
+
+
+def requested(browser: "Chrome") -> list[str]:
+    """What was requested since the page was opened, data URIs left out."""
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in urls if not url.startswith("data:")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scale", SCALES)
+def test_masks_and_iou_of_every_scale_are_the_programs(browser: "Chrome", tmp_path: Path, scale: str) -> None:
+    smaller = replace(image_of("b", 1, tags=(1,)), full_size=(400, 570))
+    images = [image_of("a", 0), smaller, image_of("c", 2, tags=(2, 0, 1), truth=False)]
+    page = page_of(tmp_path, images, scale)
+    opened(browser, page)
+    assert text(browser, "at") == f"{9 / BINS:.3g}"
+    for number, image in enumerate(images):
+        browser.execute_script(f"document.querySelectorAll('#explore-shelf button')[{number}].click()")
+        size = "the image has 570 × 400, at which the run is scored" if image is smaller else "the image's own size"
+        assert text(browser, "size").startswith("Computed at 57 × 40 pixels")
+        assert size in text(browser, "size")
+        masks = list(expected_masks(image, scale, BINS))
+        for threshold in (0, 9, 17, 18, BINS - 1):
+            move(browser, threshold)
+            assert text(browser, "at") == f"{threshold / BINS:.3g}"
+            assert text(browser, "split") == ("\u2013" if not threshold else f"{40 - abs(9 - threshold):.1f}")
+            for canvas in ("#explore-canvas", f"#explore-shelf li:nth-child({number + 1}) canvas"):
+                np.testing.assert_array_equal(mask_shown(browser, canvas, CLASSES), masks[threshold])
+            shown = "\u2013" if image.truth is None else f"{mious(image, scale, BINS, 3)[threshold]:.1f}"
+            assert text(browser, "miou") == shown
+    assert browser.get_log("browser") == []
+    assert requested(browser) == [page.as_uri()]
+
+
+@pytest.mark.slow
+def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", tmp_path: Path) -> None:
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.keys import Keys
+
+    image = image_of(HOSTILE, 0)
+    names = (HOSTILE, "square", "star")
+    opened(browser, page_of(tmp_path, [image], "range", names))
+    scores = score_maps(torch.from_numpy(image.maps.maps), image.maps.grids, "range", 40, 57).numpy()
+    mask = list(expected_masks(image, "range", BINS))[9]
+    known = image.truth
+    assert known is not None
+    told = ["background", SHOWN, *names[1:]]
+
+    def check() -> tuple[int, int]:
+        x, y = map(int, str(browser.find_element("id", "explore-tip").get_attribute("data-at")).split(","))
+        truth = "ignored" if known[y, x] == IGNORE else told[known[y, x]]
+        lines = ["mask" + told[mask[y, x]], "truth" + truth]
+        lines += [f"{told[k + 1]}{scores[n, y, x]:.2f}" for n, k in enumerate(image.maps.classes)]
+        assert text(browser, "tip") == "".join(lines)
+        return x, y
+
+    canvas = browser.find_element("id", "explore-canvas")
+    seen = set()
+    for dx, dy in ((-200, -150), (-40, 90), (130, 10)):
+        ActionChains(browser).move_to_element_with_offset(canvas, dx, dy).perform()
+        seen.add(check())
+        size = canvas.size
+        expected = ((0.5 + dx / size["width"]) * 57, (0.5 + dy / size["height"]) * 40)
+        np.testing.assert_allclose(np.add(check(), 0.5), expected, atol=0.8)  # the pointer is at a whole pixel
+    assert len(seen) == 3
+    canvas.send_keys(Keys.RIGHT * 3 + Keys.UP)
+    assert check() == (int((0.5 + 3 / 32) * 57), int((0.5 - 1 / 32) * 40))
+    canvas.send_keys(Keys.ESCAPE)
+    assert not browser.find_element("id", "explore-tip").is_displayed()
+    gallery = browser.find_element("css selector", "article[data-explore] img")
+    ActionChains(browser).move_to_element(gallery).perform()
+    assert check() == (28, 20)
+    gallery.click()
+    assert browser.switch_to.active_element.tag_name == "button"
+    assert browser.get_log("browser") == []
+
+
+@pytest.mark.slow
+def test_the_browser_refuses_text_as_html_and_other_scripts(browser: "Chrome", tmp_path: Path) -> None:
+    opened(browser, page_of(tmp_path, [image_of("a", 0)], "maximum"))
+    attempt = """try { document.body.innerHTML = "<b>x</b>"; return "done"; } catch (error) { return error.name; }"""
+    assert browser.execute_script(attempt) == "TypeError"
+    browser.execute_script("""const made = document.createElement("img");
+        made.src = "https://example.org/x.png";
+        document.body.append(made);""")
+    wait(browser, "return [...document.images].at(-1).complete")
+    assert browser.execute_script("return [...document.images].at(-1).naturalWidth") == 0
+    told = " ".join(entry["message"] for entry in browser.get_log("browser"))
+    assert "TrustedHTML" in told
+    assert "img-src data:" in told
+
+
+@pytest.mark.slow
+def test_without_a_script_the_page_is_what_it_was(browser: "Chrome", tmp_path: Path) -> None:
+    page = page_of(tmp_path, [image_of("a", 0)], "maximum")
+    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
+    try:
+        browser.get(page.as_uri())
+        shown = {e.get_attribute("id"): e.is_displayed() for e in browser.find_elements("css selector", "section")}
+        assert not shown.pop("explore")
+        assert shown
+        assert all(shown.values())
+        hidden = 'nav a[href="#explore"], .panel button, #explore-tip'
+        assert not any(element.is_displayed() for element in browser.find_elements("css selector", hidden))
+    finally:
+        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
+
+
+@pytest.fixture(scope="module")
+def ended(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> pipeline.RunResult:
+    """A tiny run, from images to its report, with maps of two related images."""
+    root = tmp_path_factory.mktemp("data") / "VOC2012"
+    synthetic.draw(root, train=16, val=4, size=64, classes=3)
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    return pipeline.run(resolve("voc", "small", options, TINY), Workspace(tmp_path_factory.mktemp("workspace")), "tiny")
+
+
+@pytest.mark.slow
+def test_a_run_s_page_scores_each_image_as_the_run_did(browser: "Chrome", ended: pipeline.RunResult) -> None:
+    page = ended.context.folder.report
+    opened(browser, page)
+    (score,) = (score for score in ended.scores if score.what == "localization_maps" and score.related)
+    counted, classes = read_counts(ended.context.inputs["evaluate"], score), len(ended.context.classes)
+    curve = read_json(ended.context.inputs["evaluate"] / CURVES)[score.name]
+    assert score.threshold is not None
+    best = round(score.threshold * BINS)
+    images = embedded(page)["images"]
+    assert len(images) == 4
+    for number, image in enumerate(images):
+        browser.execute_script(f"document.querySelectorAll('#explore-shelf button')[{number}].click()")
+        chosen = np.array(counted.images) == counted.image_ids.index(image["id"])
+        total = np.zeros((BINS, classes + 1, classes + 1), np.int64)
+        add_counts(total, Counts(*(column[chosen] for column in counted.counts)))
+        expected = [mean(iou(matrix)) for matrix in sweep(total)]
+        for threshold in (3, best):
+            move(browser, threshold)
+            assert text(browser, "id") == image["id"]
+            assert float(text(browser, "miou")) == pytest.approx(expected[threshold], abs=0.051)
+            assert float(text(browser, "split")) == pytest.approx(curve[1][threshold], abs=0.051)
+        assert "the image's own size, as the scores of the run are" in text(browser, "size")
+    move(browser, 0)
+    browser.find_element("id", "explore-best").click()
+    settled(browser)
+    assert text(browser, "at") == f"{score.threshold:.3g}"
+    assert browser.get_log("browser") == []
+    assert requested(browser) == [page.as_uri()]
+
+
+@pytest.mark.slow
+def test_a_click_shows_the_images_that_maps_were_made_with(browser: "Chrome", ended: pipeline.RunResult) -> None:
+    page = ended.context.folder.report
+    made = relations_of_run(resolve("voc", "small", assignments=TINY).config, ended.context)
+    assert made is not None
+    ids = made.rows["image_id"].to_pylist()
+    opened(browser, page)
+    images = embedded(page)["images"]
+    for number, image in enumerate(images):
+        button = browser.find_elements("css selector", "#explore-shelf button")[number]
+        button.send_keys("\n")
+        assert button.get_attribute("aria-pressed") == "true"
+        strips = browser.find_elements("css selector", "#explore-related .strip")
+        shown = [[f.text for f in strip.find_elements("css selector", "figcaption")] for strip in strips]
+        expected = [[ids[row] for row in related] for _, related in made.of(ids.index(image["id"]))]
+        assert shown == expected
+        assert all(len(related) == 2 for related in shown)
+        steps = browser.find_elements("css selector", "#explore-related article .id")
+        assert [step.text for step in steps] == [image["id"]] * (len(expected) if number < 3 else 0)
+        pictures = browser.find_elements("css selector", "#explore-related img")
+        assert all(str(picture.get_property("naturalWidth")) != "0" for picture in pictures)
+    assert browser.get_log("browser") == []
