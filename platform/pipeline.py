@@ -13,7 +13,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.stage import Stage, run_stage, unfinished
+from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import (
     RunFolder,
@@ -63,6 +63,7 @@ STAGES = (
         sections=("seed", "classifier", "localize"),
         version=2,
         takes_part=learns_from_tags,
+        together=Together(localization.for_each_number, localization.run_together),
     ),
     Stage(
         name="train_affinity",
