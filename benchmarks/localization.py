@@ -69,7 +69,7 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     to_relate = relate_rows(rows, relations, range(CLASSES), every_image)
     began = time.perf_counter()
     embed(to_embed)
-    maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row).cpu()]
+    maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row)[0].cpu()]
     return time.perf_counter() - began, maps
 
 

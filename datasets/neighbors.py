@@ -21,6 +21,8 @@ of an inverted file that are nearest to the image, which finds most of the same 
 _STEPS = 2**11
 _BLOCK = 2**26  # entries of a block of products, 256 MiB
 _CELLS_SEARCHED = 32
+_ASKED = 65
+"""Candidates that faiss is asked for at least: the most related images that a run may have, and the image itself."""
 _SEED = 1234  # of the cells
 
 
@@ -92,9 +94,7 @@ def _exact(candidates: NDArray[np.float32], wanted: int) -> _Find:
     count = len(candidates)
 
     def find(queries: NDArray[np.float32]) -> NDArray[np.int64]:
-        products = queries @ candidates.T
-        # A whole number for each candidate that is larger the nearer it is; of equally near ones, the earlier.
-        ranks = (products * _STEPS**2).astype(np.int64) * count - np.arange(count)
+        ranks = _ranks(queries @ candidates.T, np.arange(count), count)
         top = np.argpartition(ranks, count - wanted, axis=1)[:, count - wanted :]
         order = np.argsort(-np.take_along_axis(ranks, top, axis=1), axis=1)
         return np.take_along_axis(top, order, axis=1)
@@ -105,15 +105,30 @@ def _exact(candidates: NDArray[np.float32], wanted: int) -> _Find:
 def _by_cells(candidates: NDArray[np.float32], wanted: int) -> _Find:
     import faiss
 
-    cells, width = round(len(candidates) ** 0.5), candidates.shape[1]
+    count, cells, width = len(candidates), round(len(candidates) ** 0.5), candidates.shape[1]
     index = faiss.IndexIVFFlat(faiss.IndexFlatIP(width), width, cells, faiss.METRIC_INNER_PRODUCT)
     index.cp.seed, index.nprobe = _SEED, _CELLS_SEARCHED
     index.train(candidates)
     index.add(candidates)
+    # Which of equally near ones faiss keeps, and their order, change with how many it is asked for.
+    asked = min(max(wanted, _ASKED), count)
 
     def find(queries: NDArray[np.float32]) -> NDArray[np.int64]:
-        _, found = index.search(queries, wanted)
+        products, found = index.search(queries, asked)
+        order = np.argsort(-_ranks(products, found, count), axis=1)[:, :wanted]
+        nearest = np.take_along_axis(found, order, axis=1)
         # Where the cells hold too few, -1 is left; the nearest stands in for them.
-        return np.asarray(np.where(found < 0, found[:, :1], found))
+        return np.asarray(np.where(nearest < 0, nearest[:, :1], nearest))
 
     return find
+
+
+def _ranks(products: NDArray[np.float32], candidates: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """A whole number for each of some of `count` candidates, larger the nearer it is; of equally near, the earlier.
+
+    Args:
+        products: of queries and candidates, (B, n).
+        candidates: which ones, (B, n) or (n,); -1, of which the number is the smallest, for none.
+    """
+    whole = np.where(candidates < 0, -1.0, products) * _STEPS**2
+    return np.asarray(whole.astype(np.int64) * count - np.where(candidates < 0, count, candidates))

@@ -1,7 +1,7 @@
 """Which images each localization map is made of (section 3.2), and in what rounds they are embedded."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -33,8 +33,21 @@ class Relations:
     """(T, R) related images; (T, 1) where each image is related to itself."""
     others: NDArray[np.int64]
     """(O,) images with which contrastive activations are computed, map by map (`contrastive_images`)."""
+    others_rank: NDArray[np.int64]
+    """(O,) which one each of the `others` is of the related images that it was drawn among, from 0."""
     others_start: NDArray[np.int64]
     """(T + 1,) where the `others` of each map begin."""
+
+    def first(self, related: int) -> "Relations":
+        """What the maps are made of with the first R related images alone: what is drawn for that R."""
+        kept = self.others_rank < related
+        return replace(
+            self,
+            related=self.related[:, :related],
+            others=self.others[kept],
+            others_rank=self.others_rank[kept],
+            others_start=np.concatenate([[0], np.cumsum(kept)])[self.others_start],
+        )
 
     def needs(self, classes: int) -> list[NDArray[np.int64]]:
         """For each of K classes the images whose features its maps are made of: K ascending arrays."""
@@ -48,9 +61,13 @@ class Relations:
 
 
 class ContrastiveImages(NamedTuple):
-    """Images with which T maps are contrasted: positions, (O,), map by map, and where each map's begin, (T + 1,)."""
+    """Images with which T maps are contrasted: positions, (O,), map by map, and where each map's begin, (T + 1,).
+
+    `rank` says which one each of them is, from 0, of the related images of another tag, (O,).
+    """
 
     images: NDArray[np.int64]
+    rank: NDArray[np.int64]
     start: NDArray[np.int64]
 
 
@@ -99,7 +116,8 @@ def draw(
     if related_by == "wrong_class":
         wrong = wrong_class_images(tags, image, tag, related, seed=seed, related_may_repeat=related_may_repeat)
         drawn = np.where(wrong < 0, drawn, wrong)
-    others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
+    none = np.zeros(0, np.int64)
+    others = ContrastiveImages(none, none, np.zeros(len(tag) + 1, np.int64))
     if contrastive:
         others = contrastive_images(tags, drawn)
     return Relations(
@@ -108,6 +126,7 @@ def draw(
         tag=tag,
         related=drawn,
         others=others.images,
+        others_rank=others.rank,
         others_start=others.start,
     )
 
@@ -234,7 +253,7 @@ def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveIma
     # Of a map combined with itself nothing is left, as its related images have its class.
     lacks = tagged[np.minimum(np.searchsorted(tagged, wanted), len(tagged) - 1)] != wanted
     kept = np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag))
-    return ContrastiveImages(candidates[lacks], np.concatenate([[0], np.cumsum(kept)]))
+    return ContrastiveImages(candidates[lacks], np.nonzero(lacks)[1], np.concatenate([[0], np.cumsum(kept)]))
 
 
 def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:

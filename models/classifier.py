@@ -371,8 +371,8 @@ class CoAttentionClassifier(nn.Module):
     ) -> Tensor:
         """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
 
-        It may be computed once and handed to `co_map` and `contrastive_map` for all maps of the target, whose embedding
-        (D, H, W) is given.
+        It may be computed once and handed to `co_maps` and `contrastive_maps` for all maps of the target, whose
+        embedding (D, H, W) is given.
 
         Args:
             kind, target_is_n: as of `facing_weights`.
@@ -384,7 +384,7 @@ class CoAttentionClassifier(nn.Module):
         w_p = None if identity else self.facing_weights(kind, target_is_n)
         return affinity_query(self.keys(target), w_p, form=self.affinity.form, scale=self.affinity.scale)
 
-    def co_map(
+    def co_maps(
         self,
         target: Tensor,
         related: Tensor,
@@ -394,7 +394,7 @@ class CoAttentionClassifier(nn.Module):
         target_is_n: bool | Tensor = False,
         query: Tensor | None = None,
     ) -> Tensor:
-        """Mean co-attentive activation of a class in a target over its related images (section 3.2), (H, W).
+        """Co-attentive activations of a class in a target with each related image, (R, H, W); a map is their mean.
 
         Args:
             target: embedding of the image whose map it is, (D, H, W).
@@ -408,10 +408,10 @@ class CoAttentionClassifier(nn.Module):
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
-        keys = self.keys(related)
-        return multi_round(query, keys, self.features(related), *of_tag, form=self.affinity.form).view(target.shape[1:])
+        each = multi_round(query, self.keys(related), self.features(related), *of_tag, form=self.affinity.form)
+        return each.unflatten(1, target.shape[1:])
 
-    def contrastive_map(
+    def contrastive_maps(
         self,
         target: Tensor,
         others: Tensor,
@@ -421,20 +421,21 @@ class CoAttentionClassifier(nn.Module):
         target_is_n: bool | Tensor = False,
         query: Tensor | None = None,
     ) -> Tensor:
-        """Mean contrastive activation of a class in a target against images that lack the class (section 4.5), (H, W).
+        """Contrastive activations of a class in a target with each of Q images that lack it (section 4.5), (Q, H, W).
 
         Args:
             target: embedding of the image whose map it is, (D, H, W).
             others: embeddings of the images that lack the class, (Q, D, H', W').
             tag: the class.
-            kind, target_is_n, query: as of `co_map`, for Q pairs.
+            kind, target_is_n, query: as of `co_maps`, for Q pairs.
         """
         query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
         of_tag = weight[tag, :, 0, 0] @ self.features(target).flatten(1), None if bias is None else bias[tag]
         keys, form = self.keys(others), self.affinity.form
-        return contrastive_round(query, keys, self.features(others), w_b, *of_tag, form=form).view(target.shape[1:])
+        each = contrastive_round(query, keys, self.features(others), w_b, *of_tag, form=form)
+        return each.unflatten(1, target.shape[1:])
 
     def forward(
         self,

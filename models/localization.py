@@ -74,12 +74,12 @@ def affinity_query(
 def _attended(query: Tensor, keys: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
     """weight^T F^{n∩r}, (HW,), for each related image r in turn.
 
-    Image by image, so that no more than one affinity (HW, H'W') is laid out.
+    Image by image, so that no more than one affinity (HW, H'W') is laid out, and that of an image has the same bits
+    whatever the others are.
     """
-    keys = positions(keys, form)
-    values = torch.einsum("rchw,c->rhw", related, weight).flatten(1)
-    for image_query, key, value in zip(query.expand(len(related), *query.shape[-2:]), keys, values, strict=True):
-        yield torch.softmax(image_query @ key.T, dim=1) @ value
+    for image_query, key, features in zip(query.expand(len(related), *query.shape[-2:]), keys, related, strict=True):
+        affinity = image_query @ positions(key[None], form)[0].T
+        yield torch.softmax(affinity, dim=1) @ (weight @ features.flatten(1))
 
 
 def multi_round(
@@ -91,7 +91,7 @@ def multi_round(
     *,
     form: AffinityForm = "bilinear",
 ) -> Tensor:
-    """Mean over related images of the target's co-attentive activation of one class (section 3.2, second strategy).
+    """The target's co-attentive activations of one class with each related image (section 3.2, second strategy).
 
     Args:
         query: `affinity_query` of the image whose map it is, (HW, C'), or one for each related image, (R, HW, C').
@@ -100,10 +100,10 @@ def multi_round(
         weight, bias: of the class in the layer for co-attentive features, (C,) and ().
 
     Returns:
-        L_{n,k} position by position, (HW,), before clipping and normalizing.
+        Position by position, (R, HW), before clipping and normalizing; L_{n,k} is their mean.
     """
-    mean = torch.stack(list(_attended(query, keys, related, weight, form))).mean(dim=0)
-    return mean if bias is None else mean + bias
+    each = torch.stack(list(_attended(query, keys, related, weight, form)))
+    return each if bias is None else each + bias
 
 
 def contrastive_round(
@@ -116,7 +116,7 @@ def contrastive_round(
     *,
     form: AffinityForm = "bilinear",
 ) -> Tensor:
-    """Mean over other images of the target's contrastive activation of one class (Eq. 7-10; section 4.5).
+    """The target's contrastive activations of one class with each of other images (Eq. 7-10; section 4.5).
 
     W_B F^{n∩q} is attention over W_B F_q, one value per position, and the class layer on F_n * (1 - B) is the class
     layer on F_n times (1 - B), so neither feature is laid out.
@@ -129,11 +129,11 @@ def contrastive_round(
         bias: that bias, ().
 
     Returns:
-        (HW,), before clipping and normalizing.
+        (Q, HW), before clipping and normalizing.
     """
-    gate = torch.stack(list(_attended(query, keys, others, w_b, form)))[:, None]
-    mean = unshared(values, gate).mean(dim=0)[0]
-    return mean if bias is None else mean + bias
+    gates = _attended(query, keys, others, w_b, form)
+    each = torch.stack([unshared(values[None, None], gate[None, None])[0, 0] for gate in gates])
+    return each if bias is None else each + bias
 
 
 def normalize_maps(maps: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.record import recorded
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.stage import Stage, run_stage, unfinished
+from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
 from mcis.platform.runs.system_metrics import sampled
 from mcis.platform.runs.tracking import Tracker, Watch
 from mcis.platform.runs.workspace import (
@@ -69,6 +69,7 @@ STAGES = (
         sections=("seed", "classifier", "localize"),
         version=2,
         takes_part=learns_from_tags,
+        together=Together(localization.for_each_number, localization.run_together),
     ),
     Stage(
         name="train_affinity",

@@ -92,10 +92,9 @@ def configured(resolved: Resolved, values: Values, setting: str | None = None) -
 
 
 def reference_cases(resolved: Resolved, until: str) -> list[Case]:
-    """Related images R = 0..5 over one training (table 7); contrastive maps need some, so that R = 0 is without."""
-    alone: Values = {"localize.method.contrastive": False} if resolved.config.localize.method.contrastive else {}
+    """Related images R = 0..5 over one training (table 7), whose maps are made in one pass."""
     training = resolved.config.classifier.attention
-    variants = [_Variant(f"r{r}", r, {} if r else alone) for r in RELATED]
+    variants = [_Variant(f"r{r}", r, {"localize.also_related": RELATED}) for r in RELATED]
     return [_case(resolved, training, v, v.name, until, PAPER_RELATED_IMAGES[v.related]) for v in variants]
 
 

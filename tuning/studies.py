@@ -43,7 +43,7 @@ def references(
         name=name,
         resolved=resolved,
         workspace=Workspace(workspace),
-        swept=("localize.related",),
+        swept=("localize.related", "localize.also_related"),
         until=until,
         parallel=parallel,
         verbose=verbose,

@@ -48,14 +48,18 @@ class Released(Section):
         return "released" + (" + contrastive" if self.contrastive else "")
 
 
+RelatedImages = Annotated[int, Field(ge=0, le=64)]
 Method = Annotated[CoAttention | Released, Field(discriminator="name")]
 
 
 class LocalizeConfig(Section):
     """Localization maps (section 3.2)."""
 
-    related: int = Field(default=3, ge=0, le=64)
+    related: RelatedImages = 3
     """Related images R per class; 0 = single round, which uses no method (section 3.2: 3)."""
+    also_related: tuple[RelatedImages, ...] = Field(default=(), exclude=True)  # in no key, as it changes no result
+    """Further numbers R whose maps are made in the same pass and kept for the runs that differ in `localize.related`
+    alone: each image is embedded once and each pair is mapped once for all of them. Studies of R set it."""
     method: Method = CoAttention()
     """How a map is made of its related images."""
     related_by: Literal["class", "nearest", "itself", "wrong_class"] = "class"
@@ -78,6 +82,16 @@ class LocalizeConfig(Section):
     features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
     """Bound of the features kept at a time, GiB; where an index needs more, its classes are localized in rounds."""
 
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All numbers R of related images whose maps are made in a pass, ascending."""
+        return tuple(sorted({self.related, *self.also_related}))
+
+    def alone(self, related: int) -> "LocalizeConfig":
+        """The same with R related images, and no further numbers; a single round has nothing to contrast with."""
+        method = self.method if related else self.method.model_copy(update={"contrastive": False})
+        return self.model_copy(update={"related": related, "also_related": (), "method": method})
+
     def in_words(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""
         related_by = {
@@ -90,7 +104,7 @@ class LocalizeConfig(Section):
 
     def problems(self) -> Iterator[str]:
         """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""
-        if self.method.contrastive and self.related == 0:
+        if self.method.contrastive and not any(self.numbers):
             yield (
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "
                 "set localize.method.contrastive=false or localize.related=3"

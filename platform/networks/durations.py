@@ -126,18 +126,18 @@ def _classifier(config: Config, counts: Counts, passes: Passes, *, kept: bool) -
 
 def _localization(config: Config, counts: Counts, passes: Passes, *, kept: bool) -> float:
     """Seconds on one core."""
-    localize = config.localize
-    released = localize.method.name == "released" and localize.related > 0
+    localize, most = config.localize, config.localize.numbers[-1]
+    released = localize.method.name == "released" and most > 0
     mirrored, scales = 1 + localize.mirror, [scale**2 for scale in localize.extra_scales]
     selves = sum(1.0 if name == "flip" else float(name[1:]) ** 2 for name in SELF_TRANSFORMS) if released else 0.0
     embedded = mirrored * (1 + sum(scales)) + selves
     by_backbone = embedded - (mirrored if kept else 0)
     image = (passes.read if by_backbone else 0) + by_backbone * passes.backbone + embedded * passes.head
-    if localize.related and localize.related_by == "nearest":
+    if most and localize.related_by == "nearest":
         image += passes.head if kept else passes.read + passes.backbone + passes.head
-    if not localize.related:
+    if not most:
         return counts.tagged * image
-    related = 1 if localize.related_by == "itself" else localize.related
+    related = 1 if localize.related_by == "itself" else most
     others = related * (counts.tags / max(1, counts.tagged) - 1) if localize.method.contrastive else 0
     attended = related + others + (4 if released else 0)
     return counts.tagged * image + counts.tags * attended * passes.relate
@@ -208,11 +208,11 @@ def _passes_of_tags(config: Config, counts: Counts, picture: NDArray[np.uint8], 
         seconds["backbone"] = _by_area(lambda side: model.backbone(_noise(1, side)), c.input_size, stride)
         seconds["head"] = _timed(lambda: model.activations(model.embedding(outputs)))
         embedding = model.embedding(outputs)
-        if config.localize.related:
+        if any(config.localize.numbers):
             query = model.query(
                 embedding[0], kind=torch.tensor([0]), identity=config.localize.method.affinity == "identity"
             )
-            seconds["relate"] = _timed(lambda: model.co_map(embedding[0], embedding, 0, query=query))
+            seconds["relate"] = _timed(lambda: model.co_maps(embedding[0], embedding, 0, query=query))
         if not config.pseudo_masks.reads_saliency or counts.salient < counts.tagged:
             seconds["mask_crf"] = _crf(config.pseudo_masks.crf, picture, labels)
     if config.weights.classifier is None:

@@ -424,18 +424,21 @@ def walk_memory(config: Config, model: AffinityNet) -> int:
 
 
 def _localization(config: Config, counts: Counts, network: _Network) -> Need:
-    """Tables of maps; beside them the features, and the tables of each round where there are several."""
+    """Tables of maps, single-round ones and others for each number of related images; beside them the features, and
+    the tables of each round where there are several rounds or numbers.
+    """
     channels, height, width = network.shape
-    tables = 2 * _table(config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64))
-    features = 2 * channels * height * width * counts.tagged if config.localize.related else 0
-    bound = int(config.localize.features_gb * _GIB)
-    beside = min(features, bound) + (tables if features > bound else 0)
-    if config.localize.method.name == "released" and config.localize.related:
+    numbers = config.localize.numbers
+    table = _table(config, counts.tagged, counts.tags / max(1, counts.tagged) * (2 * height * width + 64))
+    features = 2 * channels * height * width * counts.tagged if any(numbers) else 0
+    bound, related = int(config.localize.features_gb * _GIB), len([number for number in numbers if number])
+    beside = min(features, bound) + ((1 + related) * table if features > bound or related > 1 else 0)
+    if config.localize.method.name == "released" and any(numbers):
         beside += 4 * height * width * counts.tags
     task = _PROCESS + network.weights + 2 * config.localize.batch * network.largest
     if config.classifier.equivariant.weight:  # of one image at a time: the cosines, those above 0, their shares
         task += 3 * 4 * (height * width) ** 2
-    return Need("localize", tables, beside, _processes(config) * task)
+    return Need("localize", 2 * len(numbers) * table, beside, _processes(config) * task)
 
 
 def _prediction(config: Config, counts: Counts, network: _Network) -> Need:

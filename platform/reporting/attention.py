@@ -71,7 +71,7 @@ class _Maker:
         strong = final.flatten() >= final.flatten().quantile(0.8)
         received = attention[:, strong].mean(dim=1).view(len(related), *of_related.shape[2:])
         tiles = [self._tile("attended to", image, tag, heat) for image, heat in zip(related, received, strict=True)]
-        co_attentive = self.model.co_map(embedding, of_related, tag, query=query)
+        co_attentive = self.model.co_maps(embedding, of_related, tag, query=query).mean(dim=0)
         return [*tiles, self._tile("co-attentive", row, tag, co_attentive)]
 
     def _query(self, row: int, related: list[int], embedding: Tensor) -> Tensor:

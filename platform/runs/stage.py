@@ -4,6 +4,7 @@ The key is the fingerprint of the stage's part of the configuration, of its oute
 stages it needs. Outputs with the same key are the same: they are computed once, in one run or another.
 """
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -33,6 +34,19 @@ class StageModule(Protocol):
         """Computes the output into `context.part`; what an interrupted call left there is continued."""
 
 
+class Together(NamedTuple):
+    """How a stage computes the outputs of several configurations in one pass.
+
+    Attributes:
+        configurations: those whose outputs are computed with that of a configuration, which is the first of them; what
+            it says of the others has no place in them.
+        run: as `StageModule.run`, for some of them, each with a context of its own; returns their results.
+    """
+
+    configurations: Callable[[Config], Sequence[Config]]
+    run: Callable[[Sequence[Config], Sequence[RunContext]], Sequence[StageResult]]
+
+
 def _always(config: Config) -> bool:
     return True
 
@@ -50,6 +64,7 @@ class Stage:
         closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         takes_part: whether a run of a configuration has this stage.
+        together: computes the outputs of several configurations in one pass; None for a stage that cannot.
     """
 
     name: str
@@ -60,6 +75,7 @@ class Stage:
     closes: str | None = None
     kept: bool = True
     takes_part: Callable[[Config], bool] = _always
+    together: Together | None = None
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:
@@ -68,9 +84,11 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool
     if not stage.kept:
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
-    key = _key(stage, config, context)
-    point_to(workspace, context.name, stage.name, workspace.finished(stage.name, key))
-    computed = _compute(stage, key, config, context, afresh=afresh)
+    outputs = _outputs(stage, config, context)
+    key = next(iter(outputs))
+    for each in outputs:
+        point_to(workspace, context.name, stage.name, workspace.finished(stage.name, each))
+    computed = _compute(stage, outputs, context, afresh=afresh)
     seconds = time.monotonic() - began
     context = context.after(stage.name, workspace.finished(stage.name, key), seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
@@ -96,14 +114,21 @@ def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afr
     workspace = context.workspace
     for number, stage in enumerate(stages):
         names = tuple(stage.name for stage in stages[number:])
-        key = _key(stage, config, context)
-        part, folder = workspace.part(stage.name, key), workspace.finished(stage.name, key)
+        outputs = _outputs(stage, config, context)
+        folder = workspace.finished(stage.name, next(iter(outputs)))
+        begun = sum(bytes_in(workspace.part(stage.name, key)) for key in outputs)
         if stage.name in afresh:
-            return Unfinished(names, bytes_in(part) + bytes_in(folder))
+            return Unfinished(names, begun + bytes_in(folder))
         if not (folder / SUMMARY).exists():
-            return Unfinished(names, bytes_in(part))
+            return Unfinished(names, begun)
         context = context.after(stage.name, folder, seconds=0.0, computed=False)
     return Unfinished((), 0)
+
+
+def _outputs(stage: Stage, config: Config, context: RunContext) -> dict[str, Config]:
+    """The configurations whose outputs a stage computes in one pass, by their keys; that of `config` is the first."""
+    configs = stage.together.configurations(config) if stage.together else [config]
+    return {_key(stage, each, context): each for each in configs}
 
 
 def _key(stage: Stage, config: Config, context: RunContext) -> str:
@@ -121,20 +146,35 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
     )
 
 
-def _compute(stage: Stage, key: str, config: Config, context: RunContext, *, afresh: bool) -> bool:
-    """Computes the stage if its output is absent or `afresh` asks for it; True if it did."""
-    workspace = context.workspace
-    with hold_stage(workspace, stage.name, key, run=context.name):
-        if (workspace.finished(stage.name, key) / SUMMARY).exists() and not afresh:
-            return False
+def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, afresh: bool) -> bool:
+    """Computes a stage if its output is absent or `afresh` asks for it; True if it did.
+
+    Args:
+        outputs: as of `_outputs`. What is absent of them is computed in the same pass.
+    """
+    workspace, wanted = context.workspace, next(iter(outputs))
+    with contextlib.ExitStack() as locks:
+        for key in sorted(outputs):  # in the same order everywhere, or two runs might wait for each other
+            locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))
+        absent = [key for key in outputs if not (workspace.finished(stage.name, key) / SUMMARY).exists()]
         if afresh:
-            workspace.forget(stage.name, key)
-        part, began = workspace.part(stage.name, key), time.monotonic()
-        with disk_errors(part):
-            part.mkdir(parents=True, exist_ok=True)
-            context = dataclasses.replace(context, part=part, afresh=afresh, caches=[])
-            result = stage.module.run(config, context)
+            absent = list(dict.fromkeys([wanted, *absent]))
+            for key in absent:
+                workspace.forget(stage.name, key)
+        elif wanted not in absent:
+            return False
+        parts, began = [workspace.part(stage.name, key) for key in absent], time.monotonic()
+        caches: list[str] = []
+        contexts = [dataclasses.replace(context, part=part, afresh=afresh, caches=caches) for part in parts]
+        with disk_errors(parts[0]):
+            for part in parts:
+                part.mkdir(parents=True, exist_ok=True)
+            if stage.together:
+                results = stage.together.run([outputs[key] for key in absent], contexts)
+            else:
+                results = [stage.module.run(outputs[wanted], contexts[0])]
         seconds = time.monotonic() - began
-        write_result(part, result, stage=stage.name, key=key, seconds=seconds, caches=context.caches)
-        workspace.finish(stage.name, key)
+        for key, part, result in zip(absent, parts, results, strict=True):
+            write_result(part, result, stage=stage.name, key=key, seconds=seconds, caches=caches)
+            workspace.finish(stage.name, key)
         return True

@@ -58,11 +58,18 @@ def test_the_nearest_are_those_of_a_search_one_by_one(
         assert row.tolist() == one_by_one(tags, source, vectors, image, k, related, domain)
 
 
-def test_fewer_related_images_are_the_first_of_more() -> None:
-    tags, source, vectors = world(1)
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("alike", [False, True])
+def test_fewer_related_images_are_the_first_of_more(exact: bool, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where many are equally near, and where a class is searched in cells."""
+    if not exact:
+        monkeypatch.setattr(neighbors, "EXACT", 2)
+        monkeypatch.setattr(neighbors, "_CELLS_SEARCHED", 2)
+    tags, source, vectors = world(1, alike)
     images, classes = every_tag(tags)
-    three, seven = (nearest_images(Members.of(tags, source), vectors, images, classes, r) for r in (3, 7))
+    one, three, seven = (nearest_images(Members.of(tags, source), vectors, images, classes, r) for r in (1, 3, 7))
     np.testing.assert_array_equal(three, seven[:, :3])
+    np.testing.assert_array_equal(one, seven[:, :1])
 
 
 def test_the_only_image_of_a_class_is_related_to_itself() -> None:

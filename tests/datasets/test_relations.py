@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from mcis.datasets.neighbors import rounded
 from mcis.datasets.relations import Relations, draw, feature_rounds, wrong_class_images
 from mcis.datasets.tags import Tags
 
@@ -144,3 +145,41 @@ def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) 
             of_class = relations.tag == k
             wanted = {*relations.image[of_class].tolist(), *relations.related[of_class].reshape(-1).tolist()}
             assert need.tolist() == sorted(wanted)
+
+
+# --- fewer related images
+
+
+@quick
+@given(
+    matrix=arrays(bool, st.tuples(st.integers(1, 10), st.just(4))),
+    how=st.sampled_from(
+        [
+            {},
+            {"contrastive": True},
+            {"related_may_repeat": True, "contrastive": True},
+            {"related_from": "source", "contrastive": True},
+            {"related_by": "wrong_class"},
+            {"related_by": "itself"},
+            {"related_by": "nearest", "contrastive": True},
+        ]
+    ),
+    seed=st.integers(0, 9),
+)
+def test_what_fewer_related_images_make_is_the_first_of_what_more_make(
+    matrix: NDArray[np.bool_], how: dict[str, Any], seed: int
+) -> None:
+    matrix[:, 0] |= ~matrix.any(axis=1)
+    tags, source = Tags.of_matrix(matrix), np.arange(len(matrix)) % 3 == 0
+    if how.get("related_by") == "nearest":
+        alike = np.random.default_rng(seed).integers(-1, 2, (len(matrix), 3))  # whole numbers make many ties
+        how = {**how, "vectors": rounded(alike.astype(np.float32))}
+    most = draw(tags, source, seed=seed, related=6, **how)
+    for related in range(1, 7):
+        alone, first = draw(tags, source, seed=seed, related=related, **how), most.first(related)
+        for name in ("start", "image", "tag", "related", "others", "others_rank", "others_start"):
+            np.testing.assert_array_equal(getattr(first, name), getattr(alone, name), err_msg=name)
+    none = most.first(0)
+    assert none.related.shape == (len(most.tag), 0)
+    assert not len(none.others)
+    assert not none.others_start.any()

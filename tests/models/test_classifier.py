@@ -149,12 +149,12 @@ def test_each_kind_of_pair_has_its_own_affinity_and_the_source_sees_a_cross_pair
     assert kinds.tolist() == [1, 2, 1]
     assert pair_kinds(~source, target).tolist() == [2, 0, 2]
     related = features(3, 3, 3, 2)
-    mean = three.co_map(f_m[0], related, 1, kind=kinds, target_is_n=source & ~target)
+    activations = three.co_maps(f_m[0], related, 1, kind=kinds, target_is_n=source & ~target)
     maps = []
     for r, w_p in enumerate((three.w_p[1], three.w_p[2].T, three.w_p[1])):
         one.w_p.data.copy_(w_p)
-        maps.append(one.co_map(f_m[0], related[r : r + 1], 1))
-    torch.testing.assert_close(mean, torch.stack(maps).mean(0))
+        maps.append(one.co_maps(f_m[0], related[r : r + 1], 1)[0])
+    torch.testing.assert_close(activations, torch.stack(maps))
     with pytest.raises(ValueError, match="kind of each pair"):
         three.pair_scores(f_m, f_n)
 
@@ -295,8 +295,8 @@ def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: 
             p = affinity(target, one[None], model.w_p, form=model.affinity.form, scale=model.affinity.scale)
             common = coattend(target, one[None], p).m
             maps.append(head(common)[0, tag])
-        got = model.co_map(target[0], related, tag)
-    torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
+        got = model.co_maps(target[0], related, tag)
+    torch.testing.assert_close(got, torch.stack(maps))
 
 
 # --- what the affinity compares
@@ -338,8 +338,8 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(
     torch.testing.assert_close(scores.basic_m, model.phi(f_m[None]).mean(dim=(2, 3)))
     for got, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
         torch.testing.assert_close(got, model.phi(of_image).mean(dim=(2, 3)))
-    got = model.co_map(embeddings[0], embeddings[1:], 1)
-    torch.testing.assert_close(got, model.phi(common.m)[0, 1])
+    got = model.co_maps(embeddings[0], embeddings[1:], 1)
+    torch.testing.assert_close(got, model.phi(common.m)[:, 1])
     assert ("w_p" in model.state_dict()) is learnt
     assert {"mean", "deviation"} <= set(model.state_dict())  # so that a file of weights holds them
 
@@ -347,8 +347,8 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(
 def test_without_training_of_pairs_maps_are_related_by_the_identity() -> None:
     model = of_two_stages(attention="none", affinity=Affinity(of="backbone", form="cosine", scale=9.0, learnt=False))
     target, related = model.embedding(features(1, 1, 2, 2)), model.embedding(features(2, 3, 2, 2))
-    wanted = [model.co_map(target[0], one[None], 2) for one in related]
-    torch.testing.assert_close(model.co_map(target[0], related, 2), torch.stack(wanted).mean(dim=0))
+    wanted = [model.co_maps(target[0], one[None], 2)[0] for one in related]
+    torch.testing.assert_close(model.co_maps(target[0], related, 2), torch.stack(wanted))
     torch.testing.assert_close(model.query(target[0]), model.query(target[0], identity=True))
 
 
@@ -399,14 +399,14 @@ def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
     weight, _ = model.common_layer()
     for summary, target, partner, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
         expected = torch.nn.functional.conv2d(summary, weight)[0, 1]
-        torch.testing.assert_close(model.co_map(target[0], partner, 1, target_is_n=second), expected)
-        wrong = model.co_map(target[0], partner, 1, target_is_n=not second)
+        torch.testing.assert_close(model.co_maps(target[0], partner, 1, target_is_n=second)[0], expected)
+        wrong = model.co_maps(target[0], partner, 1, target_is_n=not second)[0]
         assert not torch.allclose(wrong, expected)
 
 
 @pytest.mark.parametrize("options", FORMS[:3], ids=str)
 @pytest.mark.parametrize("tag", [0, K - 1])
-def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: dict[str, Any], tag: int) -> None:
+def test_contrastive_maps_are_activations_against_other_images(options: dict[str, Any], tag: int) -> None:
     """Eq. 7-9 from either side of a pair, with each pair's own W_P, and the query shared with the co-attentive maps."""
     model = classifier(kinds=3, **options)
     model.w_p.data += torch.randn(3, C, C, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -419,13 +419,13 @@ def test_a_contrastive_map_is_the_mean_activation_against_other_images(options: 
             w_p = model.w_p[k].T if second else model.w_p[k]
             p = affinity(target, one[None], w_p, form=model.affinity.form, scale=model.affinity.scale)
             maps.append(head(unshared(target, model.w_b(coattend(target, one[None], p).m)))[0, tag])
-        got = model.contrastive_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
-        torch.testing.assert_close(got, torch.stack(maps).mean(dim=0))
+        got = model.contrastive_maps(target[0], others, tag, kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(got, torch.stack(maps))
         query = model.query(target[0], kind=kind, target_is_n=target_is_n)
-        torch.testing.assert_close(model.contrastive_map(target[0], others, tag, query=query), got)
-        co_map = model.co_map(target[0], others, tag, kind=kind, target_is_n=target_is_n)
-        torch.testing.assert_close(model.co_map(target[0], others, tag, query=query), co_map)
-        assert not torch.allclose(co_map, got)
+        torch.testing.assert_close(model.contrastive_maps(target[0], others, tag, query=query), got)
+        co_maps = model.co_maps(target[0], others, tag, kind=kind, target_is_n=target_is_n)
+        torch.testing.assert_close(model.co_maps(target[0], others, tag, query=query), co_maps)
+        assert not torch.allclose(co_maps, got)
 
 
 @pytest.mark.parametrize("form", [{}, {"affinity": Affinity(form="cosine", scale=5.0)}], ids=str)
@@ -449,8 +449,8 @@ def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, he
     query = model.query(target, identity=True)
     assert query.shape == (6, C)
     with torch.inference_mode():
-        got = model.co_map(target, related, 1, query=query)
-    np.testing.assert_allclose(got.flatten(), np.mean(maps, axis=0), atol=1e-10)
+        got = model.co_maps(target, related, 1, query=query)
+    np.testing.assert_allclose(got.flatten(1), np.stack(maps), atol=1e-10)
 
 
 def test_a_target_is_image_n_as_asked_but_in_pairs_of_two_domains() -> None:

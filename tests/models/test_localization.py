@@ -86,7 +86,7 @@ def test_single_round_is_the_class_layer(seed: int, b: int, c: int, h: int, w: i
     scale=st.sampled_from([0.5, 1.0, 15.0]),
     with_bias=st.booleans(),
 )
-def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
+def test_multi_round_is_the_class_layer_on_co_attentive_features(
     seed: int,
     c: int,
     r: int,
@@ -100,10 +100,10 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features_averaged(
     target, related, w_p = normal(rng, c, *of_target), normal(rng, r, c, *of_related), normal(rng, c, c)
     weight, bias = normal(rng, c), normal(rng, 1)[0] if with_bias else None
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = multi_round(query, related, related, weight, bias, form=form).view(target.shape[1:])
+    got = multi_round(query, related, related, weight, bias, form=form).unflatten(1, target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
     maps = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
-    np.testing.assert_allclose(got, np.mean(maps, axis=0), atol=1e-9)
+    np.testing.assert_allclose(got, np.array(maps), atol=1e-9)
 
 
 def test_multi_round_has_the_gradients_of_the_long_way() -> None:
@@ -114,7 +114,8 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
     repeated = target.expand(2, -1, -1, -1)
     common = coattend(repeated, related, affinity(repeated, related, w_p, scale=2.0)).m
     long_way = (torch.einsum("rchw,c->rhw", common, weight) + bias).mean(dim=0)
-    short = multi_round(affinity_query(target, w_p, scale=2.0), related, related, weight, bias).view(target.shape[1:])
+    each = multi_round(affinity_query(target, w_p, scale=2.0), related, related, weight, bias)
+    short = each.mean(dim=0).view(target.shape[1:])
     torch.testing.assert_close(short, long_way)
     ahead = normal(rng, 2, 3)
     for a, b in zip(
@@ -134,7 +135,7 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
     scale=st.sampled_from([0.5, 1.0, 15.0]),
     with_bias=st.booleans(),
 )
-def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
+def test_contrastive_round_is_the_class_layer_on_contrastive_features(
     seed: int,
     c: int,
     q: int,
@@ -157,7 +158,7 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features_averaged(
         gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None])
         layer = weight[None, :, None, None], None if bias is None else bias[None]
         maps.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
-    torch.testing.assert_close(got, torch.stack(maps).mean(dim=0).flatten(), atol=1e-9, rtol=0)
+    torch.testing.assert_close(got, torch.stack(maps).flatten(1), atol=1e-9, rtol=0)
 
 
 def test_each_related_image_may_meet_a_query_of_its_own() -> None:
@@ -165,19 +166,27 @@ def test_each_related_image_may_meet_a_query_of_its_own() -> None:
     target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
     query = affinity_query(target, w_p, scale=2.0)
     assert query.shape == (2, 6, 3)
-    maps = []
+    maps: list[Tensor] = []
     for one, of_one in zip(w_p, related.split(1), strict=True):
-        maps.append(multi_round(affinity_query(target, one, scale=2.0), of_one, of_one, weight, None))
-    torch.testing.assert_close(multi_round(query, related, related, weight, None), torch.stack(maps).mean(dim=0))
+        maps += multi_round(affinity_query(target, one, scale=2.0), of_one, of_one, weight, None)
+    torch.testing.assert_close(multi_round(query, related, related, weight, None), torch.stack(maps))
 
 
-def test_the_same_related_image_twice_adds_nothing() -> None:
+def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are() -> None:
+    """Also where the positions are no multiple of what a processor computes at a time; both rounds, both forms."""
     rng = np.random.default_rng(6)
-    target, related, w_p, weight = normal(rng, 3, 2, 2), normal(rng, 1, 3, 2, 2), normal(rng, 3, 3), normal(rng, 3)
-    query = affinity_query(target, w_p)
-    once = multi_round(query, related, related, weight, None)
-    thrice = related.repeat(3, 1, 1, 1)
-    torch.testing.assert_close(multi_round(query, thrice, thrice, weight, None), once)
+    target, w_p, weight, w_b = (normal(rng, *shape).float() for shape in ((13, 5, 7), (13, 13), (13,), (13,)))
+    related = normal(rng, 5, 13, 5, 7).float()
+    for form in FORMS:
+        query = affinity_query(target, w_p, form=form)
+        values = weight @ target.flatten(1)
+        together = multi_round(query, related, related, weight, None, form=form)
+        contrasted = contrastive_round(query, related, related, w_b, values, None, form=form)
+        for r in range(5):
+            for some, at in ((related[: r + 1], r), (related[r:], 0), (related[r : r + 1], 0)):
+                alone = multi_round(query, some, some, weight, None, form=form)[at]
+                assert alone.equal(together[r])
+                assert contrastive_round(query, some, some, w_b, values, None, form=form)[at].equal(contrasted[r])
 
 
 # --- normalized, combined and resized

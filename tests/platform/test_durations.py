@@ -73,6 +73,7 @@ def test_maps_cost_scales_mirror_images_and_related_images() -> None:
     assert localize("localize.related=0", "localize.extra_scales=[0.5,2]") - alone == pytest.approx(100 * 4.25 * 1.1)
     assert localize("localize.related=4") - alone == pytest.approx(150 * 4 * 0.2)
     assert localize("localize.related=4", "localize.related_by=itself") - alone == pytest.approx(150 * 0.2)
+    assert localize("localize.related=0", "localize.also_related=[4,1]") == localize("localize.related=4")
     nearest = localize("localize.related=4", "localize.related_by=nearest")
     assert nearest - localize("localize.related=4") == pytest.approx(100 * 1.11)
     assert localize("localize.related=0", kept=True) == pytest.approx(100 * 0.1)

@@ -30,7 +30,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "None in place of a default": {"predict.crop": None},
     "numbers": {"segmenter.optimizer.learning_rate": 1e-300, "seed": 2**31 - 1, "segmenter.scales": [1]},
     "another method": {"localize.method.name": "co_attention", "localize.method.averaged": True},
-    "not in the keys of stages": {"localize.features_gb": 2.5, "classifier.val_every": 0, "compute.gpu": False},
+    "not in the keys of stages": {
+        "localize.features_gb": 2.5,
+        "localize.also_related": (0,),
+        "classifier.val_every": 0,
+        "compute.gpu": False,
+    },
 }
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mcis.models.resampling import Grids, resample
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.mapping import MapResult
+from mcis.platform.engine.mapping import MapResult, shards_of
 from mcis.platform.networks.build import build_classifier, load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
 from mcis.platform.runs.context import RunContext
@@ -325,7 +325,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
     for row in relate_rows(rows, relations, range(classes), everyone).to_pylist():
-        taken += list(relate.maps(row))
+        taken += list(relate.maps(row)[0])
     assert len(taken) == len(expected)
     difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
     assert difference < 1e-5
@@ -426,7 +426,23 @@ class Killed(BaseException):
     """Stands for a kill of the process."""
 
 
-def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> None:
+def run(config: Config | list[Config], context: RunContext | list[RunContext]) -> Path:
+    """Runs the stage, or it for several configurations together; returns the folder that all of it lies in."""
+    if isinstance(context, RunContext):
+        assert isinstance(config, Config)
+        localization.run(config, context)
+        return context.part
+    assert isinstance(config, list)
+    localization.run_together(config, context)
+    return context[0].part.parent
+
+
+def killed_in(
+    mapping: int,
+    monkeypatch: pytest.MonkeyPatch,
+    config: Config | list[Config],
+    context: RunContext | list[RunContext],
+) -> None:
     """Runs the stage and ends it in its `mapping`-th mapping, when every second shard of it is written."""
     real, calls = localization.map_table, iter(range(100))
 
@@ -441,22 +457,24 @@ def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, con
     with monkeypatch.context() as patched:
         patched.setattr(localization, "map_table", dies)
         with pytest.raises(Killed):
-            localization.run(config, context)
+            run(config, context)
 
 
-def computed_by(monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> list[tuple[str, int, int]]:
+def computed_by(
+    monkeypatch: pytest.MonkeyPatch, config: Config | list[Config], context: RunContext | list[RunContext]
+) -> list[tuple[str, int, int]]:
     """Runs the stage: of each mapping its folder, the rows that it computed and those that it has."""
     real, calls = localization.map_table, []
 
     def counted(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
         result = real(table, make, arguments, folder, **options)
-        calls.append((str(folder.relative_to(context.part)), result.rows, len(table)))
+        calls.append((folder, result.rows, len(table)))
         return result
 
     with monkeypatch.context() as patched:
         patched.setattr(localization, "map_table", counted)
-        localization.run(config, context)
-    return calls
+        root = run(config, context)
+    return [(str(folder.relative_to(root)), rows, of) for folder, rows, of in calls]
 
 
 @pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.slow)])
@@ -508,6 +526,128 @@ def test_another_bound_after_a_kill_begins_anew(
     killed_in(2, monkeypatch, trained.config(bound_of(largest_need(config, context))), context)
     assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 30, 30)]
     same_tables(context.part, other.part)
+
+
+# --- several numbers of related images
+
+
+def of_numbers(
+    trained: Trained, folder: Path, numbers: Sequence[int], *assignments: str
+) -> tuple[list[Config], list[RunContext]]:
+    """The configurations that a run with these numbers makes maps for, the first one's own, and a context for each."""
+    own = f"localize.related={numbers[0]}", f"localize.also_related={list(numbers)}"
+    configs = localization.for_each_number(trained.config(*assignments, *own))
+    assert [config.localize.related for config in configs] == [numbers[0], *sorted(numbers[1:])]
+    assert all(config.localize.also_related == () for config in configs)
+    return configs, [trained.into(folder / f"r{config.localize.related}") for config in configs]
+
+
+SHARING = {
+    "all numbers": ((3, 0, 1, 2, 4, 5), (), False),
+    "rounds": ((2, 1), (), True),
+    "contrastive": ((0, 2, 4), ("localize.method.contrastive=true", "localize.method.averaged=true"), False),
+    "released": ((4, 0, 1, 2), (*VARIANTS["released"], "localize.method.contrastive=true"), True),
+    "nearest": ((1, 4), ("localize.related_by=nearest",), False),
+    "wrong class": ((1, 3), ("localize.related_by=wrong_class", "localize.method.target=n"), False),
+    "itself": ((0, 1, 3), ("localize.related_by=itself",), False),
+}
+FAST = ("contrastive", "rounds")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "assignments", "bounded"),
+    [pytest.param(*case, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, case in SHARING.items()],
+)
+def test_maps_of_several_numbers_are_those_of_each_alone(
+    trained: Trained,
+    tmp_path: Path,
+    numbers: tuple[int, ...],
+    assignments: tuple[str, ...],
+    bounded: bool,
+) -> None:
+    """To the bit, with the same notes and counts but for those of what a pass embedded; in one round and in several."""
+    if bounded:
+        most = trained.config(*assignments, f"localize.related={max(numbers)}")
+        assignments = (*assignments, bound_of(largest_need(most, trained.context)))
+    configs, contexts = of_numbers(trained, tmp_path / "together", numbers, *assignments)
+    results, per_pass = localization.run_together(configs, contexts), ("rounds", "images embedded", "GiB of features")
+    for config, context, result in zip(configs, contexts, results, strict=True):
+        alone = trained.into(tmp_path / "alone" / context.part.name)
+        expected = localization.run(config, alone)
+        same_tables(context.part, alone.part)
+        names = {path.name for path in alone.part.iterdir()}
+        assert {path.name for path in context.part.iterdir()} - {"plan.json"} == names - {"plan.json"}
+        of_maps, wanted = ({k: v for k, v in r.counts.items() if k not in per_pass} for r in (result, expected))
+        assert of_maps == wanted
+        assert [n for n in result.notes if "rounds" not in n] == [n for n in expected.notes if "rounds" not in n]
+    embedded = {result.counts.get("images embedded", 30) for result in results}
+    assert max(embedded) > 30 if bounded else embedded == {30}
+
+
+def test_each_image_is_embedded_and_each_pair_is_mapped_once_for_all_numbers(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the network is given, counted in this process, where tasks would keep it to themselves."""
+    configs, contexts = of_numbers(trained, tmp_path, (2, 0, 1, 5), "localize.method.contrastive=true")
+    forwards, pairs = [], []
+
+    def here(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
+        worker = make(*arguments)
+        if isinstance(worker, Embed):
+            worker.model.backbone.register_forward_hook(lambda module, inputs, output: forwards.append(len(inputs[0])))
+        if isinstance(worker, Relate):
+            attend = worker.model.co_maps, worker.model.contrastive_maps
+            for name, real in zip(("co_maps", "contrastive_maps"), attend, strict=True):
+                monkeypatch.setattr(worker.model, name, functools.partial(counted, real))
+        for name, (first, rows) in shards_of(len(table), options["shard_rows"]).items():
+            write_table(folder / name, worker(table.slice(first, rows)))
+        return MapResult(len(table), 0.0)
+
+    def counted(real: Any, target: torch.Tensor, others: torch.Tensor, tag: int, **options: Any) -> torch.Tensor:
+        pairs.append(len(others))
+        return torch.as_tensor(real(target, others, tag, **options))
+
+    monkeypatch.setattr(localization, "map_table", here)
+    localization.run_together(configs, contexts)
+    relations, _ = relations_of(configs[-1], contexts[-1])
+    assert configs[-1].localize.related == 5
+    assert sum(forwards) == 4 * 32, "30 images and their mirror images at two scales, the last batch filled up"
+    assert sum(pairs) == 5 * len(relations.tag) + len(relations.others)
+
+
+@pytest.mark.parametrize("mapping", [pytest.param(0, marks=pytest.mark.slow), 1, 3])
+def test_a_kill_among_several_numbers_costs_the_unfinished_shards_alone(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapping: int
+) -> None:
+    numbers = (0, 1, 3)
+    configs, undisturbed = of_numbers(trained, tmp_path / "undisturbed", numbers)
+    order = computed_by(monkeypatch, configs, undisturbed)
+    folders = ["r3/round-0/single", "r3/round-0/maps", "r3/single", "r1/maps", "r3/maps"]
+    assert order == [(folder, 30, 30) for folder in folders]
+    configs, contexts = of_numbers(trained, tmp_path / "killed", numbers)
+    killed_in(mapping, monkeypatch, configs, contexts)
+    again = computed_by(monkeypatch, configs, contexts)
+    for context, other in zip(contexts, undisturbed, strict=True):
+        same_tables(context.part, other.part)
+    by_folder = {folder: rows for folder, rows, _ in again}
+    assert [by_folder.get(folder, 0) for folder in folders[:mapping]] == [0] * mapping
+    assert by_folder[folders[mapping]] == 16, "every second shard"
+    assert [by_folder[folder] for folder in folders[mapping + 1 :]] == [30] * (len(folders) - mapping - 1)
+    assert computed_by(monkeypatch, configs, contexts) == []
+
+
+def test_numbers_that_were_finished_meanwhile_are_left_out(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those left the largest is another, so that nothing in progress is taken for its own."""
+    configs, contexts = of_numbers(trained, tmp_path / "killed", (0, 1, 3))
+    killed_in(1, monkeypatch, configs, contexts)
+    _, others = of_numbers(trained, tmp_path / "alone", (1,))
+    localization.run_together(configs[:2], contexts[:2])
+    localization.run(configs[1], others[0])
+    same_tables(contexts[1].part, others[0].part)
+    for config, context in zip(configs[:2], contexts[:2], strict=True):
+        assert not set(context.part.glob("*.npy")) | set(context.part.glob("round-*")), config.localize.related
 
 
 # --- domains

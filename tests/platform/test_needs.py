@@ -72,6 +72,15 @@ def test_bounds_bound() -> None:
     assert computed("compute.checkpoint_steps=1000000").parts["train_classifier"].beside == 0
 
 
+def test_maps_of_several_numbers_of_related_images_take_their_tables_and_one_file_of_features() -> None:
+    one, six = (computed(*also).parts["localize"] for also in ((), ("localize.also_related=[0,1,2,3,4,5]",)))
+    table = one.leaves / 2
+    assert six.leaves == 6 * one.leaves
+    assert six.beside == one.beside + 6 * table, "the pass's own tables: single-round maps, and those of 1 to 5"
+    zero, none = computed("localize.related=0"), computed("localize.related=0", "localize.also_related=[0]")
+    assert zero.parts["localize"] == none.parts["localize"]
+
+
 def test_stages_are_added_up_in_their_order() -> None:
     plan = computed()
     parts = plan.parts

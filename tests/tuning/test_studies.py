@@ -139,6 +139,11 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
 
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
     assert len(list((workspace / "store").glob("localize-*"))) == 6
+    reports = [(workspace / f"runs/study-r{r}/report.html").read_text() for r in range(6)]
+    for stage, trials in {"index": 1, "train classifier": 1, "localize": 1, "pseudo masks": 6, "evaluate": 6}.items():
+        names = [f"<li><span>{stage}</span>", f'<li class="reused"><span>{stage}</span>']
+        computed, reused = (sum(name in report for report in reports) for name in names)
+        assert (computed, reused) == (trials, 6 - trials), f"{stage}, of two trials at a time"
     written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
     assert [of["case"]["related"] for of in written["cases"]] == list(range(6))
     assert all(set(of["miou"]) == {"localization maps", "pseudo masks"} for of in written["cases"])

@@ -7,10 +7,13 @@ bounded by what the operating system caches and a map costs attention alone.
 
 Where the features of all images exceed `localize.features_gb`, the classes are localized in rounds, each with a file
 of the features that its maps need, and an image is embedded once in every round that needs it. The maps are the same.
+
+Maps of several numbers of related images (`localize.also_related`) are made in one pass, and each number's are the
+output of the stage with that number alone.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,22 +38,27 @@ from mcis.platform.runs.read_index import of_split, split_rows
 from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
-from mcis.platform.stages.localization.account import account_of
+from mcis.platform.stages.localization.account import Account, account_of
 from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
 from mcis.platform.stages.localization.workers import Embed, Merge, Pool, Relate
 
-_TABLES = ("single", "maps")
-
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where related images are to be of a domain that no tagged training image is of."""
-    if config.localize.related:
+    if any(config.localize.numbers):
         _check_domain(config, of_split(listing.table, "train", tagged=True))
 
 
 def inputs(config: Config, context: RunContext) -> None:
     """The images are the index's; they depend on nothing else outside."""
+
+
+def for_each_number(config: Config) -> list[Config]:
+    """A configuration for each number of related images whose maps are made in a pass, that of `config` first."""
+    own, numbers = config.localize.related, config.localize.numbers
+    ordered = [own, *(number for number in numbers if number != own)]
+    return [config.model_copy(update={"localize": config.localize.alone(number)}) for number in ordered]
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -60,23 +68,59 @@ def run(config: Config, context: RunContext) -> StageResult:
         UserError: no training image has a tag, or none is of the domain that related images are to be of, or the
             features of a class exceed their bound.
     """
+    return run_together([config], [context])[0]
+
+
+def run_together(configs: Sequence[Config], contexts: Sequence[RunContext]) -> list[StageResult]:
+    """As `run`, for configurations that differ in the number of related images alone.
+
+    Each image is embedded once and each pair is mapped once, as the related images of a number are the first of those
+    of a larger one. What is in progress lies in the folder of the largest number.
+    """
+    numbers = [config.localize.related for config in configs]
+    largest = int(np.argmax(numbers))
+    parts = dict(sorted(zip(numbers, [context.part for context in contexts], strict=True)))
+    localize = configs[largest].localize.model_copy(update={"also_related": tuple(parts)})
+    config, context = configs[largest].model_copy(update={"localize": localize}), contexts[largest]
     rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train"))
     if not len(rows):
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     counts = {"images": len(rows), "images without tags": all_images - len(rows)}
-    if not config.localize.related:
-        counts["maps"] = sum(map(len, rows["tags"].to_pylist()))
-        return StageResult(busy=_single_round_alone(config, context, rows), counts=counts)
-    job = _prepare(config, context, rows)
-    busy = 0.0
-    if any(job.missing(rows, job.folder / name) for name in _TABLES):
-        job.start_afresh_unless_it_fits()
-        for turn in rounds_of(job.plan, job.folder, rows, job.relations):
-            busy += _embed_and_relate(job, turn)
-        busy += _merge(job)
-    job.remove_leftovers()
-    more_counts, notes = account_of(config.localize, job.relations, job.tags, job.source, job.plan)
-    return StageResult(busy=busy, counts=counts | more_counts, notes=tuple(notes))
+    accounts: dict[int, Account] = {0: ({"maps": sum(map(len, rows["tags"].to_pylist()))}, [])}
+    if any(numbers):
+        job = _prepare(config, context, rows, parts)
+        busy = _localize(job)
+        for number in set(numbers) - {0}:
+            relations, own = job.relations.first(number), localize.alone(number)
+            accounts[number] = account_of(own, relations, job.tags, job.source, job.plan)
+    else:
+        busy = _single_round_alone(config, context, rows)
+    _hand_out(parts)
+    return [
+        StageResult(busy=busy / len(numbers), counts=counts | more_counts, notes=tuple(notes))
+        for more_counts, notes in (accounts[number] for number in numbers)
+    ]
+
+
+def _hand_out(parts: Mapping[int, Path]) -> None:
+    """Copies what the outputs of all numbers have in common. Without related images, single-round maps are the maps.
+
+    Args:
+        parts: the outputs' folders by their numbers of related images; that of the largest has it all.
+    """
+    largest = parts[max(parts)]
+    for number, part in parts.items():
+        if part != largest:
+            _copy_table(largest / "single", part / "single")
+            if number and (largest / VECTORS).exists():
+                _copy_table(largest / VECTORS, part / VECTORS)
+        if not number:
+            _copy_table(part / "single", part / "maps")
+
+
+def _copy_table(table: Path, copy: Path) -> None:
+    shutil.rmtree(copy, ignore_errors=True)  # shards of an earlier call may be of another size
+    shutil.copytree(table, copy)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +128,9 @@ class _Job:
     """What all rounds share.
 
     Attributes:
+        config: its numbers of related images are those that maps are made of.
         weights: folder of the trained classifier.
-        folder: where the stage writes.
+        parts: where the stage writes, by the number of related images.
         rows: the N tagged training images.
         tags, source: their tags, and whether each is of the source domain, (N,).
         relations: the images that each map is made of.
@@ -96,13 +141,31 @@ class _Job:
     config: Config
     classes: int
     weights: Path
-    folder: Path
+    parts: dict[int, Path]
     rows: pa.Table
     tags: Tags
     source: NDArray[np.bool_]
     relations: Relations
     plan: Plan
     outputs: Features | None
+
+    @property
+    def folder(self) -> Path:
+        """Where all that is in progress lies: the folder of the largest number."""
+        return self.parts[max(self.parts)]
+
+    @property
+    def tables(self) -> dict[Path, int]:
+        """The folders of the stage's tables of maps, and the number of related images of each."""
+        of_numbers = {part / "maps": number for number, part in self.parts.items() if number}
+        return {self.folder / "single": 0, **of_numbers}
+
+    @property
+    def folders(self) -> list[Path]:
+        """Where each round's tables lie: those of a single one are the stage's, unless they hold several numbers."""
+        if len(self.plan.classes) == 1 and len(self.tables) == 2:
+            return [self.folder]
+        return round_folders(self.plan, self.folder)
 
     @property
     def gpu(self) -> bool:
@@ -126,28 +189,30 @@ class _Job:
         return map_table(rows, worker, arguments, table, label=label, shard_rows=shard_rows, gpu=gpu).busy
 
     def start_afresh_unless_it_fits(self) -> None:
-        """Removes what an earlier call left if its rounds were others, or the self pairs' maps that it needs are gone.
+        """Removes what an earlier call left if its rounds or numbers were others, or its self pairs' maps are gone.
 
         The self pairs' maps are float32: their sum is rounded to 8 bits, and rounding it before as well would show.
         """
         plan, selves = self.folder / "plan.json", self.selves
-        if not plan.exists() or read_json(plan) != self.plan.classes or (selves and not selves.exists()):
+        now = {"rounds": self.plan.classes, "related": list(self.parts)}
+        if not plan.exists() or read_json(plan) != now or (selves and not selves.exists()):
             for path in self.folder.iterdir():
                 if path.name != VECTORS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
-            write_json(plan, self.plan.classes)
+            write_json(plan, now)
             if selves:
                 create_file(selves, (len(self.relations.tag), *self.plan.shape[1:]), np.float32)
 
     def remove_leftovers(self) -> None:
-        """Removes the rounds' folders and all array files."""
-        for folder in self.folder.glob("round-*"):
-            shutil.rmtree(folder)
-        for path in self.folder.glob("*.npy"):
-            path.unlink()
+        """Removes the rounds' folders and all array files, those of a number's own interrupted call among them."""
+        for part in self.parts.values():
+            for folder in part.glob("round-*"):
+                shutil.rmtree(folder)
+            for path in part.glob("*.npy"):
+                path.unlink()
 
 
-def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
+def _prepare(config: Config, context: RunContext, rows: pa.Table, parts: dict[int, Path]) -> _Job:
     _check_domain(config, rows)
     names, weights = context.classes, context.inputs["train_classifier"]
     tags = Tags.of_index(rows["tags"], len(names))
@@ -160,7 +225,7 @@ def _prepare(config: Config, context: RunContext, rows: pa.Table) -> _Job:
         config=config,
         classes=len(names),
         weights=weights,
-        folder=context.part,
+        parts=parts,
         rows=rows,
         tags=tags,
         source=source,
@@ -187,6 +252,18 @@ def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Featu
     return read_vectors(folder)
 
 
+def _localize(job: _Job) -> float:
+    """Makes the maps that are missing; returns the busy seconds."""
+    busy = 0.0
+    if any(job.missing(job.rows, table) for table in job.tables):
+        job.start_afresh_unless_it_fits()
+        for turn in rounds_of(job.plan, job.folders, job.rows, job.relations):
+            busy += _embed_and_relate(job, turn)
+        busy += _merge(job)
+    job.remove_leftovers()
+    return busy
+
+
 def _embed_and_relate(job: _Job, turn: Round) -> float:
     """Embeds the round's images and makes the maps of its classes; returns the busy seconds."""
     single, busy = turn.folder / "single", 0.0
@@ -203,25 +280,24 @@ def _embed_and_relate(job: _Job, turn: Round) -> float:
 
 
 def _merge(job: _Job) -> float:
-    """Writes the tables out of those of several rounds; returns the busy seconds."""
-    folders, busy = round_folders(job.plan, job.folder), 0.0
-    if len(folders) > 1:
-        for name in _TABLES:
-            tables = [Shards(folder / name) for folder in folders]
-            busy += job.map(job.rows, Merge, (tables,), job.folder / name, f"merge {name}")
-    return busy
+    """Writes the stage's tables where they are not those of its only round; returns the busy seconds."""
+    if job.folders == [job.folder]:
+        return 0.0
+    tables = {name: [Shards(folder / name) for folder in job.folders] for name in ("single", "maps")}
+    return sum(
+        job.map(job.rows, Merge, (tables[table.name], number), table, f"merge {table.name}")
+        for table, number in job.tables.items()
+    )
 
 
 def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> float:
-    """Without related images, the single-round maps are the maps; returns the busy seconds."""
+    """Makes the single-round maps without keeping features; returns the busy seconds."""
     gpu = uses_gpu(config.compute)
     outputs = _outputs(config, context, rows)
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None, outputs
     to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))
     single, shard_rows = context.part / "single", config.compute.shard_rows
-    mapped = map_table(to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=gpu)
-    shutil.copytree(single, context.part / "maps", dirs_exist_ok=True)
-    return mapped.busy
+    return map_table(to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=gpu).busy
 
 
 def _is_source(rows: pa.Table) -> NDArray[np.bool_]:

@@ -84,13 +84,17 @@ class Round(NamedTuple):
 
 
 def round_folders(plan: Plan, folder: Path) -> list[Path]:
-    """Where the rounds' tables lie: in `folder` itself if there is a single round."""
-    return [folder / f"round-{n}" for n in range(len(plan.classes))] if len(plan.classes) > 1 else [folder]
+    """Where the rounds' tables lie: below `folder`."""
+    return [folder / f"round-{n}" for n in range(len(plan.classes))]
 
 
-def rounds_of(plan: Plan, folder: Path, rows: pa.Table, relations: Relations) -> Iterator[Round]:
-    """The rounds in their order. An image's single-round map is made in the first round that embeds the image."""
-    embedded, folders = np.zeros(len(rows), bool), round_folders(plan, folder)
+def rounds_of(plan: Plan, folders: Sequence[Path], rows: pa.Table, relations: Relations) -> Iterator[Round]:
+    """The rounds in their order. An image's single-round map is made in the first round that embeds the image.
+
+    Args:
+        folders: where each round's tables lie.
+    """
+    embedded = np.zeros(len(rows), bool)
     for number, (own_folder, classes, images) in enumerate(zip(folders, plan.classes, plan.images, strict=True), 1):
         yield Round(
             folder=own_folder,
@@ -121,7 +125,7 @@ def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], im
     """What `Relate` reads: the images that have any of `classes`, with their maps of these classes.
 
     Columns: image_id, slot (its position in `images`), and lists with an entry per map: tags, maps (their numbers),
-    related and others (lists of slots).
+    related and others (lists of slots), and ranks (lists of the `others_rank` of the others).
     """
     maps = np.flatnonzero(np.isin(relations.tag, classes))
     targets, first = np.unique(relations.image[maps], return_index=True)
@@ -129,7 +133,7 @@ def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], im
     counts = np.diff(relations.others_start)
     of_others = np.repeat(np.isin(relations.tag, classes), counts)
     related = np.searchsorted(images, relations.related[maps])
-    others = np.searchsorted(images, relations.others[of_others])
+    others, ranks = np.searchsorted(images, relations.others[of_others]), relations.others_rank[of_others]
     related_start = np.arange(len(maps) + 1) * related.shape[1]
     others_start = np.concatenate([[0], np.cumsum(counts[maps])])
     return pa.table(
@@ -140,6 +144,7 @@ def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], im
             "maps": _lists(start, maps),
             "related": _lists(start, _lists(related_start, related.reshape(-1))),
             "others": _lists(start, _lists(others_start, others)),
+            "ranks": _lists(start, _lists(others_start, ranks)),
         }
     )
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -129,13 +130,13 @@ class Embed:
             grids = backbone.grids(seen, transformed)
             maps = torch.stack(
                 [
-                    released_map(self.model.co_map(transformed, embedding[None], tag, kind=kind, target_is_n=True))
+                    released_map(self.model.co_maps(transformed, embedding[None], tag, kind=kind, target_is_n=True)[0])
                     for tag in tags
                 ]
             )
             if name == "flip":
                 of_image = [
-                    released_map(self.model.co_map(embedding, transformed[None], tag, kind=kind), always=True)
+                    released_map(self.model.co_maps(embedding, transformed[None], tag, kind=kind)[0], always=True)
                     for tag in tags
                 ]
                 total += torch.stack(of_image)
@@ -162,6 +163,9 @@ class _Target(NamedTuple):
 class Relate:
     """Rows of images with their related images (`rounds.relate_rows`) -> multi-round maps (MAPS_SCHEMA).
 
+    Where the configuration has several numbers of related images, the table has an image's maps of each of them, told
+    apart by a further column `related`. Each pair is mapped once: maps of R are of the first R related images.
+
     Args:
         weights: folder of the trained classifier of `classes` classes.
         features: file of the round's features.
@@ -185,34 +189,56 @@ class Relate:
         model = load_classifier(config.classifier, weights, classes)
         self.model = move_channels_last(model, self.device)
         self.features, self.selves = features, selves
+        self.numbers = [number for number in config.localize.numbers if number]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        images = rows.to_pylist()
-        ids = [row["image_id"] for row in images for _ in row["tags"]]
-        maps = torch.cat([self.maps(row) for row in images])
+        images, numbers = rows.to_pylist(), self.numbers
+        of_maps = [(row["image_id"], tag, number) for row in images for number in numbers for tag in row["tags"]]
+        ids, tags, numbers = map(list, zip(*of_maps, strict=True))
+        maps = torch.cat([self.maps(row).flatten(0, 1) for row in images])
         grid = self.model.backbone.layout.grid(self.config.classifier.input_size, maps.shape[1])
-        return map_rows(ids, [tag for row in images for tag in row["tags"]], maps.cpu().numpy(), grid)
+        table = map_rows(ids, tags, maps.cpu().numpy(), grid)
+        return table.append_column("related", pa.array(numbers, pa.uint8())) if len(self.numbers) > 1 else table
 
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:
-        """The maps of one image's tags, (T, H, W)."""
+        """The maps of one image's T tags for each of N numbers of related images, (N, T, H, W)."""
         target = self._target(row["slot"])
-        of_maps = zip(row["tags"], row["maps"], row["related"], row["others"], strict=True)
-        return torch.stack([self._map(target, tag, *of_map) for tag, *of_map in of_maps])
+        of_maps = zip(row["tags"], row["maps"], row["related"], row["others"], row["ranks"], strict=True)
+        return torch.stack([self._maps(target, tag, *of_map) for tag, *of_map in of_maps], dim=1)
 
-    def _map(self, target: _Target, tag: int, number: int, related: list[int], others: list[int]) -> Tensor:
-        """One map of class `tag`, (H, W), of slots of related images and of others for the contrastive part."""
+    def _maps(
+        self, target: _Target, tag: int, number: int, related: list[int], others: list[int], ranks: list[int]
+    ) -> Tensor:
+        """Maps of class `tag` for each number of related images, (N, H, W).
+
+        Args:
+            number: of the map.
+            related, others: slots of related images, and of those for the contrastive part, which have `ranks`.
+        """
         query = self._facing(target.queries, related)
-        activation = self.model.co_map(target.embedding, self._embeddings(related), tag, query=query)
+        activations = self.model.co_maps(target.embedding, self._embeddings(related), tag, query=query)
+        contrasted = activations[:0]
         if others:
             query = self._facing(target.queries, others)
-            contrastive = self.model.contrastive_map(target.embedding, self._embeddings(others), tag, query=query)
-            count = len(related) + len(others)
-            activation = (len(related) * activation + len(others) * contrastive) / count
-        if self.config.localize.method.averaged:
-            activation = (activation + target.single_round[tag]) / 2
+            contrasted = self.model.contrastive_maps(target.embedding, self._embeddings(others), tag, query=query)
+        selves = None
         if self.selves is not None:
             selves = torch.from_numpy(read_rows(self.selves, number)).to(self.device)
+        first = torch.tensor(ranks, device=self.device)
+        return torch.stack(
+            [self._map(activations[:r], contrasted[first < r], target.single_round[tag], selves) for r in self.numbers]
+        )
+
+    def _map(self, activations: Tensor, contrasted: Tensor, single_round: Tensor, selves: Tensor | None) -> Tensor:
+        """One map, (H, W), of its activations with related images, (R, H, W), and contrastive ones, (Q, H, W)."""
+        activation = activations.mean(dim=0)
+        if len(contrasted):
+            r, q = len(activations), len(contrasted)
+            activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
+        if self.config.localize.method.averaged:
+            activation = (activation + single_round) / 2
+        if selves is not None:
             activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
         return activation
 
@@ -269,10 +295,14 @@ class Pool:
 
 
 class Merge:
-    """Image rows -> their maps (MAPS_SCHEMA), out of the tables of all rounds."""
+    """Image rows -> their maps (MAPS_SCHEMA), out of the tables of all rounds.
 
-    def __init__(self, tables: list[Shards]):
-        self.tables = tables
+    Args:
+        related: takes the maps of so many related images, where the tables have a column that says how many.
+    """
+
+    def __init__(self, tables: list[Shards], related: int):
+        self.tables, self.related = tables, related
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         ids = rows["image_id"].to_pylist()
@@ -281,5 +311,7 @@ class Merge:
         # A table at a time, so that each shard is read once.
         parts = [found for table in self.tables for i in ids if (found := table.rows(i)) is not None]
         maps = pa.concat_tables(parts)
+        if "related" in maps.column_names:
+            maps = maps.filter(pc.equal(maps["related"], self.related)).drop_columns("related")
         order = [wanted[pair] for pair in zip(maps["image_id"].to_pylist(), maps["class"].to_pylist(), strict=True)]
         return maps.take(np.argsort(order))
