@@ -97,6 +97,15 @@ def test_a_run_says_where_it_comes_from(workspace: Workspace) -> None:
     assert "mlflow.parentRunId" not in parent.client.get_run(parent.run_id).data.tags
 
 
+def test_samples_of_the_machine_lie_at_the_seconds_of_the_run(workspace: Workspace) -> None:
+    tracker = Tracker(workspace, "sampled", identity="")
+    tracker.system_metrics({"cpu_utilization_percentage": 12.5})
+    tracker.finish("FINISHED")
+    (sample,) = tracker.client.get_metric_history(tracker.run_id, "system/cpu_utilization_percentage")
+    assert sample.value == 12.5
+    assert 0 <= sample.step <= 60
+
+
 def test_what_mlflow_will_never_take_ends_the_run_with_an_error(workspace: Workspace) -> None:
     from mcis.datasets.errors import UserError
 
