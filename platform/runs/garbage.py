@@ -6,7 +6,6 @@ point to, so that after a kill the next call finds the rest.
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,10 +17,19 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.platform.runs.inventory import ended, is_run, studies
 from mcis.platform.runs.record import pointers, read_record
-from mcis.platform.runs.workspace import ASIDE, SUMMARY, RunFolder, Workspace, bytes_in, discard, host_name, read_json
+from mcis.platform.runs.workspace import (
+    ASIDE,
+    CACHE,
+    OUTPUT,
+    SUMMARY,
+    RunFolder,
+    Workspace,
+    bytes_in,
+    discard,
+    host_name,
+    read_json,
+)
 
-_OUTPUT = re.compile(r"(?P<name>(?P<stage>[a-z_]+)-(?P<key>[0-9a-f]{16}))(?P<part>\.part)?")
-_CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(?P<suffix>\.part|\.gone)?")
 _ABANDONED = 24 * 3600.0
 """Seconds after which a file that a process of another machine was writing counts as left over."""
 
@@ -78,8 +86,10 @@ def remove(workspace: Workspace, plan: Plan) -> list[str]:
 
 
 def _garbage(path: Path, why: str, lock: tuple[str, str] | None = None) -> Garbage:
-    size = bytes_in(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_size
-    return Garbage(path, why, size, lock)
+    with contextlib.suppress(FileNotFoundError):  # beside a run in progress, which may finish a stage meanwhile
+        size = bytes_in(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_size
+        return Garbage(path, why, size, lock)
+    return Garbage(path, why, 0, lock)
 
 
 def _with_trials(workspace: Workspace, names: Sequence[str]) -> list[str]:
@@ -145,7 +155,7 @@ def _outputs(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[
     """Outputs of stages, finished or not, that nobody points to."""
     found = []
     for path in _inside(workspace.store):
-        match = _OUTPUT.fullmatch(path.name)
+        match = OUTPUT.fullmatch(path.name)
         if match is None:
             if path.suffix != ".lock" and not ASIDE.fullmatch(path.name) and path.name not in pointed:
                 notes.append(f"{path.relative_to(workspace.root)} stays: not the output of a stage")
@@ -160,16 +170,16 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
     used: set[str] = set()
     silent = []
     for name in sorted(pointed):
-        folder = workspace.store / name
+        finished, part = workspace.folders_of(name)
         try:
-            summary = read_json(folder / SUMMARY) if (folder / SUMMARY).exists() else {}
+            summary = read_json(finished / SUMMARY) if (finished / SUMMARY).exists() else {}
             used.update(summary["caches"])
         except (UserError, KeyError, TypeError):
-            if folder.exists() or workspace.store.joinpath(f"{name}.part").exists():
+            if finished.exists() or part.exists():
                 silent.append(name)
     found = []
     for path in _inside(workspace.cache):
-        match = _CACHE.fullmatch(path.name)
+        match = CACHE.fullmatch(path.name)
         if match is None or not path.is_dir():
             continue  # the table of verdicts, which every run uses, and what is being written
         lock = ("cache", match["name"])

@@ -87,8 +87,7 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
 
 def runs_in_progress(workspace: Workspace) -> list[Holder]:
     """The holders of the names of runs and studies, in the order of these names."""
-    files = sorted(workspace.store.glob(".run-*.lock"))
-    return [holder for holder in map(_holder, files) if holder]
+    return [holder for holder in map(_holder, workspace.lock_files("run")) if holder]
 
 
 def run_holder(workspace: Workspace, name: str) -> Holder | None:

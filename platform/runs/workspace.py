@@ -102,6 +102,10 @@ def aside_of(path: Path) -> Path:
 
 ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)")
 """Names as `aside_of` makes them."""
+OUTPUT = re.compile(r"(?P<name>(?P<stage>[a-z_]+)-(?P<key>[0-9a-f]{16}))(?P<part>\.part)?")
+"""Names in store/ of outputs, finished and in progress, whose keys are fingerprints."""
+CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(?P<suffix>\.part|\.gone)?")
+"""Names in cache/ of caches: whole, in the making, and half removed."""
 
 
 @contextlib.contextmanager
@@ -412,9 +416,17 @@ class Workspace:
         """The folder of a stage's work in progress."""
         return self.store / f"{stage}-{key}.part"
 
+    def folders_of(self, output: str) -> tuple[Path, Path]:
+        """The folders of an output by its name in store/: finished, and in progress."""
+        return self.store / output, self.store / f"{output}.part"
+
     def lock_file(self, what: str, name: str) -> Path:
         """The file of the lock of a stage and its key, of `run` and its name, or of another part of the workspace."""
         return self.store / f".{what}-{name}.lock"
+
+    def lock_files(self, what: str) -> list[Path]:
+        """The files of the locks of all stages of a name, or of all runs, in the order of their names."""
+        return sorted(self.store.glob(f".{what}-*.lock"))
 
     def lock(self, what: str, name: str) -> FileLock:
         """A lock for what takes a moment; `runs.locks` has those whose holder says who it is."""
