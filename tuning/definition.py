@@ -119,9 +119,9 @@ def read_definition(study: str) -> Definition:
         raise UserError(f"{path} is no study: {problems}", expected, "see docs/USAGE.md, Studies") from None
     names = [case.name for case in definition.all_cases()]
     twice = sorted({name for name in names if names.count(name) > 1})
-    strangers = sorted({case.against for case in definition.cases if case.against} - set(names))
-    if not names or twice or strangers:
-        found = f"two cases {', '.join(twice)}" if twice else f"no case {', '.join(strangers)}" if names else "no case"
+    unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
+    if not names or twice or unknown:
+        found = f"two cases {', '.join(twice)}" if twice else f"no case {', '.join(unknown)}" if names else "no case"
         raise UserError(
             f"{path} has {found}", "cases of different names, and `against` one of them", "correct the file"
         )

@@ -40,9 +40,9 @@ class Work:
         return [StageResult(counts={"seed": config.seed}) for config in configs]
 
 
-def a_run(workspace: Workspace) -> RunContext:
-    workspace.run("a")
-    return RunContext(workspace=workspace, name="a", part=workspace.root, tracker=cast(Any, None), origins={})
+def a_run(workspace: Workspace, name: str = "a") -> RunContext:
+    workspace.run(name)
+    return RunContext(workspace=workspace, name=name, part=workspace.root, tracker=cast(Any, None), origins={})
 
 
 def go(work: Work, context: RunContext, seed: int, *, afresh: bool = False) -> RunContext:
@@ -72,9 +72,10 @@ def test_to_compute_one_again_leaves_the_others(tmp_path: Path) -> None:
 
 def test_runs_at_a_time_that_share_a_pass_compute_it_once(tmp_path: Path) -> None:
     """In threads that begin with different ones of them, and with another pass that shares some."""
-    context, work, other = a_run(Workspace(tmp_path)), Work([1, 2, 3, 4]), Work([3, 5, 2])
+    workspace, work, other = Workspace(tmp_path), Work([1, 2, 3, 4]), Work([3, 5, 2])
     calls = [(work, 4), (other, 5), (work, 2), (other, 2), (work, 1), (work, 3)]
-    threads = [threading.Thread(target=go, args=(of, context, seed)) for of, seed in calls]
+    runs = [a_run(workspace, f"run-{number}") for number in range(len(calls))]
+    threads = [threading.Thread(target=go, args=(of, run, seed)) for (of, seed), run in zip(calls, runs, strict=True)]
     for thread in threads:
         thread.start()
     for thread in threads:
