@@ -81,7 +81,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
         # Unix sockets allow about 100 characters, so the folder's name is short.
         folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
         _start_local(compute, folder, verbose=verbose)
-    _quiet_data_and_train(verbose=verbose)
+    _quiet_libraries(verbose=verbose)
     try:
         yield
     finally:
@@ -106,11 +106,12 @@ def _start_local(compute: ComputeConfig, folder: str, *, verbose: bool) -> None:
     )
 
 
-def _quiet_data_and_train(*, verbose: bool) -> None:
-    """Turns off Ray Data's progress bars and, unless `verbose`, the logs of Ray Data and Ray Train."""
+def _quiet_libraries(*, verbose: bool) -> None:
+    """Turns off Ray Data's progress bars and, unless `verbose`, the logs of Ray's libraries."""
     import ray.data
 
     if not verbose:
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a study says which trials failed, and why
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         logging.getLogger("ray.train").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -25,6 +25,7 @@ TINY = (
     "classifier.batch=8",
     "report.panels=2",
     "compute.threads=1",
+    "compute.stop_if_nothing_is_learnt=false",
 )
 
 
