@@ -2,7 +2,8 @@
 
 Recipe `paper`, VGG-16 at 256x256 and saliency maps as the background's cue, on drawn scenes: maps and masks are made
 and scored. Both sides are commands, with all that takes to start them, in a workspace that has the index and the
-classifier, whose weights are random, which changes no time. The maps of R = 5 have to be the same on both sides.
+classifier, whose weights are random, which changes no time; reports are without pictures, for which images are embedded
+once more. The maps of R = 5 have to be the same on both sides.
 """
 
 import argparse
@@ -33,7 +34,7 @@ def command(workspace: Path, voc: Path, weights: Path, *words: str) -> float:
         f"weights.classifier={weights}",
         "weights.backbone=none",
         "weights.segmenter=none",
-        "segmenter.trained=all",
+        "report.panels=0",
         f"compute.shard_rows={SHARD}",
     )
     base = [sys.executable, "-m", "mcis.platform.cli", *words, "--recipe", "paper", "--workspace", str(workspace)]
