@@ -116,7 +116,9 @@ def test_two_trials_differ_in_the_parameter_that_was_varied(browser: "Chrome", s
     browser.execute_script("arguments[0].click()", switches[0])
     rows = """return [...document.querySelectorAll(".mlflow-compare-run-table")]
         .map((table) => [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent)));"""
-    until(browser, lambda: [["localize.related", "1", "3"]] in browser.execute_script(rows))
+    # The case and the short name of what was varied stand beside its key.
+    differing = [["case", "r1", "r3"], ["localize.related", "1", "3"], ["related", "1", "3"]]
+    until(browser, lambda: differing in map(sorted, browser.execute_script(rows)))
 
 
 @pytest.mark.slow
