@@ -53,13 +53,20 @@ def bootstrap_seed_differences(
     Returns:
         Differences in points of percent, (resamples,).
 
+    Images without a scored pixel add nothing to any sum and are left out of the draws. Where fewer than two others are
+    left nothing can be told of other images: all differences are NaN.
+
     Raises:
         ValueError: the images or labels differ in number, or the seeds of a pair; or there are none.
     """
     shapes = [prediction.both.shape for prediction in (first, second)]
     if shapes[0][1:] != shapes[1][1:] or (paired and shapes[0] != shapes[1]) or not all(map(np.prod, shapes)):
         raise ValueError(f"overlaps of (seeds, images, labels) {shapes[0]} and {shapes[1]}")
-    images, at_a_time = shapes[0][1], max(1, _MOST_NUMBERS // shapes[0][1])
+    scored = sum(np.asarray(part).sum(axis=(0, 2)) for prediction in (first, second) for part in prediction) > 0
+    if scored.sum() < 2:
+        return np.full(resamples, np.nan)
+    first, second = (Overlaps(*(part[:, scored] for part in prediction)) for prediction in (first, second))
+    images, at_a_time = int(scored.sum()), max(1, _MOST_NUMBERS // int(scored.sum()))
     differences = []
     for start in range(0, resamples, at_a_time):
         rows = np.arange(start, min(start + at_a_time, resamples))

@@ -177,7 +177,8 @@ def run(
     with contextlib.ExitStack() as blocks:
         whole = all(number <= last for number, stage in enumerate(STAGES) if stage.kept)
         blocks.enter_context(recorded(workspace, name, whole=whole, study=study))
-        write_text(folder.config, experiment_text(config, resolved.origins))
+        if not folder.stages.exists():
+            write_text(folder.config, experiment_text(config, resolved.origins))
         tracker = Tracker(
             workspace,
             name,
@@ -197,6 +198,8 @@ def run(
         )
         for number, stage in enumerate(STAGES):
             if number == 1:
+                # Until then the outputs that the run's folder names are those of an earlier call.
+                write_text(folder.config, experiment_text(config, resolved.origins))
                 _track_data_sets(config, context)
             if number == 1 <= last:
                 _check_disk(config, context, until, start)

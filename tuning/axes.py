@@ -66,13 +66,17 @@ def _distribution(text: str, form: str, values: list[Any]) -> "BaseDistribution"
 
 
 def ends(axis: "BaseDistribution") -> list[Any]:
-    """The values that show whether a key takes what lies on its axis: all choices, or both ends of a range."""
+    """The values that show whether a key takes what lies on its axis: all choices, or both ends of a range.
+
+    Of a range of numbers that are not whole ones, also such a number between.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     if isinstance(axis, CategoricalDistribution):
         return list(axis.choices)
     assert isinstance(axis, FloatDistribution | IntDistribution)
-    return [axis.low, axis.high]
+    between = [] if isinstance(axis, IntDistribution) else [axis.low + (axis.high - axis.low) * 0.6180339887]
+    return [axis.low, axis.high, *between]
 
 
 def lies_on(axes: "Mapping[str, BaseDistribution]", values: Mapping[str, Any]) -> bool:
@@ -81,9 +85,11 @@ def lies_on(axes: "Mapping[str, BaseDistribution]", values: Mapping[str, Any]) -
 
 
 def _is_on(axis: "BaseDistribution", value: Any) -> bool:
-    from optuna.distributions import CategoricalDistribution
+    from optuna.distributions import CategoricalDistribution, IntDistribution
 
     if isinstance(axis, CategoricalDistribution):
         return value in axis.choices
-    low, high = ends(axis)
-    return isinstance(value, int | float) and not isinstance(value, bool) and bool(low <= value <= high)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    low, high, *_ = ends(axis)
+    return bool(low <= value <= high) and (not isinstance(axis, IntDistribution) or float(value).is_integer())

@@ -23,6 +23,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcis.datasets.errors import UserError
+from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.settings import sources_of
 from mcis.tuning.cases import Case, Difference, case_of
@@ -85,7 +86,7 @@ class Definition(_Strict):
 def _name_of(values: dict[str, Any]) -> str:
     """A name of the values: `related-3-threshold-0.2`."""
     texts = [
-        f"{key.rpartition('.')[2]}-{value if isinstance(value, str) else json.dumps(value)}"
+        f"{key.rpartition('.')[2]}-{value if isinstance(value, str) else json.dumps(value, default=str)}"
         for key, value in values.items()
     ]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(texts)).strip("-.")[:64]
@@ -110,6 +111,7 @@ def read_definition(study: str) -> Definition:
         if len(content) > _LARGEST:
             raise UserError(f"{path} is larger than {_LARGEST >> 20} MiB", expected, "name another file")
         definition = Definition.model_validate(tomllib.loads(content.decode()))
+        names = [case.name for case in definition.all_cases()]
     except OSError as error:
         raise UserError(f"study {study}: {error.strerror}", expected, "name one of them") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -117,7 +119,6 @@ def read_definition(study: str) -> Definition:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors())
         raise UserError(f"{path} is no study: {problems}", expected, "see docs/USAGE.md, Studies") from None
-    names = [case.name for case in definition.all_cases()]
     twice = sorted({name for name in names if names.count(name) > 1})
     unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
     if not names or twice or unknown:
@@ -132,8 +133,19 @@ def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Cas
     """The cases of a study of this configuration.
 
     Raises:
-        UserError: values that the configuration does not take, or a setting of sources that it does not have.
+        UserError: values that the configuration does not take, or that are not a case's; an unknown last stage, or a
+            setting of sources that it does not have.
     """
+    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
+    for case in definition.all_cases():
+        if shared := sorted({"setting", "recipe", "seed"} & set(case.values)):
+            raise UserError(
+                f"case {case.name} sets {' and '.join(shared)}",
+                "values of other keys",
+                "give a case its `setting` beside `set`; run a study for each recipe; choose seeds by --seeds",
+            )
+        if case.until not in (None, *stages):
+            raise UserError(f"case {case.name}: until = {case.until}", f"one of {', '.join(stages)}", "correct it")
     return [
         case_of(
             resolved,

@@ -19,7 +19,7 @@ from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import recorded
+from mcis.platform.runs.record import recorded, stopped
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker, end_run
 from mcis.platform.runs.workspace import RunFolder, Workspace, fingerprint, write_json, write_text, written_aside
@@ -28,7 +28,7 @@ from mcis.tuning.cases import trial_values
 from mcis.tuning.found import Found, trial_name
 from mcis.tuning.pictures import search_picture
 from mcis.tuning.tables import search_table
-from mcis.tuning.trials import Common, Notes, Trial, failed, fit, short_name, task_of
+from mcis.tuning.trials import Common, Notes, Trial, failed, fit, short_names, task_of
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -108,8 +108,11 @@ class Search:
 
     def trial(self, number: int, values: Values) -> Trial:
         """One of its trials."""
-        changed = trial_values(self.resolved, values)
-        varied = {short_name(key): value for key, value in values.items()}
+        config, changed = self.resolved.config, trial_values(self.resolved, values)
+        with contextlib.suppress(UserError):  # of values that contradict each other, which the trial says
+            changed = resolve(config.setting, config.recipe, changed).changed()  # paths are this process's
+        names = short_names(list(values))
+        varied = {names[key]: value for key, value in values.items()}
         return Trial(trial_name(self.name, number), self.resolved.config.setting, changed, self.goal.until, varied)
 
 
@@ -176,16 +179,25 @@ def check_search(search: Search) -> None:
     for key, axis in search.axes.items():
         for value in ends(axis):
             resolve(config.setting, config.recipe, trial_values(search.resolved, {key: value}))
-    table = listing(config).table
-    if goal.what is not None and table["mask_uri"].null_count == len(table):
+    if config.supervision == "full" and goal.until != "evaluate":
         raise UserError(
-            "no image has a ground-truth mask",
+            f"--objective {search.objective} with supervision=full, which trains no classifier",
+            "supervision=tags, or the objective segmentation",
+            "choose another objective",
+        )
+    images = listing(config).table.select(["split", "mask_uri", "tags"]).to_pylist()
+    if goal.what is not None and not any(row["mask_uri"] and row["split"] == "train" for row in images):
+        raise UserError(
+            "no training image has a ground-truth mask",
             "masks of some training images, for the objective",
             "name their folder, or search by --objective val_map",
         )
-    if goal.what is None and "val" not in table["split"].to_pylist():
+    untaught = not config.classifier.val_every or config.weights.classifier is not None
+    if goal.what is None and (untaught or not any(row["tags"] and row["split"] == "val" for row in images)):
         raise UserError(
-            "--objective val_map, and no image of the split val", "val images with tags", "choose another objective"
+            "--objective val_map without a classifier that is trained and validated on tagged images of the split val",
+            "val images with tags, classifier.val_every of at least 1, and no weights.classifier",
+            "choose another objective",
         )
     pipeline.check(config, search.workspace, search.name, until=goal.until)
 
@@ -238,19 +250,32 @@ def _run_trials(search: Search, parent: str) -> Found:
         max_concurrent_trials=search.parallel,
         time_budget_s=None if search.minutes is None else 60 * search.minutes,
     )
-    results = fit(common, how, {}, trials=missing, notes=_Standing(store))
+    with store.errors(search.folder.search):
+        results = fit(common, how, {}, trials=missing, notes=_Standing(search, store))
+        for number in sorted(store.asked):
+            if (result := results.get(trial_name(search.name, number))) and result.error:
+                store.failed(number, failed(result.error).found)
+        found = store.found()
+    ended = {tried.number: tried for tried in found.tried}
     for number in sorted(searcher.numbers.values()):
-        if (result := results.get(trial_name(search.name, number))) and result.error:
-            store.failed(number, failed(result.error).found)
-    found = store.found()
-    for tried in found.tried:
-        if tried.state == "stopped":
-            text = f"lagged behind, after epoch {tried.epoch:.1f}"
-            end_run(search.workspace, trial_name(search.name, tried.number), "KILLED", {"stopped": text})
+        if number not in ended:
+            _close(search, number, "the search ended before")
+        elif ended[number].state == "stopped":
+            _close(search, number, f"lagged behind, after epoch {ended[number].epoch:.1f}")
     late = search.minutes is not None and time.monotonic() - began >= 60 * search.minutes
     if len(found.tried) < search.trials and not late:  # Tune takes Ctrl-C for itself
         raise KeyboardInterrupt
     return found
+
+
+def _close(search: Search, number: int, why: str) -> None:
+    """Writes down why a trial's process was ended, which could not do so itself."""
+    name = trial_name(search.name, number)
+    stopped(search.workspace, name, why)
+    try:
+        end_run(search.workspace, name, "KILLED", {"stopped": why})
+    except UserError as error:
+        console.print(f"note: the MLflow run of {name} stays open: {error.found}", markup=False)
 
 
 def _objective(search: Search, report: Mapping[str, Any]) -> float:
@@ -308,14 +333,18 @@ def _keep(search: Search, found: Found, tracker: Tracker) -> None:
 class _Standing(Notes):
     """How a search stands, beside its bar: the best so far, and the trials by state."""
 
-    def __init__(self, store: "Store"):
+    def __init__(self, search: Search, store: "Store"):
         super().__init__()
-        self.store = store
+        self.search, self.store = search, store
+
+    def failure(self, name: str, error: Exception) -> None:
+        """See `Notes`."""
+        number = next((n for n in self.store.asked if trial_name(self.search.name, n) == name), None)
+        if number is not None:
+            self.store.failed(number, failed(error).found)
 
     def ended(self, name: str, *, failed: bool) -> str:
         """See `Notes`."""
-        self.failures += failed
         found = self.store.found()
         best = f"best {found.best.objective:.2f} (trial {found.best.number}), " if found.best else ""
-        counts = found.counts()
-        return best + f"{counts['done']} done, {counts['stopped']} stopped, {counts['failed'] + self.failures} failed"
+        return best + ", ".join(f"{count} {state}" for state, count in found.counts().items())

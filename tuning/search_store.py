@@ -4,9 +4,10 @@ What is drawn for a trial depends on the seed, the trial's number and the trials
 that a process remembers: with one trial at a time, a search that was killed ends as it would have.
 """
 
+import contextlib
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from mcis.tuning.found import Found, Tried
 
 _STARTUP = 10
 """Trials that are drawn at random before the sampler models what it has seen."""
+_STUDY = "search"
 _STATES = {TrialState.COMPLETE: "done", TrialState.PRUNED: "stopped", TrialState.FAIL: "failed"}
 
 
@@ -58,45 +60,66 @@ class Store:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.axes, self.halving = dict(axes), halving
         self.asked: dict[int, tuple[optuna.trial.Trial, float]] = {}
-        try:
-            with warnings.catch_warnings(action="ignore"):
-                self.study: Study = optuna.create_study(
-                    storage=f"sqlite:///{path}",
-                    sampler=_ByNumber(seed, parallel),
-                    pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=max(2, halving)),
-                    study_name="search",
-                    direction="maximize",
-                    load_if_exists=True,
-                )
-            earlier = self.study.user_attrs.get("identity")
-            if earlier is None:
-                self.study.set_user_attr("identity", identity)
-                if lies_on(axes, first):
-                    self.study.enqueue_trial({key: first[key] for key in axes}, {"default": True})
-        except (SQLAlchemyError, optuna.exceptions.OptunaError) as error:
-            raise UserError(
-                f"{path} cannot be used ({str(error).splitlines()[0]})",
-                "a search's store, and space on its disk",
-                "choose another --name, or remove the file",
-            ) from None
-        if earlier not in (None, identity):
+        with self.errors(path):
+            self._open(path, identity, first, seed, parallel)
+
+    def _open(self, path: Path, identity: str, first: Values, seed: int, parallel: int) -> None:
+        with warnings.catch_warnings(action="ignore"):
+            self.storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+            self.study: Study = optuna.create_study(
+                storage=self.storage,
+                sampler=_ByNumber(seed, parallel),
+                pruner=optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=max(2, self.halving)),
+                study_name=_STUDY,
+                direction="maximize",
+                load_if_exists=True,
+            )
+        earlier = self.study.user_attrs.get("identity")
+        if earlier is None:
+            self.study.set_user_attr("identity", identity)
+            if lies_on(self.axes, first):
+                self.study.enqueue_trial({key: first[key] for key in self.axes}, {"default": True})
+        elif earlier != identity:
             raise UserError(
                 f"{path} is of a search with other axes, another objective, --halving or configuration",
                 "the command that began it, with other --trials or --minutes if you like",
                 "repeat that command, or choose another --name",
             )
-        self._begin_anew_what_was_interrupted()
+        running = self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING])
+        self.interrupted = [trial.number for trial in running if set(trial.params) == set(self.axes)]
+        for trial in running:
+            if trial.number not in self.interrupted:  # it was killed before all of its values were drawn
+                self.study.tell(trial.number, state=TrialState.FAIL)
+
+    @staticmethod
+    @contextlib.contextmanager
+    def errors(path: Path) -> Iterator[None]:
+        """Turns errors of the store into a UserError that names its file."""
+        try:
+            yield
+        except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
+            raise UserError(
+                f"{path} cannot be used ({str(error).splitlines()[0]})",
+                "a search's store, as this version of Optuna writes it, and space on its disk",
+                "free some space and repeat the command, or choose another --name",
+            ) from None
 
     def ask(self) -> tuple[int, Values]:
-        """The number and the values of the next trial."""
-        trial = self.study.ask(self.axes)
+        """The number and the values of the next trial; those that a killed command left come first, as they were."""
+        if self.interrupted:
+            study = self.storage.get_study_id_from_name(_STUDY)
+            number = self.storage.get_trial_id_from_study_id_trial_number(study, self.interrupted.pop(0))
+            trial = optuna.trial.Trial(self.study, number)
+        else:
+            trial = self.study.ask(self.axes)
         self.asked[trial.number] = trial, time.monotonic()
         return trial.number, dict(trial.params)
 
     def validated(self, number: int, validation: int, val_map: float) -> bool:
         """Keeps a validation of a trial's classifier; whether the trial lags behind and is to be stopped."""
         trial, _ = self.asked[number]
-        trial.report(val_map, validation)
+        with warnings.catch_warnings(action="ignore"):  # of a trial that goes on, earlier ones are known
+            trial.report(val_map, validation)
         return bool(self.halving) and trial.should_prune()
 
     def done(self, number: int, objective: float, val_map: float | None) -> None:
@@ -111,28 +134,14 @@ class Store:
         """Ends a trial that failed."""
         self._tell(number, TrialState.FAIL, {"cause": cause})
 
-    def interrupted(self, number: int) -> None:
-        """Ends a trial that is to begin anew when the search goes on."""
-        trial = self.study.get_trials(deepcopy=False)[number]
-        attributes = {"default": True} if trial.user_attrs.get("default") else {}
-        self.study.enqueue_trial(trial.params, attributes)
-        self._tell(number, TrialState.FAIL, {})
-
     def found(self) -> Found:
-        """All trials that ended, but for those that were interrupted."""
+        """All trials that ended; those that were interrupted have not."""
         trials = self.study.get_trials(deepcopy=False)
         tried = [each for trial in trials if (each := _tried(trial)) is not None]
         done = [each for each in tried if each.objective is not None]
         best = max(done, key=lambda each: each.objective or 0.0, default=None)
         defaults = {trial.number for trial in trials if trial.user_attrs.get("default")}
         return Found(tried=tried, best=best, default=next((each for each in done if each.number in defaults), None))
-
-    def _begin_anew_what_was_interrupted(self) -> None:
-        for trial in self.study.get_trials(deepcopy=False, states=[TrialState.RUNNING]):
-            if set(trial.params) == set(self.axes):
-                self.interrupted(trial.number)
-            else:
-                self._tell(trial.number, TrialState.FAIL, {})
 
     def _tell(self, number: int, state: TrialState, attributes: Values, value: float | None = None) -> None:
         if number in self.asked:
@@ -144,7 +153,7 @@ class Store:
 
 
 def _tried(trial: FrozenTrial) -> Tried | None:
-    """A trial that ended; None for one that goes on, or was interrupted."""
+    """A trial that ended; None for one that goes on, or had no values yet."""
     attributes, state = trial.user_attrs, _STATES.get(trial.state)
     if state is None or (state == "failed" and "cause" not in attributes):
         return None

@@ -6,7 +6,7 @@ from statistics import mean
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values, leaves
-from mcis.platform.config.resolve import Resolved
+from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.cases import (
@@ -191,7 +191,9 @@ def _trials(study: Study, case: Case, seeds: Sequence[int]) -> dict[int, Trial]:
 
 def _trial(study: Study, case: Case, name: str, values: Values) -> Trial:
     changed = trial_values(study.resolved, case.values, case.setting)
-    return Trial(name, case.setting, {**changed, **values}, case.until)
+    # Paths are this process's: a trial's has a folder of its own.
+    changed = resolve(case.setting, study.resolved.config.recipe, {**changed, **values}).changed()
+    return Trial(name, case.setting, changed, case.until)
 
 
 def _log_cases(tracker: Tracker, figures: Sequence[Figures]) -> None:

@@ -37,7 +37,7 @@ from mcis.tuning.figures import (
     scores_by_column,
 )
 from mcis.tuning.tables import differences_table
-from mcis.tuning.trials import Common, Outcome, Trial, run_trials, short_name
+from mcis.tuning.trials import Common, Outcome, Trial, run_trials, short_names
 
 
 class Planned(NamedTuple):
@@ -173,9 +173,9 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> dict[str, Config]:
     config = study.resolved.config
     configs = {trial.name: resolve(trial.setting, config.recipe, trial.values).config for trial in trials}
     # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
-    of_a_kind = {str([trial.setting, *_of_stages(trial.values)]): trial for trial in trials}
+    of_a_kind = {str([trial.setting, trial.until, *_of_stages(trial.values)]): trial for trial in trials}
     for trial in of_a_kind.values():
-        pipeline.check(configs[trial.name], study.workspace, trial.name, until=study.until)
+        pipeline.check(configs[trial.name], study.workspace, trial.name, until=trial.until)
     return configs
 
 
@@ -189,7 +189,7 @@ def _varied(study: Study, configs: Mapping[str, Config]) -> dict[str, Values]:
     of_trials = {name: dict(leaves(config)) for name, config in configs.items()}
     keys = (*study.swept, *study.unlike)
     texts = {key: {str(values.get(key)) for values in of_trials.values()} for key in keys}
-    names = {key: short_name(key) for key in keys if len(texts[key]) > 1}
+    names = short_names([key for key in keys if len(texts[key]) > 1])
     return {
         trial: {short: values[key] for key, short in names.items() if key in values}
         for trial, values in of_trials.items()

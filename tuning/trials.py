@@ -39,9 +39,10 @@ class Trial(NamedTuple):
     varied: Values = {}  # noqa: RUF012
 
 
-def short_name(key: str) -> str:
-    """The last part of a dotted key, for MLflow's columns; a key whose last part is `name` goes by the one before."""
-    return key.removesuffix(".name").rpartition(".")[2]
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """For MLflow's columns the last parts of dotted keys, without `name`; the whole key where two would be alike."""
+    short = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
+    return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +112,21 @@ def run_trials(trials: Sequence[Trial], common: Common, *, parallel: int) -> Out
     tasks = [task_of(trial, common) for trial in trials]
     results = fit(
         common,
-        tune.TuneConfig(max_concurrent_trials=parallel),
+        # A process that has run a trial runs the next one too: to start another takes seconds of a core.
+        tune.TuneConfig(max_concurrent_trials=parallel, reuse_actors=True),
         {"trial": tune.grid_search(tasks)},
         trials=len(tasks),
     )
-    if len(results) < len(tasks):  # Tune takes Ctrl-C for itself and hands back what has finished
-        raise KeyboardInterrupt
     folder = _folder(common) / TUNE
     finished = {
         name: [Score.from_json(score, folder) for score in metrics["scores"]]
         for name, (metrics, _) in results.items()
         if metrics and metrics.get("scores") is not None
     }
-    return Outcome(finished, {name: failed(error) for name, (_, error) in results.items() if error})
+    failures = {name: failed(error) for name, (_, error) in results.items() if error}
+    if len(finished) + len(failures) < len(tasks):  # Tune takes Ctrl-C for itself and hands back what it has
+        raise KeyboardInterrupt
+    return Outcome(finished, failures)
 
 
 class Result(NamedTuple):
@@ -198,6 +201,7 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
     trial = Trial(**{field: task.pop(field) for field in Trial._fields})
     common = Common(**task)
     os.environ.update(environment)
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a slow machine may take long to hand over
     result = pipeline.run(
         resolve(trial.setting, common.recipe, trial.values),
         Workspace(Path(common.workspace)),
@@ -242,6 +246,9 @@ class Notes:
         self.failures += failed
         return name + (f", {self.failures} failed" if self.failures else "")
 
+    def failure(self, name: str, error: Exception) -> None:
+        """What ended a trial, as soon as it has."""
+
 
 def _progress_callback(progress: Bar, notes: Notes) -> Any:
     """A callback of Tune that moves a bar as trials end."""
@@ -261,6 +268,8 @@ def _progress_callback(progress: Bar, notes: Notes) -> Any:
             self._ended(trial, failed=False)
 
         def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+            if (error := trial.get_pickled_error()) is not None:
+                self.notes.failure(trial.config["trial"]["name"], error)
             self._ended(trial, failed=True)
 
         def _ended(self, trial: Any, *, failed: bool) -> None:

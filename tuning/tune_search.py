@@ -50,8 +50,7 @@ class FromStore(Searcher):
                 self.store.failed(number, problem.found)
         elif result and trial_id in self.lagging:
             self.store.stopped(number, result["epoch"], result["val_map"])
-        else:
-            self.store.interrupted(number)
+        # Else it was interrupted, and goes on with the search.
 
     def save(self, checkpoint_path: str) -> None:
         """The store has it all."""

@@ -1,5 +1,6 @@
 """The command `mcis compare`: what differs between runs, and is it more than their images and seeds would let them?"""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,7 +57,7 @@ def compare(
         from mcis.platform.reporting.compared_runs import open_cases
 
         cases = open_cases(workspace, runs, what=[name for name in _WHAT if not what or name in what])
-        page = html.expanduser().absolute() if html else comparison_page.default_file(cases)
+        page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
         comparison_page.check_file(page)
 
         from mcis.platform.commands.comparison import show_comparison, show_page

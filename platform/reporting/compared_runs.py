@@ -1,5 +1,6 @@
 """What is compared: runs of one or several workspaces, by themselves or as the seeds of one configuration."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,8 +13,8 @@ from mcis.platform.reporting.run_data import ConfigValue
 from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-_OF_A_SEED = ("seed", "compute.")
-"""Beginnings of the keys in which the runs of a case may differ: `compute` changes no result but for rounding."""
+_OF_A_SEED = ("seed", "compute.", "tracking.", "localize.also_related", "localize.features_gb")
+"""Beginnings of the keys in which the runs of a case may differ: all but `seed` change no result but for rounding."""
 
 
 class Run(NamedTuple):
@@ -120,7 +121,7 @@ def merged(texts: Iterable[str]) -> str:
 def _folder(root: Path, text: str) -> RunFolder:
     """The folder of a run, which exists."""
     if "/" in text:
-        folder = Path(text).expanduser().resolve()
+        folder = Path(os.path.expanduser(text)).resolve()
         if folder.parent.name != "runs" or not folder.is_dir():
             raise UserError(
                 f"{text} is no folder of a run",

@@ -56,7 +56,9 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """The difference in words: none where the interval contains 0."""
+        """The difference in words: none where the interval contains 0; there is none of fewer than two images."""
+        if np.isnan(self.low) or np.isnan(self.high):
+            return "cannot be told"
         return "no difference" if not self.is_found else "higher" if self.low > 0 else "lower"
 
 

@@ -167,9 +167,10 @@ def explorer_data(
     for image in explorer.images[:MOST_IMAGES]:
         steps = [number for number, of in enumerate(attention) if of.image_id == image.image_id]
         entry = _image_data(image, steps)
-        size += len(json.dumps(entry))
-        if size > MOST_BYTES:
+        own = len(json.dumps(entry))
+        if size + own > MOST_BYTES:
             break
+        size += own
         images.append(entry)
     ids = [image.image_id for image in explorer.images[: len(images)]]
     return ExplorerData(values | {"images": images}, ids, len(explorer.images) - len(ids), size)

@@ -122,6 +122,8 @@ def _names(workspace: Workspace) -> list[str]:
                 "runs that say what they point to, or any output might be theirs",
                 "make it readable, or remove it",
             ) from None
+        except UserError as error:
+            raise UserError(f"{path}: {error.found}", error.expected, "rename the folder, or remove it") from None
     return names
 
 

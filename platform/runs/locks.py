@@ -28,6 +28,9 @@ _LOOK = 1.0
 """Seconds after which a lock counts as held. Those who only look whether one is held hold it for less themselves."""
 
 
+_LOOKS = 5
+
+
 class Holder(NamedTuple):
     """Who holds a lock: a run or command, the host and number of its process, and since when (UTC, ISO 8601)."""
 
@@ -134,7 +137,10 @@ def _sign(descriptor: int, *, who: str) -> None:
 
 
 def _holder(file: Path) -> Holder | None:
-    """Who holds a lock, or None; changes nothing, so that a workspace may be another user's."""
+    """Who holds a lock, or None; changes nothing, so that a workspace may be another user's.
+
+    Who else looks at the same time holds it for a moment, so that a holder is one who is seen twice.
+    """
     with _lock_errors(file):
         try:
             descriptor = os.open(file, os.O_RDWR)
@@ -143,7 +149,12 @@ def _holder(file: Path) -> Holder | None:
         except OSError:
             descriptor = os.open(file, os.O_RDONLY)
         try:
-            return None if lock_descriptor(descriptor, blocking=False) else _last_holder(file)
+            for attempt in range(_LOOKS):
+                if attempt:
+                    time.sleep(0.01)
+                if lock_descriptor(descriptor, blocking=False):
+                    return None
+            return _last_holder(file)
         finally:
             os.close(descriptor)
 

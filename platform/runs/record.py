@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.locks import hold_run, now
-from mcis.platform.runs.workspace import RunFolder, Workspace, read_json, write_json
+from mcis.platform.runs.workspace import RunFolder, Workspace, is_output, read_json, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,9 +28,10 @@ class RunRecord:
         kind: a run, or a study of which other runs are the trials.
         study: name of the study that the run is a trial of.
         began, ended: of the last call, UTC, ISO 8601; `ended` is None while it runs and where it was killed.
-        outcome: how the call ended; interrupted = by Ctrl-C.
-        reason: why it failed, in words.
+        outcome: how the call ended; interrupted = by Ctrl-C, or by the search that it is a trial of.
+        reason: why it failed or was stopped, in words.
         outputs: by stage the names of the folders below store/ that the run points to.
+        current: those of them that the last call points to.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -40,6 +41,7 @@ class RunRecord:
     outcome: Literal["finished", "failed", "interrupted"] | None = None
     reason: str | None = None
     outputs: dict[str, list[str]] = field(default_factory=dict)
+    current: dict[str, list[str]] = field(default_factory=dict)
 
 
 _ADAPTER = TypeAdapter(RunRecord)
@@ -57,6 +59,9 @@ def read_record(folder: RunFolder) -> RunRecord | None:
         record = _ADAPTER.validate_json(json.dumps(read_json(folder.record)), strict=True)
         for time in filter(None, (record.began, record.ended)):
             datetime.datetime.fromisoformat(time)
+        outputs = [name for of in (record.outputs, record.current) for names in of.values() for name in names]
+        if strange := [name for name in outputs if not is_output(f"store/{name}")]:
+            raise ValueError(f"{strange[0]!r} is no folder of store/")
         return record
     except ValueError as error:  # pydantic's ValidationError is one too
         raise UserError(
@@ -80,14 +85,16 @@ def pointers(workspace: Workspace, name: str) -> dict[str, list[str]]:
     return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
 
 
-def point_to(workspace: Workspace, name: str, stage: str, output: Path) -> None:
-    """Writes down that a run points to the output of a stage, before it is computed."""
-    folder = workspace.run(name)
+def point_to(workspace: Workspace, name: str, stage: str, *outputs: Path) -> None:
+    """Writes down that a run points to outputs of a stage, before they are computed: its own, and what the same pass
+    makes for others."""
+    folder, names = workspace.run(name), [output.name for output in outputs]
     record = read_record(folder) or RunRecord(began=now())
-    earlier = record.outputs.get(stage, [])
-    if output.name not in earlier:
-        outputs = record.outputs | {stage: [*earlier, output.name]}
-        _write(folder, dataclasses.replace(record, outputs=outputs))
+    every = list(dict.fromkeys([*record.outputs.get(stage, []), *names]))
+    _write(
+        folder,
+        dataclasses.replace(record, outputs=record.outputs | {stage: every}, current=record.current | {stage: names}),
+    )
 
 
 @contextlib.contextmanager
@@ -111,12 +118,23 @@ def recorded(
             with contextlib.suppress(UserError, OSError):  # the error that ended the block is the one to report
                 _write(folder, _ended_by(error, read_record(folder) or RunRecord(kind=kind, study=study, began=began)))
             raise
-        reached = {stage: [path.name] for stage, path in workspace.outputs(name).items()}
+        record = read_record(folder) or RunRecord(began=began)
+        reached = {stage: [path.name] for stage, path in workspace.outputs(name).items()} | record.current
         outputs = reached if whole else pointers(workspace, name) | reached
         _write(
             folder,
-            RunRecord(kind=kind, study=study, began=began, ended=now(), outcome="finished", outputs=outputs),
+            RunRecord(
+                kind=kind, study=study, began=began, ended=now(), outcome="finished", outputs=outputs, current=reached
+            ),
         )
+
+
+def stopped(workspace: Workspace, name: str, reason: str) -> None:
+    """Writes down that somebody else ended the process of a run, and why."""
+    folder = workspace.run(name, create=False)
+    record = read_record(folder)
+    if record and record.outcome is None:
+        _write(folder, dataclasses.replace(record, ended=now(), outcome="interrupted", reason=reason))
 
 
 def _ended_by(error: BaseException, record: RunRecord) -> RunRecord:

@@ -86,8 +86,7 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
     outputs = _outputs(stage, config, context)
     key = next(iter(outputs))
-    for each in outputs:
-        point_to(workspace, context.name, stage.name, workspace.finished(stage.name, each))
+    point_to(workspace, context.name, stage.name, *(workspace.finished(stage.name, each) for each in outputs))
     computed = _compute(stage, outputs, context, afresh=afresh)
     seconds = time.monotonic() - began
     context = context.after(stage.name, workspace.finished(stage.name, key), seconds=seconds, computed=computed)
@@ -117,6 +116,7 @@ def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afr
         outputs = _outputs(stage, config, context)
         folder = workspace.finished(stage.name, next(iter(outputs)))
         begun = sum(bytes_in(workspace.part(stage.name, key)) for key in outputs)
+        begun += sum(bytes_in(workspace.finished(stage.name, key)) for key in list(outputs)[1:])
         if stage.name in afresh:
             return Unfinished(names, begun + bytes_in(folder))
         if not (folder / SUMMARY).exists():
@@ -153,6 +153,8 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
         outputs: as of `_outputs`. What is absent of them is computed in the same pass.
     """
     workspace, wanted = context.workspace, next(iter(outputs))
+    if not afresh and (workspace.finished(stage.name, wanted) / SUMMARY).exists():
+        return False  # whoever holds a lock may be computing another output for hours
     with contextlib.ExitStack() as locks:
         for key in sorted(outputs):  # in the same order everywhere, or two runs might wait for each other
             locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))

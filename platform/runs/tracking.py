@@ -163,7 +163,7 @@ class Tracker:
         from sqlalchemy.exc import OperationalError
 
         if is_local(self.uri):
-            return False
+            return "database is locked" in str(error)
         if isinstance(error, MlflowException):
             return error.get_http_status_code() >= 500 or error.error_code in _AWAY
         return isinstance(error, RequestException | OperationalError | ConnectionError | TimeoutError)

@@ -47,6 +47,8 @@ def server_uri() -> str | None:
             "leave them out of it; servers are given MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
             "MLFLOW_TRACKING_TOKEN; PostgreSQL is given PGPASSWORD or a ~/.pgpass",
         )
+    if uri and uri.startswith("sqlite:///"):  # trials have other folders
+        return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     return uri
 
 
@@ -65,7 +67,8 @@ def is_local(uri: str) -> bool:
 
 def store_environment() -> dict[str, str]:
     """The variables of this process that MLflow finds its store and its credentials by."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_OF_STORES)}
+    found = {name: value for name, value in os.environ.items() if name.startswith(_OF_STORES)}
+    return found | ({"MLFLOW_TRACKING_URI": uri} if (uri := server_uri()) else {})
 
 
 def without_secrets(text: str, environment: Mapping[str, str]) -> str:

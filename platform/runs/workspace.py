@@ -399,7 +399,7 @@ class Workspace:
         """
         file = self.run(name, create=False).stages
         folders = read_json(file) if file.exists() else {}
-        if not isinstance(folders, dict) or not all(map(_is_output, folders.values())):
+        if not isinstance(folders, dict) or not all(map(is_output, folders.values())):
             raise UserError(f"{file} is damaged", "stages and folders of store/", "remove it and repeat the command")
         return {stage: self.root / folder for stage, folder in folders.items()}
 
@@ -445,7 +445,7 @@ class Workspace:
         discard(self.part(stage, key))
 
 
-def _is_output(folder: Any) -> bool:
+def is_output(folder: Any) -> bool:
     """Whether a text names a folder of store/ itself, and nothing below or outside of it."""
     first, _, name = folder.partition("/") if isinstance(folder, str) else ("", "", "")
-    return first == "store" and name not in ("", ".", "..") and "/" not in name
+    return first == "store" and name not in ("", ".", "..") and "/" not in name and "\0" not in name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.record import RunRecord, point_to, pointers, read_record, recorded
+from mcis.platform.runs.record import RunRecord, point_to, pointers, read_record, recorded, stopped
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -105,3 +105,16 @@ def test_outputs_outside_of_the_store_are_the_users_error(workspace: Workspace, 
     workspace.run("run").stages.write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"run\.json is damaged"):
         workspace.outputs("run")
+
+
+def test_a_run_that_another_process_stopped_says_why(workspace: Workspace) -> None:
+    call(workspace, index="a")
+    stopped(workspace, "run", "too late")
+    assert record(workspace).outcome == "finished"
+    with recorded(workspace, "other", whole=True):
+        stopped(workspace, "other", "lagged behind")
+        found = read_record(workspace.run("other"))
+        assert found
+        assert (found.outcome, found.reason) == ("interrupted", "lagged behind")
+    stopped(workspace, "absent", "never ran")
+    assert not (workspace.runs / "absent").exists()

@@ -1,4 +1,4 @@
-"""The search: axes, what its store draws and keeps, what is refused, and a real one on Ray Tune that is killed."""
+"""The search: axes, what its store draws and keeps, what is refused, and a real one on Ray Tune."""
 
 import json
 from pathlib import Path
@@ -10,6 +10,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.record import read_record
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.axes import lies_on, parse_axes
 from mcis.tuning.found import Found
@@ -58,6 +59,7 @@ def test_whether_a_configuration_lies_on_the_axes() -> None:
     assert lies_on(AXES, {"a": 1.0, "b": 0, "c": None})
     assert not lies_on(AXES, {"a": 1.5, "b": 0})
     assert not lies_on(AXES, {"a": None, "b": 0})
+    assert not lies_on({"a": IntDistribution(0, 3)}, {"a": 0.5})
 
 
 def store(folder: Path, *, identity: str = "same", halving: int = 3, first: dict[str, Any] | None = None) -> Store:
@@ -69,19 +71,24 @@ def height(values: dict[str, Any]) -> float:
     return float(values["b"] - (values["a"] - 0.3) ** 2)
 
 
-def searched(folder: Path, trials: int, *, anew: bool) -> Found:
-    """A search of `height`, whose store is opened again for each trial where `anew` says so."""
+def searched(folder: Path, trials: int, *, killed: bool = False) -> Found:
+    """A search of `height`, which is killed in the middle of each trial, and behind it, where `killed` says so."""
     opened = store(folder)
     for _ in range(trials):
         number, values = opened.ask()
+        opened.validated(number, 1, height(values))
+        if killed:
+            opened = store(folder)
+            assert opened.ask() == (number, values)
+            opened.validated(number, 1, height(values))
         opened.done(number, height(values), None)
-        if anew:
+        if killed:
             opened = store(folder)
     return opened.found()
 
 
 def test_the_first_trial_is_the_configuration_as_it_is_and_the_best_is_better(tmp_path: Path) -> None:
-    found = searched(tmp_path, 30, anew=False)
+    found = searched(tmp_path, 30)
     assert found.default
     assert (found.default.number, found.default.values) == (0, {"a": 0.5, "b": 1})
     assert found.best
@@ -98,23 +105,23 @@ def test_a_configuration_beside_the_axes_is_no_trial(tmp_path: Path) -> None:
     assert opened.found().default is None
 
 
-def test_a_store_that_is_opened_anew_draws_what_it_would_have_drawn(tmp_path: Path) -> None:
-    for name in ("once", "anew"):
+def test_a_search_that_is_killed_again_and_again_ends_as_it_would_have(tmp_path: Path) -> None:
+    for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-    once, anew = (searched(tmp_path / name, 14, anew=name == "anew") for name in ("once", "anew"))
-    assert [tried.values for tried in once.tried] == [tried.values for tried in anew.tried]
+    whole, killed = (searched(tmp_path / name, 14, killed=name == "killed") for name in ("whole", "killed"))
+    assert [(tried.number, tried.values, tried.objective) for tried in whole.tried] == [
+        (tried.number, tried.values, tried.objective) for tried in killed.tried
+    ]
 
 
-def test_what_was_interrupted_begins_anew_with_its_values(tmp_path: Path) -> None:
+def test_trials_that_were_interrupted_go_on_first_under_their_numbers(tmp_path: Path) -> None:
     opened = store(tmp_path)
-    for _ in range(3):
-        opened.done(opened.ask()[0], 1.0, None)
-    _, values = opened.ask()
+    opened.done(opened.ask()[0], 1.0, None)
+    begun = [opened.ask() for _ in range(2)]
     again = store(tmp_path)
-    assert len(again.found().tried) == 3
-    assert again.ask()[1] == values
-    opened = store(tmp_path)  # of two that were interrupted, one after the other, one goes on
-    assert opened.ask()[1] == values
+    assert len(again.found().tried) == 1
+    assert [again.ask() for _ in range(2)] == begun
+    assert again.ask()[0] == 3
 
 
 def test_halving_lets_one_in_three_go_on_and_keeps_where_the_others_stood(tmp_path: Path) -> None:
@@ -169,7 +176,15 @@ def drawn(root: Path, train: int = 16, val: int = 4) -> dict[str, str]:
         ((), ("data.saliency=choice(x,y)",), "maps", "of the same data"),
         ((), ("localize.relatd=integer(0,3)",), "maps", "did you mean localize.related"),
         ((), ("localize.related=integer(-1,3)",), "maps", "localize.related: Input should be greater"),
-        (("data.masks=absent",), ("localize.related=integer(0,3)",), "maps", "no image has a ground-truth mask"),
+        ((), ("localize.related=uniform(0,8)",), "maps", "localize.related: Input should be a valid integer"),
+        (("data.masks=absent",), ("localize.related=integer(0,3)",), "maps", "no training image has a ground-truth"),
+        (("classifier.val_every=0",), ("localize.related=integer(0,3)",), "val_map", "trained and validated"),
+        (
+            ("supervision=full", "segmenter.init=pretrained"),
+            ("localize.related=integer(0,3)",),
+            "maps",
+            "no classifier",
+        ),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_the_first_trial(
@@ -216,4 +231,7 @@ def test_a_search_on_ray_tune_stops_what_lags_and_goes_on_where_it_ended(ray_loc
     for number, state in states.items():
         run = runs[f"wide-t{number:03d}"]
         assert run.info.status == ("FINISHED" if state == "done" else "KILLED")
+        kept = read_record(workspace.run(f"wide-t{number:03d}"))
+        assert kept
+        assert kept.outcome == ("finished" if state == "done" else "interrupted")
         assert run.data.tags["mlflow.parentRunId"] == runs["wide"].info.run_id

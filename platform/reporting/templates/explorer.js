@@ -260,7 +260,7 @@
 
   /** Shows what an image has at a place, as fractions of its sides, beside a point of the window. */
   function point(image, across, down, left, top) {
-    if (!image.scores) return;
+    if (!image?.mask) return; // not decoded yet
     const x = Math.min(Math.max(Math.floor(across * image.width), 0), image.width - 1);
     const y = Math.min(Math.max(Math.floor(down * image.height), 0), image.height - 1);
     const pixel = y * image.width + x;

@@ -97,7 +97,7 @@ def run_together(configs: Sequence[Config], contexts: Sequence[RunContext]) -> l
         busy = _single_round_alone(config, context, rows)
     _hand_out(parts)
     return [
-        StageResult(busy=busy / len(numbers), counts=counts | more_counts, notes=tuple(notes))
+        StageResult(busy=busy, counts=counts | more_counts, notes=tuple(notes))
         for more_counts, notes in (accounts[number] for number in numbers)
     ]
 
