@@ -92,11 +92,18 @@ def pair_by_pair(
             selves = torch.stack([_self_maps(model, image, name, image_tags) for name in SELF_TRANSFORMS]).sum(dim=0)
         for number, tag in enumerate(image_tags):
             others = relations.related[relations.start[index] + number].tolist()
-            mean = torch.stack([literal.co_maps(model, image, images[other])[0][tag] for other in others]).mean(dim=0)
+            mean = torch.stack([_co_map(config, model, image, images[other])[tag] for other in others]).mean(dim=0)
             if config.localize.method.name == "released":
                 mean = ((selves[number] + released_map(mean)) / 5 * 255).round() / 255
             maps.append(mean.cpu())
     return time.perf_counter() - began, maps
+
+
+def _co_map(config: Config, model: CoAttentionClassifier, image: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Activations (K, h, w) of an image, which is the pair's m or, where the recipe says so, its n."""
+    if getattr(config.localize.method, "target", "m") == "n":
+        return literal.co_maps(model, other, image)[1]
+    return literal.co_maps(model, image, other)[0]
 
 
 def _self_maps(model: CoAttentionClassifier, image: torch.Tensor, name: str, tags: list[int]) -> torch.Tensor:
