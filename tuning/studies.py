@@ -193,7 +193,7 @@ def _trial(study: Study, case: Case, name: str, values: Values) -> Trial:
     changed = trial_values(study.resolved, case.values, case.setting)
     # Paths are this process's: a trial's has a folder of its own.
     changed = resolve(case.setting, study.resolved.config.recipe, {**changed, **values}).changed()
-    return Trial(name, case.setting, changed, case.until)
+    return Trial(name, case.setting, changed, case.until, {})  # `run_study` knows the other trials
 
 
 def _log_cases(tracker: Tracker, figures: Sequence[Figures]) -> None:

@@ -36,7 +36,7 @@ class Trial(NamedTuple):
     setting: str
     values: Values
     until: str
-    varied: Values = {}  # noqa: RUF012
+    varied: Values
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:

@@ -211,3 +211,21 @@ def test_overlaps_are_the_pixels_of_each_image(seed: int) -> None:
             expected[1, i, t] += pixels * (part in of_truth)
             expected[2, i, p] += pixels * (part in of_prediction)
         np.testing.assert_array_equal(got, expected)
+
+
+def test_images_without_a_scored_pixel_are_left_out_of_the_draws() -> None:
+    """Else a resample of such images alone would have no mIoU, and no interval could be told."""
+    rng = np.random.default_rng(3)
+    scored = [drawn_overlaps(rng, 3, 4, skill) for skill in (0.9, 0.4)]
+    padded = [
+        Overlaps(*(np.concatenate([part, np.zeros((2, part.shape[1]), part.dtype)]) for part in of)) for of in scored
+    ]
+    expected, found = (bootstrap_differences(*of, resamples=300, seed=1) for of in (scored, padded))
+    assert np.isfinite(found).all()
+    assert np.array_equal(found, expected)
+
+
+def test_of_one_scored_image_nothing_is_told_of_others() -> None:
+    rng = np.random.default_rng(4)
+    one = [drawn_overlaps(rng, 1, 4, skill) for skill in (0.9, 0.4)]
+    assert np.isnan(bootstrap_differences(*one, resamples=10, seed=1)).all()

@@ -90,8 +90,10 @@ def test_runs_of_earlier_versions_point_to_what_they_reached(workspace: Workspac
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", "{}", '{"began": 1}', '{"began": "yesterday"}', '{"began": "2026-01-01", "outputs": {"index": "a"}}'],
-)
+    ["{", "[]", "{}", '{"began": 1}', '{"began": "yesterday"}', '{"began": "2026-01-01", "outputs": {"index": "a"}}',
+     '{"began": "2026-01-01", "outputs": {"index": ["../.."]}}',
+     '{"began": "2026-01-01", "current": {"index": ["/"]}}'],
+)  # fmt: skip
 def test_a_damaged_record_is_the_users_error(workspace: Workspace, content: str) -> None:
     workspace.run("run").record.write_text(content)
     with pytest.raises(UserError, match=r"record\.json is damaged"):

@@ -11,6 +11,8 @@ import pytest
 
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.garbage import plan_removal
+from mcis.platform.runs.record import recorded
 from mcis.platform.runs.results import StageResult, read_result
 from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
 from mcis.platform.runs.workspace import Workspace
@@ -103,3 +105,39 @@ def test_what_is_begun_of_all_of_a_pass_is_counted(tmp_path: Path, monkeypatch: 
     assert unfinished([work.stage], Config(seed=2), context, ()).begun == 200
     go(work, context, 2)
     assert unfinished([work.stage], Config(seed=1), context, ()).stages == ()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_a_pass_made_for_others_is_kept_for_them_behind_its_run(tmp_path: Path, whole: bool) -> None:
+    workspace, work = Workspace(tmp_path), Work([1, 2, 3])
+    with recorded(workspace, "a", whole=whole):
+        go(work, a_run(workspace), 2)
+    assert plan_removal(workspace, []).garbage == []
+    with recorded(workspace, "a", whole=True):
+        go(Work([]), a_run(workspace), 2)  # a call that asks for its own alone points to no others
+    assert len(plan_removal(workspace, []).garbage) == 2
+
+
+def test_a_run_whose_output_is_there_waits_for_no_other_of_the_pass(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    go(Work([1]), a_run(workspace), 1)
+    both = Work([1, 2])
+    begun, end = threading.Event(), threading.Event()
+
+    def long(configs: Sequence[Config], contexts: Sequence[RunContext]) -> list[StageResult]:
+        begun.set()
+        assert end.wait(30)
+        return [StageResult(counts={"seed": config.seed}) for config in configs]
+
+    slow = Stage(
+        name="work", module=both.stage.module, sections=("seed",), together=Together(both.configurations, long)
+    )
+    other = threading.Thread(
+        target=run_stage, args=(slow, Config(seed=2), a_run(workspace, "b")), kwargs={"afresh": False}
+    )
+    other.start()
+    assert begun.wait(30)
+    assert go(both, a_run(workspace, "c"), 1).computed == {"work": False}
+    assert other.is_alive()
+    end.set()
+    other.join(30)
