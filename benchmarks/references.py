@@ -73,7 +73,7 @@ def main() -> None:
             one.append(command(sides[0], root / "VOC2012", weights, *run))
             all_six.append(command(sides[1], root / "VOC2012", weights, *study))
             print(f"R = 5 alone: {one[-1]:.1f} s, R = 0 to 5: {all_six[-1]:.1f} s", flush=True)
-            runs = zip(sides, ("one", "six-r5"), strict=True)
+            runs = zip(sides, ("one", "six-r5-s0"), strict=True)
             maps = [read_table(Workspace(workspace).outputs(run)["localize"] / "maps") for workspace, run in runs]
             if not maps[0].equals(maps[1]):
                 sys.exit("the maps of R = 5 differ between the two sides")

@@ -98,6 +98,17 @@ def reference_cases(resolved: Resolved, until: str) -> list[Case]:
     return [_case(resolved, training, v, v.name, until, PAPER_RELATED_IMAGES[v.related]) for v in variants]
 
 
+def reference_differences(cases: Sequence[Case]) -> list[Difference]:
+    """Each number of related images beside a single round."""
+    single, *others = cases
+    return [
+        Difference(
+            case=case.name, control=single.name, shows=f"{case.related} related image(s), against a single round"
+        )
+        for case in others
+    ]
+
+
 def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence[int], until: str) -> list[Case]:
     """The paper's cases (tables 5 and 6) and their controls, training by training.
 

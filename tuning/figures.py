@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
 from mcis.tuning.cases import Case, Difference
@@ -34,11 +34,16 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """How much higher a case is than its control, in points of mIoU by column, for each seed that both have."""
+    """How much higher a case is than its control, in points of mIoU by column, for each seed that both have.
+
+    Attributes:
+        intervals: low and high end of the mean difference by column, over other images and seeds (`intervals`).
+    """
 
     of: Difference
     seeds: list[int]
     miou: dict[str, list[float]]
+    intervals: dict[str, list[float]] = field(default_factory=dict)
 
 
 def figures_as_csv(cases: Sequence[Figures]) -> str:
@@ -56,16 +61,15 @@ def figures_as_csv(cases: Sequence[Figures]) -> str:
 
 def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
     """The scores of a trial that a study shows, by column; `related` is the trial's number of related images."""
+    shown = [score for score in scores if score.what != "localization_maps" or score.related == related]
+    return {column: score for score in shown if (column := column_of(score)) is not None}
+
+
+def column_of(score: Score) -> str | None:
+    """The column that a score stands in; None for one that studies do not show."""
     maps, masks, plain, refined = COLUMNS
-    columns: dict[str, Score] = {}
-    for score in scores:
-        if score.what == "localization_maps" and score.related == related:
-            columns[maps] = score
-        elif score.what == "pseudo_masks":
-            columns[masks] = score
-        elif score.what == "segmentation":
-            columns[refined if score.crf else plain] = score
-    return columns
+    of_segmentation = refined if score.crf else plain
+    return {"localization_maps": maps, "pseudo_masks": masks, "segmentation": of_segmentation}.get(score.what)
 
 
 def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures:

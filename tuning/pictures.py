@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 def related_images_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
-    """A plot of mIoU over related images, a line per column, with a line below on what they mean."""
+    """A plot of mIoU over related images, a line per column, with a line below on what they mean.
+
+    Bars show the deviation over seeds.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -24,9 +27,11 @@ def related_images_picture(figures: Sequence[Figures], path: Path, title: str, b
     axes = figure.subplots()
     ordered = sorted(figures, key=lambda of: of.case.related)
     for column in COLUMNS:
-        points = [(of.case.related, mean(of.miou[column])) for of in ordered if column in of.miou]
+        points = [(of.case.related, of.miou[column]) for of in ordered if column in of.miou]
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=column)
+            related, means = [r for r, _ in points], [mean(values) for _, values in points]
+            deviations = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
+            axes.errorbar(related, means, deviations, marker="o", capsize=3, label=column)
     axes.set_title(f"{title}, mIoU %")
     axes.set_xlabel("related images R")
     axes.set_xticks([of.case.related for of in ordered])

@@ -16,6 +16,7 @@ from mcis.tuning.cases import (
     effect_cases,
     effect_differences,
     reference_cases,
+    reference_differences,
     trial_values,
 )
 from mcis.tuning.definition import Definition, cases_of, differences_of
@@ -29,11 +30,14 @@ EFFECT_RELATED = (3,)
 
 
 def references(
-    resolved: Resolved, workspace: Path, name: str, *, until: str, parallel: int, verbose: bool = False
+    resolved: Resolved, workspace: Path, name: str, *, seeds: int, until: str, parallel: int, verbose: bool = False
 ) -> list[Figures]:
-    """Related images R = 0..5 over one trained classifier (table 7): mIoU in percent by R and column.
+    """Related images R = 0..5 over one trained classifier a seed (table 7): mIoU in percent by R and column.
 
-    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0 .. NAME-r5.
+    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0-s<seed> .. NAME-r5-s<seed>.
+
+    Args:
+        seeds: how many, counted from the configuration's.
 
     Raises:
         UserError: what cannot be studied (see `study.check_study`); or a trial failed, after the table of the others.
@@ -44,6 +48,7 @@ def references(
         resolved=resolved,
         workspace=Workspace(workspace),
         swept=("localize.related", "localize.also_related"),
+        unlike=("seed",),
         until=until,
         parallel=parallel,
         verbose=verbose,
@@ -53,14 +58,11 @@ def references(
         log=_log_references,
     )
     check_study(study)
-    seed = resolved.config.seed
-    return run_study(
-        study,
-        [
-            Planned(case, {seed: _trial(study, case, f"{name}-{case.name}", {})})
-            for case in reference_cases(resolved, until)
-        ],
-    )
+    first = resolved.config.seed
+    numbers = range(first, first + seeds)
+    cases = reference_cases(resolved, until)
+    planned = [Planned(case, _trials(study, case, numbers)) for case in cases]
+    return run_study(study, planned, reference_differences(cases))
 
 
 def _log_references(tracker: Tracker, figures: Sequence[Figures]) -> None:

@@ -36,6 +36,7 @@ from mcis.tuning.figures import (
     paired_differences,
     scores_by_column,
 )
+from mcis.tuning.intervals import INTERVALS, with_intervals
 from mcis.tuning.tables import differences_table
 from mcis.tuning.trials import Common, Outcome, Trial, run_trials, short_names
 
@@ -129,6 +130,7 @@ def run_study(study: Study, plan: Sequence[Planned], differences: Sequence[Diffe
         console.print(study.table(record.cases, study.title))
         if record.differences:
             console.print(differences_table(record.differences, "differences of mIoU % over the same seeds"))
+            console.print(INTERVALS, markup=False)
         console.print(caption(record.means), markup=False)
         console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it", markup=False)
         if failure := outcome.failure():
@@ -226,6 +228,7 @@ def _record(study: Study, plan: Sequence[Planned], differences: Sequence[Differe
     ]
     cases = [figures_of(planned.case, scores) for planned, scores in zip(plan, of_cases, strict=True) if scores]
     config = study.resolved.config
+    names = {case.name: {seed: trial.name for seed, trial in trials.items()} for case, trials in plan}
     return StudyRecord(
         study=study.kind,
         setting=config.setting,
@@ -233,5 +236,5 @@ def _record(study: Study, plan: Sequence[Planned], differences: Sequence[Differe
         changed=study.resolved.changed(),
         means=meaning_of_columns([scores for of_case in of_cases for scores in of_case.values()]),
         cases=cases,
-        differences=list(paired_differences(differences, cases)),
+        differences=with_intervals(list(paired_differences(differences, cases)), names, study.workspace),
     )

@@ -1,6 +1,7 @@
 """Tables of studies on the terminal, ours beside the paper's."""
 
 from collections.abc import Sequence
+from math import isnan
 from statistics import mean, stdev
 
 from rich.table import Table
@@ -60,11 +61,16 @@ def _short(value: object) -> str:
 
 
 def differences_table(differences: Sequence[PairedDifference], title: str) -> Table:
-    """Mean and deviation of the differences between cases over the seeds that both have."""
+    """Mean and deviation of the differences between cases over the seeds that both have, and below them the interval.
+
+    Where that contains 0 it says `none`.
+    """
     columns = reached(differences)
     table = _table(title, ["case - control", "shows"], columns)
     for each in differences:
-        texts = _texts(each.miou, columns, sign="+")
+        intervals = [_interval(*each.intervals[column]) if column in each.intervals else "" for column in columns]
+        figures = _texts(each.miou, columns, sign="+")
+        texts = ["\n".join(filter(None, lines)) for lines in zip(figures, intervals, strict=True)]
         table.add_row(f"{each.of.case} - {each.of.control}", each.of.shows, *texts)
     return table
 
@@ -81,6 +87,12 @@ def _table(title: str, heads: Sequence[str], columns: Sequence[str]) -> Table:
 def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "") -> list[str]:
     """Mean and deviation of each column, a dash where there is none."""
     return [_mean_and_deviation(miou[column], sign) if column in miou else "-" for column in columns]
+
+
+def _interval(low: float, high: float) -> str:
+    if isnan(low):
+        return ""
+    return f"{'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f}"
 
 
 def _paper(figures: Figures) -> str:

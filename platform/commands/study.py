@@ -19,6 +19,9 @@ from mcis.platform.commands.options import (
 study_app = typer.Typer(help="The paper's ablations as sweeps, and a search of values.", no_args_is_help=True)
 
 Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
+Seeds = Annotated[
+    int, typer.Option(min=1, help="Runs of each case, with seeds one after the other from the configuration's.")
+]
 
 
 @study_app.command(epilog="Example: `mcis study references --voc VOCdevkit/VOC2012 --name table7 --recipe small`")
@@ -27,6 +30,7 @@ def references(
     configuration: Configuration,
     name: Name,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    seeds: Seeds = 1,
     until: Annotated[
         str,
         typer.Option(
@@ -41,7 +45,7 @@ def references(
         from mcis.tuning import studies
 
         resolved = configuration.resolve(default="voc")
-        studies.references(resolved, workspace, name, until=until, parallel=parallel, verbose=verbose)
+        studies.references(resolved, workspace, name, seeds=seeds, until=until, parallel=parallel, verbose=verbose)
 
 
 @study_app.command(epilog="Example: `mcis study effect --voc VOCdevkit/VOC2012 --name effect --recipe small --seeds 3`")
@@ -62,9 +66,7 @@ def effect(
             help="R beside single rounds; give it again for more; controls: the largest. [3]",
         ),
     ] = None,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each case, with seeds one after the other from the configuration's.")
-    ] = 3,
+    seeds: Seeds = 3,
     until: Annotated[
         str,
         typer.Option(
@@ -101,9 +103,7 @@ def run_study(
     configuration: Configuration,
     name: Name,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    seeds: Annotated[
-        int, typer.Option(min=1, help="Runs of each case, with seeds one after the other from the configuration's.")
-    ] = 1,
+    seeds: Seeds = 1,
     until: Annotated[
         str,
         typer.Option(help="Last stage of each trial, unless its case says another.", autocompletion=complete_stage),

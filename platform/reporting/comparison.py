@@ -156,7 +156,6 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
         UserError: no score of another case can be compared with the first one's; the truth of an image is another one;
             or the runs of a case do not have the same scores on the same images.
     """
-    keys = list(dict.fromkeys(key for case in cases for run in case.runs for key in run.scores))
     if not any(key in run.scores for key in cases[0].runs[0].scores for case in cases[1:] for run in case.runs):
         raise UserError(
             "there is no score that a run has in common with the first: "
@@ -164,7 +163,7 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
             "runs with scores of the same kind",
             "let them reach the same stage, or choose what to compare by --what",
         )
-    scores = [_compared(cases, key, settings) for key in keys]
+    scores = compared_scores(cases, settings)
     comparison = Comparison(cases=cases, keys=differing_keys(cases), scores=scores, settings=settings)
     if not comparison.differences:
         reasons = [f"{score.title}, {row.case}: {row.unlike}" for score in scores for row in score.rows if row.unlike]
@@ -174,6 +173,17 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
             "score them on the same split of the same lists (predict.split, data.*)",
         )
     return comparison
+
+
+def compared_scores(cases: Sequence[Case], settings: Settings) -> list[ComparedScore]:
+    """All scores of cases beside those of the first one; without differences where these are of other images.
+
+    Raises:
+        UserError: the truth of an image is another one; or the runs of a case do not have the same scores on the same
+            images.
+    """
+    keys = dict.fromkeys(key for case in cases for run in case.runs for key in run.scores)
+    return [_compared(cases, key, settings) for key in keys]
 
 
 def _compared(cases: Sequence[Case], key: str, settings: Settings) -> ComparedScore:

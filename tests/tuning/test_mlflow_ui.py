@@ -51,7 +51,7 @@ def served(ray_local: None, browser: "Chrome", tmp_path_factory: pytest.TempPath
     root, workspace = tmp_path_factory.mktemp("data") / "VOC2012", tmp_path_factory.mktemp("workspace")
     synthetic.draw(root, train=16, val=4, size=64, classes=2)
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-    references(resolve("voc", "small", options, TINY), workspace, "study", until="pseudo_masks", parallel=2)
+    references(resolve("voc", "small", options, TINY), workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -97,9 +97,9 @@ def test_trials_are_listed_below_their_study(browser: "Chrome", served: Served) 
     open_page(browser, served, "experiments/1/runs")
     names = "return [...document.querySelectorAll('.ag-pinned-left-cols-container a')].map((link) => link.textContent)"
     until(browser, lambda: "study" in browser.execute_script(names))
-    assert "study-r0" not in browser.execute_script(names)
+    assert "study-r0-s0" not in browser.execute_script(names)
     browser.find_element("css selector", ".ag-pinned-left-cols-container button").click()
-    trials = {f"study-r{related}" for related in range(6)}
+    trials = {f"study-r{related}-s0" for related in range(6)}
     until(browser, lambda: trials <= set(browser.execute_script(names)))
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
@@ -109,7 +109,7 @@ def test_trials_are_listed_below_their_study(browser: "Chrome", served: Served) 
 
 @pytest.mark.slow
 def test_two_trials_differ_in_the_parameter_that_was_varied(browser: "Chrome", served: Served) -> None:
-    ids = [served.run_id(f"study-r{related}") for related in (1, 3)]
+    ids = [served.run_id(f"study-r{related}-s0") for related in (1, 3)]
     open_page(browser, served, f'compare-runs?runs={json.dumps(ids)}&experiments=["1"]')
     label = "Parameters - Show diff only"
     switches = until(browser, lambda: browser.find_elements("css selector", f'button[aria-label="{label}"]'))
@@ -123,11 +123,11 @@ def test_two_trials_differ_in_the_parameter_that_was_varied(browser: "Chrome", s
 
 @pytest.mark.slow
 def test_the_pictures_and_the_report_of_a_trial_are_shown(browser: "Chrome", served: Served) -> None:
-    artifacts = f"experiments/1/runs/{served.run_id('study-r3')}/artifacts"
+    artifacts = f"experiments/1/runs/{served.run_id('study-r3-s0')}/artifacts"
     open_page(browser, served, f"{artifacts}/pictures/gallery.png")
     size = """const shown = document.querySelector('img[alt="pictures/gallery.png"]');
         return shown && shown.naturalWidth ? [shown.naturalWidth, shown.naturalHeight] : null;"""
-    with Image.open(served.workspace.run("study-r3").pictures / "gallery.png") as gallery:
+    with Image.open(served.workspace.run("study-r3-s0").pictures / "gallery.png") as gallery:
         assert tuple(until(browser, lambda: browser.execute_script(size))) == gallery.size
 
     open_page(browser, served, f"{artifacts}/report.html")
@@ -136,7 +136,7 @@ def test_the_pictures_and_the_report_of_a_trial_are_shown(browser: "Chrome", ser
     try:
         ready = "const made = document.getElementById('explore'); return made !== null && 'ready' in made.dataset"
         until(browser, lambda: browser.execute_script(ready))
-        assert browser.find_element("tag name", "h1").text == "study-r3"
+        assert browser.find_element("tag name", "h1").text == "study-r3-s0"
         at = browser.find_element("id", "explore-at").text
         browser.find_element("id", "explore-threshold").send_keys("\ue014")  # the right arrow key
         until(browser, lambda: browser.find_element("id", "explore-at").text != at)

@@ -5,6 +5,7 @@ import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
+from mcis.platform.reporting.compared_runs import open_cases
+from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.garbage import plan_removal
 from mcis.platform.runs.inventory import entries
 from mcis.platform.runs.workspace import Workspace, read_table
@@ -65,7 +68,7 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
     save_weights(model, tmp_path / "mine.pt", {})  # of co+contrastive, which fits one of the trainings
     told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
     resolved = resolve("voc", "small", options, told)
-    how: Any = functools.partial(effect, seeds=1) if study == "effect" else references
+    how: Any = functools.partial(effect if study == "effect" else references, seeds=1)
     with pytest.raises(UserError, match=found):
         how(resolved, tmp_path / "w", "study", until=until, parallel=1)
     assert not list((tmp_path / "w" / "runs").iterdir())
@@ -74,7 +77,7 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
 def test_related_images_without_co_attention_are_refused_before_the_first_trial(tmp_path: Path) -> None:
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), ["classifier.attention=none"])
     with pytest.raises(UserError, match=r"attention is none, which trains no W_P"):
-        references(resolved, tmp_path / "w", "study", until="pseudo_masks", parallel=1)
+        references(resolved, tmp_path / "w", "study", seeds=1, until="pseudo_masks", parallel=1)
 
 
 @pytest.mark.slow
@@ -107,20 +110,28 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path) -> None:
     difference = against["co-r2", "none-identity-r2"]
     expected = [a - b for a, b in zip(by_name["co-r2"], by_name["none-identity-r2"], strict=True)]
     assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
+    low, high = difference["intervals"]["pseudo masks"]
+    compared = open_cases(
+        workspace, [f"study-{case}-s4,study-{case}-s5" for case in ("none-identity-r2", "co-r2")], what=["pseudo_masks"]
+    )
+    [found] = [of for of in compare(compared, Settings()).differences if of.figure == "mIoU"]
+    assert (found.low, found.high) == (low, high)
+    assert low <= found.difference <= high
+    assert found.difference == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
 
 
 @pytest.mark.slow
 def test_a_study_keeps_the_table_of_the_trials_that_ended_well(ray_local: None, tmp_path: Path) -> None:
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), TINY)
     workspace = tmp_path / "workspace"
-    references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
+    references(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
     shutil.rmtree(workspace / "runs" / "study")
     for folder in (workspace / "store").glob("pseudo_masks-*"):
         shutil.rmtree(folder)
     for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
         path.write_bytes(b"no picture")
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
-        references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
+        references(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
     assert "then repeat the command" in caught.value.remedy
     assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []
 
@@ -134,13 +145,13 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), TINY)
     workspace = tmp_path / "workspace"
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
-    references(resolved, workspace, "study", until="pseudo_masks", parallel=2)
+    references(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
     shown = capsys.readouterr().out
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
 
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
     assert len(list((workspace / "store").glob("localize-*"))) == 6
-    reports = [(workspace / f"runs/study-r{r}/report.html").read_text() for r in range(6)]
+    reports = [(workspace / f"runs/study-r{r}-s0/report.html").read_text() for r in range(6)]
     for stage, trials in {"index": 1, "train classifier": 1, "localize": 1, "pseudo masks": 6, "evaluate": 6}.items():
         names = [f"<li><span>{stage}</span>", f'<li class="reused"><span>{stage}</span>']
         computed, reused = (sum(name in report for report in reports) for name in names)
@@ -166,7 +177,10 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
     assert not [path for path in files if b"correct horse" in path.read_bytes()]
 
     rows = entries(Workspace(workspace))
-    assert [(row.name, row.kind) for row in rows] == [("study", "study"), *((f"study-r{r}", "run") for r in range(6))]
+    assert [(row.name, row.kind) for row in rows] == [
+        ("study", "study"),
+        *((f"study-r{r}-s0", "run") for r in range(6)),
+    ]
     assert {(row.state, row.setting, row.study) for row in rows[1:]} == {("finished", "voc", "study")}
     assert (rows[0].state, rows[0].setting, rows[0].trials) == ("finished", "voc", 6)
     assert all({"maps", "masks"} == row.scores.keys() for row in rows[1:])

@@ -91,6 +91,19 @@ def test_the_table_of_differences_has_their_own_deviation_and_a_sign() -> None:
     assert "+1.50 ±0.71" in row
 
 
+def test_a_difference_has_its_interval_which_says_none_where_it_holds_0() -> None:
+    masks, maps = "pseudo masks", "localization maps"
+    of = Difference(case="co-r3", control="co-itself", shows="other images")
+    intervals = {masks: [0.25, 2.75], maps: [-0.5, 1.5]}
+    found = PairedDifference(
+        of=of, seeds=[0], miou={masks: [1.5], maps: [0.5], "segmentation, CRF": [3.0]}, intervals=intervals
+    )
+    text = "\n".join(lines(differences_table([found], "title")))
+    assert "+0.2 to +2.8" in text
+    assert "none: -0.5 to +1.5" in text
+    assert text.count(" to ") == 2
+
+
 def test_a_picture_has_a_plot_a_column(tmp_path: Path) -> None:
     """Also where a case has no figure in a column, and where no trial ended well."""
     for number, some in enumerate((EFFECT, EFFECT[:1], [])):
