@@ -15,7 +15,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.engine.runtime import ray_session
+from mcis.platform.engine.runtime import check_trials, ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
@@ -207,6 +207,7 @@ def _tracked(search: Search) -> Iterator[Tracker]:
     """A connected Ray, and the search's MLflow run, which the trials' runs become children of."""
     config = search.resolved.config
     with ray_session(config.compute, shared=search.parallel > 1, verbose=search.verbose):
+        check_trials(config.compute, search.parallel)
         tracker = Tracker(search.workspace, search.name, identity=search.identity())
         with tracker.running():
             tracker.tags(

@@ -17,7 +17,7 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.runtime import ray_session
+from mcis.platform.engine.runtime import check_trials, ray_session
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
@@ -206,6 +206,7 @@ def _tracked(study: Study) -> Iterator[Tracker]:
     """
     config = study.resolved.config
     with ray_session(config.compute, shared=study.parallel > 1, verbose=study.verbose):
+        check_trials(config.compute, study.parallel)
         identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
         tracker = Tracker(study.workspace, study.name, identity=identity)
         with tracker.running():

@@ -21,6 +21,9 @@ class ComputeConfig(Section):
     takes less memory. None = all of its part of a batch."""
     gpu: bool | None = None
     """Train on GPUs; None = if the cluster has them."""
+    gpu_share: float = Field(default=1.0, gt=0, le=1)
+    """Part of a GPU that one training worker, and each task that maps, reserves. Less lets trials of a study that run
+    side by side, or other runs, share a GPU, whose memory they have to divide among themselves."""
     worker_cpus: Rate = 0.5
     """Logical CPUs that a training worker reserves; the rest decodes."""
     threads: int | None = Field(default=None, gt=0)
@@ -53,6 +56,8 @@ class ComputeConfig(Section):
         return self.min_workers or self.workers
 
     def problems(self) -> Iterator[str]:
-        """More workers that must be there than there are."""
+        """More workers that must be there than there are; workers that would have to share a GPU."""
         if self.least_workers > self.workers:
             yield f"compute.min_workers {self.min_workers} is more than workers {self.workers}"
+        if self.gpu_share < 1 and self.workers > 1:
+            yield f"compute.gpu_share is {self.gpu_share:g} for {self.workers} workers, each of which needs a whole GPU"

@@ -75,8 +75,9 @@ def features_cache(
         return None
     made_of = (config.backbone, config.channels, config.stride, config.input_size, file_stamps([str(pretrained)]))
     name = f"features-{fingerprint(made_of)}"
-    arguments = (config, pretrained, uses_gpu(compute))
-    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=uses_gpu(compute))
+    gpu = uses_gpu(compute)
+    arguments, share = (config, pretrained, gpu), gpu * compute.gpu_share
+    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=share)
     return Features(rows["uri"].to_pylist(), folder, shape)
 
 
@@ -90,7 +91,7 @@ def _made(
     size: int,
     *,
     label: str,
-    gpu: bool = False,
+    gpu: float = 0,
 ) -> Path:
     """The folder `<name>-<content of the rows>` of the cache, made now if there is none, of about `size` bytes."""
     workspace, bound = context.workspace, int(compute.cache_gb * _GIB)

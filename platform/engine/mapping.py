@@ -69,7 +69,7 @@ def map_table(
     *,
     label: str,
     shard_rows: int,
-    gpu: bool = False,
+    gpu: float = 0,
     suffix: str = "parquet",
 ) -> MapResult:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
@@ -79,8 +79,9 @@ def map_table(
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
             A process makes it once for all shards that it is given.
-        gpu: on the cluster's GPUs, an actor each, as Ray ends a process after a task with one; those that another run
-            holds join when they are free. Else in tasks, one per core or CPU.
+        gpu: GPUs that each worker holds, a share of one or all of it. Such workers are actors, as Ray ends a process
+            after a task with a GPU, as many as the cluster's GPUs hold; those that another run holds join when they are
+            free. 0 = tasks, one per core or CPU.
         suffix: format of the shards, see `workspace.write_table`.
 
     Raises:
@@ -116,7 +117,7 @@ def _mapped(
     folder: Path,
     shards: dict[str, ShardRows],
     *,
-    gpu: bool,
+    gpu: float,
 ) -> Iterator[Account]:
     """Maps shards, as many at a time as there are GPUs or CPUs; yields the account of each as soon as it is written.
 
@@ -128,8 +129,10 @@ def _mapped(
     waiting, unfinished = deque(shards.items()), len(shards)
     start_next: dict[Any, Callable[..., Any]] = {}  # what runs -> how the same actor, or a task, is given a shard
     if gpu:
-        actors: Any = ray.remote(num_gpus=1, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(_ShardMapper)
-        for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0))))):
+        actors: Any = ray.remote(num_gpus=gpu, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(
+            _ShardMapper
+        )
+        for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0) / gpu)))):
             actor = actors.remote(parts)
             start_next[actor.__ray_ready__.remote()] = actor.map_shard.remote  # some may have no GPU before the end
     else:

@@ -190,6 +190,32 @@ def check_cpus(compute: ComputeConfig, decode_in: DecodeIn) -> None:
         )
 
 
+def check_trials(compute: ComputeConfig, parallel: int) -> None:
+    """Stops trials side by side whose training workers could take every CPU, so that all wait for decoding tasks.
+
+    Trials that have to wait for a GPU hold nothing that others need, and take their turns.
+
+    Args:
+        parallel: trials at a time.
+
+    Raises:
+        UserError: the training workers of all of them leave no CPU for decoding.
+    """
+    import ray
+
+    cpus = ray.cluster_resources().get("CPU", 0)
+    wanted = parallel * compute.workers * compute.worker_cpus
+    if parallel > 1 and wanted + 1 > cpus:
+        most = int((cpus - 1) / (compute.workers * compute.worker_cpus))
+        raise UserError(
+            f"{parallel} trials at a time of {compute.workers} training workers of {compute.worker_cpus:g} CPU and one "
+            f"decoding task need {wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
+            "at least one CPU beside the training workers of all trials, or they wait for each other for ever",
+            f"set --parallel {max(1, most)}, compute.worker_cpus="
+            f"{max(0.01, int(100 * (cpus - 1) / (parallel * compute.workers)) / 100):g}, or more compute.cpus",
+        )
+
+
 def user_error_in(error: BaseException) -> UserError | None:
     """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it."""
     seen: list[BaseException] = []

@@ -90,7 +90,7 @@ def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
     """
     import ray
 
-    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": int(gpu), **ANYWHERE}
+    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpu * job.compute.gpu_share, **ANYWHERE}
     task = ray.remote(max_retries=job.compute.max_failures, retry_exceptions=True, **options)(_train_here)
     problem = ray.get(task.remote(job))
     if problem:

@@ -76,7 +76,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         context.part / "predictions",
         label="predict",
         shard_rows=min(config.compute.shard_rows, 32),
-        gpu=gpu,
+        gpu=gpu * config.compute.gpu_share,
     )
     return PredictResult(busy=mapped.busy, split=split, counts={"images": len(rows)})
 

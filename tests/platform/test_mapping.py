@@ -177,7 +177,7 @@ def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     script = tmp_path / "gpus.py"
     script.write_text(
         """
-import os, sys
+import os, sys, time
 from pathlib import Path
 import pyarrow as pa, ray
 from mcis.datasets.errors import UserError
@@ -195,6 +195,16 @@ def make():
 
 result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)
 assert result.rows == 20
+
+def share():
+    (out / f"shared by {os.getpid()}").touch()
+    def wait(rows):  # until four of them are at work, two on each GPU
+        while len(list(out.glob("shared by *"))) < 4:
+            time.sleep(0.05)
+        return rows
+    return wait
+
+map_table(pa.table({"n": range(20)}), share, (), out / "shared", label="gpus", shard_rows=2, gpu=0.5)
 
 assert uses_gpu(ComputeConfig(workers=2))
 assert not uses_gpu(ComputeConfig(workers=4, gpu=False))

@@ -7,7 +7,9 @@ import sys
 
 import pytest
 
-from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, check_trials
 
 IN_A_TASK = """
 import json, os, ray
@@ -54,3 +56,20 @@ print(kept - before, megabytes() - before)
     kept, left = map(int, done.stdout.split())
     assert kept > 200
     assert left < 100
+
+
+@pytest.mark.parametrize(("workers", "parallel", "fit"), [(1, 6, True), (1, 7, False), (4, 1, True), (3, 3, False)])
+def test_trials_whose_workers_would_take_every_cpu_are_refused(
+    ray_local: None, workers: int, parallel: int, fit: bool
+) -> None:
+    """On four logical CPUs, of which a training worker reserves half of one; a training alone has its own check."""
+    compute = ComputeConfig(workers=workers)
+    if fit:
+        check_trials(compute, parallel)
+        return
+    with pytest.raises(UserError, match="at a time") as caught:
+        check_trials(compute, parallel)
+    most = int(caught.value.remedy.split("--parallel ")[1].partition(",")[0])
+    check_trials(compute, most)
+    share = float(caught.value.remedy.split("worker_cpus=")[1].partition(",")[0])
+    check_trials(ComputeConfig(workers=workers, worker_cpus=share), parallel)
