@@ -21,7 +21,7 @@ from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
-from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, file_stamps, fingerprint
+from mcis.platform.runs.workspace import CACHE, Workspace, bytes_in, disk_errors, file_stamps, fingerprint
 
 _GIB = 2**30
 
@@ -119,7 +119,8 @@ def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
     """
     for gone in workspace.cache.glob("*.gone"):
         shutil.rmtree(gone, ignore_errors=True)
-    others = (path for path in workspace.cache.iterdir() if path.is_dir() and path != part)
+    caches = (path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name))
+    others = (path for path in caches if path != part)
     folders = sorted(others, key=lambda path: path.stat().st_mtime)
     sizes = [bytes_in(folder) for folder in folders]
     left = sum(sizes)

@@ -288,6 +288,12 @@ def _counts(run: Run, key: str) -> ImageCounts:
     counted = read_counts(output, score)
     if score.what != "localization_maps":
         return counted
+    if not (output / CURVES).is_file():
+        raise UserError(
+            f"{output / CURVES} is missing, which run {run.name!r} wrote beside its scores",
+            "the stage evaluate as the run left it",
+            "repeat the run's command with --from evaluate",
+        )
     thresholds, _ = read_json(output / CURVES)[score.name]
     above = counted.counts.part >= thresholds.index(score.threshold)
     predicted = np.where(above, counted.counts.predicted, 0).astype(np.uint8)

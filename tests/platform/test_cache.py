@@ -79,19 +79,22 @@ def test_no_more_images_than_fit(context: RunContext, tmp_path: Path) -> None:
 
 def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path: Path) -> None:
     old, used = (cached(pictures(tmp_path / "images", name, 3), context) for name in "ab")
-    half_removed = context.workspace.cache / "squash64-c.gone"
+    half_removed = context.workspace.cache / f"squash64-{'c' * 16}.gone"
     half_removed.mkdir()
+    notes = context.workspace.cache / "notes"
+    notes.mkdir()
+    (notes / "large").write_bytes(bytes(20 * image_bytes(SIZE)))
     os.utime(old, (2, 2))
     os.utime(used, (1, 1))
     assert cached(pictures(tmp_path / "images", "b", 3), context) == used
     new = cached(pictures(tmp_path / "images", "d", 4), context)
-    assert folders(context) == {used.name, new.name}
+    assert folders(context) == {used.name, new.name, notes.name}, "what no run made is not a cache"
 
 
 def test_a_part_that_another_run_is_making_stays_and_one_left_half_made_goes(
     context: RunContext, tmp_path: Path
 ) -> None:
-    part = context.workspace.cache / f"squash{SIZE}-other.part"
+    part = context.workspace.cache / f"squash{SIZE}-{'0' * 16}.part"
     part.mkdir()
     (part / "part-00000000-00000010.arrow").write_bytes(bytes(10 * image_bytes(SIZE)))
     (part / ".aside").symlink_to(part / "renamed meanwhile")

@@ -278,6 +278,14 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(
             assert miou == pytest.approx(run.scores[score].miou, abs=0.00501)
     assert maps.what == "localization maps, R = 3"
     assert (edges.what, edges.figure) == ("pseudo masks, R = 3", "boundary mIoU")
+    curve = other.context.inputs["evaluate"] / "curves.json"
+    written = curve.read_bytes()
+    curve.unlink()
+    try:
+        with pytest.raises(UserError, match=r"curves.json is missing"):
+            compare(cases, Settings(resamples=200))
+    finally:
+        curve.write_bytes(written)
 
 
 @pytest.mark.slow
