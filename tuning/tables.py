@@ -8,6 +8,7 @@ from rich.table import Table
 
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
 from mcis.tuning.found import Found
+from mcis.tuning.trials import short_names
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
 _BEST = 10
@@ -42,16 +43,16 @@ def search_table(found: Found, objective: str, axes: Sequence[str]) -> Table:
     done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
     shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
     table = Table(title=f"{objective}: the best of {len(done)} trials that were done", title_justify="left")
-    table.add_column("trial", justify="right")
-    for key in axes:
-        table.add_column(key, justify="right", overflow="fold")
-    for head in ("objective", "val mAP", "min"):
-        table.add_column(head, justify="right")
+    table.add_column("trial", justify="right", overflow="fold")
+    for name in short_names(axes).values():
+        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
+    for head in ("score", "val mAP", "min"):
+        table.add_column(head, justify="right", no_wrap=True)
     for each in shown:
         default = found.default is not None and each.number == found.default.number
         values = [_short(each.values[key]) for key in axes]
         precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
-        name = f"{each.number}{', default' if default else ''}"
+        name = f"{each.number}{' default' if default else ''}"
         table.add_row(name, *values, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}")
     return table
 
