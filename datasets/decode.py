@@ -1,8 +1,8 @@
 """Bytes -> uint8 arrays, or a RejectedImage that says why; and arrays -> PNG. No other module opens pictures.
 
 Bytes come from crawls and old archives, so every decoder here takes hostile input: any exception of Pillow becomes a
-RejectedImage, no pixel is decoded before the header's size is checked, and only the formats below are tried (Pillow
-knows others that run programs, such as EPS).
+RejectedImage, but for a lack of memory, which is no verdict; no pixel is decoded before the header's size is checked,
+and only the formats below are tried (Pillow knows others that run programs, such as EPS).
 """
 
 import struct
@@ -138,7 +138,8 @@ def decode_picture(
             decoded at 1/2, 1/4 or 1/8 of its size, where that is no smaller.
 
     Raises:
-        RejectedImage: for any content that gives no such array; nothing else is raised for bytes.
+        RejectedImage: for any content that gives no such array.
+        MemoryError: the machine is short of it, as every decoder here may raise; nothing else is raised for bytes.
     """
     with _opened(data, FORMATS, min_side, max_pixels) as image:
         width, height = image.size
@@ -323,7 +324,7 @@ def _rejecting() -> Iterator[None]:
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         yield
-    except RejectedImage:
+    except (RejectedImage, MemoryError):  # a lack of memory says nothing of the picture
         raise
     except Image.DecompressionBombError as error:
         raise RejectedImage(f"too large: {error}") from error

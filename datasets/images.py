@@ -4,6 +4,8 @@ With the cache, images are decoded once rather than in every epoch. It holds the
 its bound allows; a reader decodes the others, and those of a shard that was removed in the meantime.
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from mcis.datasets.cached import CachedRows, cache_table
 from mcis.datasets.decode import Picture, RejectedImage, decode_picture, decode_rgb, decode_square
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
+from mcis.datasets.files import read_decoded, told
 
 _COLUMN = "pixels"
 
@@ -33,13 +35,14 @@ def read_rgb(
         RGB, (H, W, 3) or (size, size, 3), uint8.
 
     Raises:
-        UserError: the file is gone or damaged since the index was made.
+        UserError: the file is gone or damaged since the index was made, or cannot be read at present.
     """
+    if size is None:
+        decode: Callable[[bytes], NDArray[np.uint8]] = functools.partial(decode_rgb, min_side=1, max_side=max_side)
+    else:
+        decode = functools.partial(decode_square, size=size, middle=middle)
     try:
-        data = read_bytes(uri)
-        if size is None:
-            return decode_rgb(data, min_side=1, max_side=max_side)
-        return decode_square(data, size, middle=middle)
+        return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",
@@ -56,13 +59,15 @@ def read_picture(uri: str, *, min_side: int = 1, max_side: int | None = None) ->
         min_side: least width and height, pixels.
 
     Raises:
-        RejectedImage: the file cannot be read, or gives no picture (`decode_picture`).
+        RejectedImage: the file is absent or refused, or gives no picture (`decode_picture`).
+        UserError: it cannot be read at present.
     """
     try:
-        data = read_bytes(uri)
+        return read_decoded(uri, functools.partial(decode_picture, min_side=min_side, max_side=max_side))
+    except RejectedImage:
+        raise
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        raise RejectedImage(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return decode_picture(data, min_side=min_side, max_side=max_side)
+        raise RejectedImage(f"cannot be read: {told(error)}") from None
 
 
 def image_bytes(size: int) -> int:

@@ -3,6 +3,7 @@
 INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every later stage.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from mcis.datasets.decode import RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
+from mcis.datasets.files import access_refused, insist, read_bytes, told
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -108,7 +109,11 @@ def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
         min_side: images with a shorter side are rejected, pixels.
 
     Returns:
-        INDEX_SCHEMA and a column `reason`, null for an image that is sound.
+        INDEX_SCHEMA and a column `reason`, null for an image that is sound. Reasons are lasting: the file is absent, or
+        its bytes give no image.
+
+    Raises:
+        UserError: a file cannot be read at present (`read_bytes`), or access to it is refused.
     """
     verdicts = [_verify_file(uri, min_side) for uri in listing["uri"].to_pylist()]
     schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
@@ -125,12 +130,13 @@ def _verify_file(uri: str, min_side: int) -> Verdict:
     try:
         data = read_bytes(uri)
         content_hash = hashlib.sha256(data).hexdigest()
-        height, width = decode_shape(data, min_side=min_side)
+        height, width = insist(uri, functools.partial(decode_shape, data, min_side=min_side))
     except RejectedImage as error:
         return Verdict(0, 0, content_hash, error.reason)
+    except PermissionError as error:  # says nothing of the image
+        raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        reason = one_line(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-        return Verdict(0, 0, content_hash, reason)
+        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {told(error)}"))
     return Verdict(height, width, content_hash, None)
 
 

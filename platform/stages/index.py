@@ -57,8 +57,8 @@ def run(config: Config, context: RunContext) -> IndexResult:
     """Verifies in parallel every image that is new or changed and writes the index.
 
     Raises:
-        UserError: more images than data.max_rejected cannot be read, none is left to train on, or a class of a curated
-            source has none.
+        UserError: a file cannot be read at present or changes meanwhile, which leaves the stage unfinished; more images
+            than data.max_rejected are rejected, none is left to train on, or a class of a curated source has none.
     """
     if context.afresh:
         context.workspace.verdicts.unlink(missing_ok=True)
@@ -108,14 +108,27 @@ def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
         folder = context.part / f"verified-{fingerprint(opened)}"
         busy = _open(table.take(pa.array(unverified)), folder, config)
         fresh = _read_opened(folder, opened)
-        keep_verdicts(context.workspace, fresh)
+        changed = _changed(opened)
+        keep_verdicts(context.workspace, {file: verdict for file, verdict in fresh.items() if file not in changed})
         shutil.rmtree(folder)
+        if changed:
+            raise UserError(
+                f"{len(changed)} file(s) changed meanwhile: {shown(sorted(file.uri for file in changed))}",
+                "files that stay as they are meanwhile",
+                "repeat the command once they do: it opens these files again, and no others",
+            )
         verdicts = {**verdicts, **fresh}
     of_rows = [verdicts[file].with_least_side(config.data.min_side) for file in files]
     for name in Verdict._fields:
         values = pa.array([getattr(verdict, name) for verdict in of_rows], VERDICT_SCHEMA.field(name).type)
         table = table.append_column(name, values)
     return _Verified(table, busy, len(unverified))
+
+
+def _changed(opened: list[ImageFile]) -> set[ImageFile]:
+    """The files that were changed or removed after they were listed: which of their contents was read is unknown."""
+    now = image_files([file.uri for file in opened])
+    return {was for was, file in zip(opened, now, strict=True) if was != file}
 
 
 def _open(rows: pa.Table, folder: Path, config: Config) -> float:
