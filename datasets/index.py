@@ -115,7 +115,11 @@ def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
     Raises:
         UserError: a file cannot be read at present (`read_bytes`), or access to it is refused.
     """
-    verdicts = [_verify_file(uri, min_side) for uri in listing["uri"].to_pylist()]
+    return with_verdicts(listing, [_verify_file(uri, min_side) for uri in listing["uri"].to_pylist()])
+
+
+def with_verdicts(listing: pa.Table, verdicts: Sequence[Verdict]) -> pa.Table:
+    """Rows of LISTING_SCHEMA and a verdict on each -> INDEX_SCHEMA and a column `reason`."""
     schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
     columns = {name: listing[name] for name in LISTING_SCHEMA.names}
     columns |= {

@@ -21,6 +21,7 @@ from mcis.datasets.index import (
     duplicates,
     shown,
     verify,
+    with_verdicts,
 )
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.sections import Config
@@ -30,7 +31,6 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.verdicts import (
-    VERDICT_SCHEMA,
     ImageFile,
     Verdicts,
     image_files,
@@ -41,6 +41,7 @@ from mcis.platform.runs.verdicts import (
 from mcis.platform.runs.workspace import Workspace, file_stamps, fingerprint, read_table, write_table
 
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
+_OPENED = ["uri", *Verdict._fields]
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -94,7 +95,7 @@ class Verify:
     """Rows of a listing -> the uri and the verdict of each, whatever its size."""
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return verify(rows, min_side=1).select(["uri", *Verdict._fields])
+        return verify(rows, min_side=1).select(_OPENED)
 
 
 def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
@@ -119,10 +120,7 @@ def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
             )
         verdicts = {**verdicts, **fresh}
     of_rows = [verdicts[file].with_least_side(config.data.min_side) for file in files]
-    for name in Verdict._fields:
-        values = pa.array([getattr(verdict, name) for verdict in of_rows], VERDICT_SCHEMA.field(name).type)
-        table = table.append_column(name, values)
-    return _Verified(table, busy, len(unverified))
+    return _Verified(with_verdicts(table, of_rows), busy, len(unverified))
 
 
 def _changed(opened: list[ImageFile]) -> set[ImageFile]:
@@ -134,7 +132,15 @@ def _changed(opened: list[ImageFile]) -> set[ImageFile]:
 def _open(rows: pa.Table, folder: Path, config: Config) -> float:
     """Opens the images of a listing's rows in parallel and writes their verdicts; the seconds that all tasks took."""
     shard_rows = max(config.compute.shard_rows, _SHARD_ROWS)
-    return map_table(rows, Verify, (), folder, label="index", shard_rows=shard_rows).busy
+    return map_table(rows, Verify, (), folder, label="index", shard_rows=shard_rows, instead=_kills).busy
+
+
+def _kills(row: pa.Table, what: str) -> pa.Table:
+    """The rejection of an image that ends each process that opens it, in place of what `Verify` makes of it.
+
+    It has no hash, so it is not kept for other indexes: the image may be as sound as its machine was short of memory.
+    """
+    return with_verdicts(row, [Verdict(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
 
 
 def _read_opened(folder: Path, files: list[ImageFile]) -> Verdicts:
