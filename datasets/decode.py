@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from mcis.datasets.classes import palette
+from mcis.datasets.errors import unquoted
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 """The formats that are tried, by Pillow's names; a file's name does not matter. JPEG includes MPO."""
@@ -27,6 +28,9 @@ MAX_PIXELS = 50_000_000
 RULES = 1
 """Version of the decoders, raised when the same bytes give other pixels or another verdict, so that what earlier
 versions have kept of them is not used."""
+
+_OTHERS = {b"<": "HTML, XML or SVG", b"%PDF": "a PDF", b"%!PS": "PostScript", b"PK\3\4": "a ZIP archive"}
+"""How files begin that often lie where an image is expected. What a file holds is never quoted: it may be a secret."""
 
 _MAX_REASON = 400
 """Longest reason of a rejection, characters."""
@@ -227,7 +231,7 @@ def decode_mat_labels(data: bytes) -> np.ndarray:
     """
     with _rejecting():
         if not data.startswith(_MAT_START):
-            raise RejectedImage(f"not an image: starts with {data[:24]!r}; expected a MATLAB 5.0 file")
+            raise RejectedImage("not an image: expected a MATLAB 5.0 file")
         order, allowed = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
         for data_type, content in _elements(memoryview(data)[128:], order):
             if data_type == _COMPRESSED:
@@ -330,18 +334,20 @@ def _rejecting() -> Iterator[None]:
         raise RejectedImage(f"too large: {error}") from error
     except Exception as error:
         cut = isinstance(error, EOFError) or "truncated" in str(error).lower()
-        raise RejectedImage(f"{'truncated' if cut else 'corrupt'}: {type(error).__name__}: {error}") from error
+        what = unquoted(error).partition(":")[0]  # behind a colon Pillow quotes without marks
+        raise RejectedImage(f"{'truncated' if cut else 'corrupt'}: {type(error).__name__}: {what}") from error
 
 
 def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Image.Image:
     """Recognizes the format and checks the size that the header claims."""
-    start = bytes(stream.getbuffer()[:24])
-    if not start:
+    start = bytes(stream.getbuffer()[:24]).lstrip()
+    if not stream.getbuffer().nbytes:
         raise RejectedImage("empty: 0 bytes")
     try:
         image = Image.open(stream, formats=formats)
     except UnidentifiedImageError as error:
-        raise RejectedImage(f"not an image: starts with {start!r}; expected {', '.join(formats)}") from error
+        seems = next((f"seems to be {name}; " for begins, name in _OTHERS.items() if start.startswith(begins)), "")
+        raise RejectedImage(f"not an image: {seems}expected {', '.join(formats)}") from error
     width, height = image.size
     if width * height > max_pixels:
         raise RejectedImage(f"too large: {width}x{height} pixels, more than {max_pixels}")

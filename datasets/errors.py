@@ -1,5 +1,20 @@
 """Errors that a user can act on: what was found, what was expected, what to do."""
 
+import re
+
+_QUOTED = re.compile(r"""b?'[^']*'|b?"[^"]*"|(?<=got \d): .*""", re.DOTALL)
+"""What errors of decoders and parsers quote, and the row that Arrow shows behind the number of its columns."""
+
+
+def unquoted(error: BaseException) -> str:
+    """What an error of a decoder or parser says, without the content that it quotes.
+
+    A file may hold secrets, above all one that was named by mistake, and messages end up in logs.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 at byte {error.start}"
+    return _QUOTED.sub("...", str(error))
+
 
 class UserError(Exception):
     """A problem with input, configuration or machine that its owner can correct.

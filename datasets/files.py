@@ -150,7 +150,7 @@ def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
 
 
 def _read(uri: str, most: int) -> bytes:
-    local = _local(uri)
+    local = local_path(uri)
     if local:
         with open(local, "rb", opener=_open_at_once) as file:
             state = os.fstat(file.fileno())
@@ -188,8 +188,8 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     Raises:
         UserError: a file system does not answer for half a minute, or refuses access.
     """
-    out = [None if is_remote(uri) and not _local(uri) else _stamp(uri) for uri in uris]
-    remote = [position for position, uri in enumerate(uris) if _local(uri) is None]
+    out = [None if is_remote(uri) and not local_path(uri) else _stamp(uri) for uri in uris]
+    remote = [position for position, uri in enumerate(uris) if local_path(uri) is None]
     if remote:
         with ThreadPoolExecutor(_PARALLEL) as pool:
             remote_stamps = pool.map(_stamp, (uris[position] for position in remote))
@@ -199,7 +199,7 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
 
 
 def _stamp(uri: str) -> Stamp | None:
-    path = _local(uri)
+    path = local_path(uri)
     try:
         return insist(uri, functools.partial(_local_stamp, path) if path else functools.partial(_remote_stamp, uri))
     except PermissionError as error:
@@ -217,7 +217,7 @@ def access_refused(uri: str, error: PermissionError) -> UserError:
     )
 
 
-def _local(uri: str) -> Path | None:
+def local_path(uri: str) -> Path | None:
     """The path of a file of this machine, None for a URI of another file system."""
     if uri.startswith("file://"):
         return Path(unquote(urlsplit(uri, allow_fragments=False).path))

@@ -70,6 +70,9 @@ class TagsConfig(Section):
     """Column of unique image ids; absent = made from the paths."""
     ignore_others: bool = False
     """Leave out tags that are not among `data.classes`, with a count in the report; else they are an error."""
+    allow_absolute: bool = False
+    """Whether the table is trusted to name files outside of its own folder, by absolute paths or `..`, and other
+    servers than its own; else such names are an error."""
 
 
 class DataConfig(Section):

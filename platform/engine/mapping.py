@@ -87,8 +87,8 @@ def map_table(
         gpu: on the cluster's GPUs, an actor each, as Ray ends a process after a task with one; those that another run
             holds join when they are free. Else in tasks, one per core or CPU.
         suffix: format of the shards, see `workspace.write_table`.
-        instead: the output row of an image, a table of one row, that ends its process, and of what happened in words;
-            None = such an image is an error.
+        instead: the output row of an image, a table of one row, that ends its process by a signal, and of what happened
+            in words; None = such an image is an error, as one is for which the machine's memory does not do.
 
     Raises:
         UserError: a worker raised it, or an image ends every process that maps it.
@@ -214,9 +214,11 @@ def _map_apart(
             if part.rows > 1:
                 waiting[:0] = _halves(part)
                 continue
-            short = isinstance(death, ray.exceptions.OutOfMemoryError)
-            what = f"its process {'ran out of memory' if short else 'was ended by a signal'}, {1 + _RETRIES} times"
-            if not part.rows or instead is None:
+            of_machine = isinstance(death, ray.exceptions.OutOfMemoryError)  # Ray ends any task where memory is short
+            what = f"its process was ended by a signal, {1 + _RETRIES} times"
+            if of_machine:
+                what = "the machine's memory did not do for its process, several times"
+            if not part.rows or instead is None or of_machine:
                 raise _poison(table.slice(part.first, part.rows), path, label, what) from None
             done.append(instead(table.slice(*part), what))
             continue

@@ -234,11 +234,12 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
         UserError: see `Predictor.load`.
     """
     folder = Path(run).expanduser().resolve()
-    others = [text for text in assignments if not text.startswith(("predict.", "data.max_side="))]
+    allowed = ("predict.", "data.max_side=", "data.tags.allow_absolute=")
+    others = [text for text in assignments if not text.startswith(allowed)]
     if others:
         raise UserError(
             f"{', '.join(others)} for the predictions of a trained network",
-            "keys predict.* or data.max_side",
+            "keys predict.*, data.max_side or data.tags.allow_absolute",
             "leave the others out, or repeat the run with them",
         )
     workspace = Workspace(folder.parent.parent, create=False)

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.decode import RejectedImage, decode_labels, decode_shape
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.files import read_bytes
 from mcis.datasets.index import shown
 from mcis.platform.reporting.files import names_of, table_of
@@ -181,7 +181,7 @@ def _members(file: Path, *, most: int) -> Iterator[tuple[str, bytes]]:
     except UserError:
         raise
     except Exception as error:  # whatever damaged bytes make gzip and tarfile raise
-        raise refused(f"cannot be read ({type(error).__name__}: {str(error)[:200]})") from None
+        raise refused(f"cannot be read ({type(error).__name__}: {unquoted(error)[:200]})") from None
 
 
 class _Bounded:

@@ -272,8 +272,26 @@ def test_unusable_pictures_are_rejected_with_a_reason(data: bytes, kind: str):
     assert rejected.reason.startswith(f"{kind}: ")
 
 
-def test_html_named_jpg_shows_how_it_starts():
-    assert "<!DOCTYPE html>" in rejection(decode_rgb, b"<!DOCTYPE html><html><body>moved</body></html>").reason
+def test_html_named_jpg_is_recognized():
+    reason = rejection(decode_rgb, b"\n<!DOCTYPE html><html><body>moved</body></html>").reason
+    assert reason.startswith("not an image: seems to be HTML, XML or SVG; expected JPEG, ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hunter2",
+        b"MATLAB 4.0 hunter2" + bytes(200),
+        b"P5 hunter2 40 255\n" + bytes(99),
+        b"P5 40 40 hunter2\n" + bytes(99),
+        png(40, 40, 8, 2, b"", chunk(b"hunt", b"hunter2")),
+        b"\x89PNG\r\n\x1a\n" + bytes(3) + b"\7huntr2" + b"hunter2" * 9,
+    ],
+    ids=without_bytes,
+)
+def test_what_a_file_holds_is_not_quoted(data: bytes):
+    for decode in (decode_rgb, decode_labels, decode_saliency, decode_mask, decode_mat_labels):
+        assert "hunt" not in rejection(decode, data).reason
 
 
 @pytest.mark.parametrize(
