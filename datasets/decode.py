@@ -5,6 +5,7 @@ RejectedImage, but for a lack of memory, which is no verdict; no pixel is decode
 and only the formats below are tried (Pillow knows others that run programs, such as EPS).
 """
 
+import re
 import struct
 import warnings
 import zlib
@@ -23,9 +24,20 @@ FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 """The formats that are tried, by Pillow's names; a file's name does not matter. JPEG includes MPO."""
 
 MAX_PIXELS = 50_000_000
-"""Largest width x height that is decoded: 150 MB as RGB, several times that while transparency is removed."""
+"""Largest width x height that is decoded where nothing else is asked for: 150 MB as RGB, and at most 20 bytes a pixel,
+1 GB, while it is decoded and transparency is removed."""
 
-RULES = 1
+MOST_PIXELS = 178_956_970
+"""Largest width x height that Pillow decodes, for files that an index has let in under a limit of its own."""
+
+_MAX_SCANS, _MAX_WORK = 20, 1_000_000_000
+"""Most scans of a JPEG, or so many pixels in all scans where that is more: cameras write 1 and web pages 10 or so. Each
+scan goes over the whole picture, 2 to 12 ns a pixel, however few bytes it has; 50 KB can take minutes."""
+_SCAN = b"\xff\xda"
+_MARKER = re.compile(rb"\xff+([^\xff\0\xd0-\xd7])")
+"""A marker behind entropy-coded data, in which 0xff is followed by 0 or begins a restart marker (ITU T.81, B.1.1)."""
+
+RULES = 2
 """Version of the decoders, raised when the same bytes give other pixels or another verdict, so that what earlier
 versions have kept of them is not used."""
 
@@ -137,7 +149,7 @@ def decode_picture(
     Args:
         data: the content of a file in one of FORMATS.
         min_side: least width and height, pixels.
-        max_pixels: greatest width x height, checked before decoding (Pillow's own limit, 178,956,970, holds as well).
+        max_pixels: greatest width x height, checked before decoding (Pillow's own limit, MOST_PIXELS, holds as well).
         max_side: longest side, pixels; a larger picture is made to fit (`fitted`), bilinear, averaging. A JPEG is then
             decoded at 1/2, 1/4 or 1/8 of its size, where that is no smaller.
 
@@ -157,13 +169,13 @@ def decode_picture(
         return Picture(_resized(_rgb(upright), *smaller[::turn]), *(height, width)[::turn])
 
 
-def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
+def decode_shape(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Height and width of `decode_rgb(data)`, with the same verdict on the bytes; most pictures are not copied for it.
 
     Raises:
         RejectedImage: as `decode_rgb` does.
     """
-    with _opened(data, FORMATS, min_side, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, min_side, max_pixels) as image:
         image = _upright(image)
         if image.mode in ("RGB", "L") and not image.has_transparency_data:
             return image.height, image.width
@@ -177,12 +189,12 @@ def lies_upright_as_jpeg(data: bytes) -> bool:
     Raises:
         RejectedImage: for bytes without a picture's header.
     """
-    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, 1, MOST_PIXELS) as image:
         upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
 
-def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray:
+def decode_square(data: bytes, size: int, *, middle: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A picture at size x size pixels, (size, size, 3) uint8: bilinear, averaging where it shrinks.
 
     The whole picture, whose aspect ratio is lost, or with `middle` its middle square.
@@ -190,7 +202,7 @@ def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray
     Raises:
         RejectedImage: as `decode_rgb` does.
     """
-    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, 1, max_pixels) as image:
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
             image = Image.fromarray(_rgb(image))
@@ -248,16 +260,16 @@ def decode_mat_labels(data: bytes) -> np.ndarray:
         raise RejectedImage("unsupported: a MATLAB file without a variable GTcls")
 
 
-def decode_mask(data: bytes) -> np.ndarray:
+def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG.
 
     Raises:
         RejectedImage: as `decode_mat_labels` and `decode_labels` do.
     """
-    return decode_mat_labels(data) if data.startswith(_MAT_START) else decode_labels(data)
+    return decode_mat_labels(data) if data.startswith(_MAT_START) else decode_labels(data, max_pixels=max_pixels)
 
 
-def decode_saliency(data: bytes) -> np.ndarray:
+def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a saliency map -> (H, W) uint8: 0 is background, 255 certainly an object.
 
     Gray of 1, 8 or 16 bits; palette and RGB too where every color is gray.
@@ -265,7 +277,7 @@ def decode_saliency(data: bytes) -> np.ndarray:
     Raises:
         RejectedImage: not an image, damaged, or holding color or transparency, whose brightness would mean nothing.
     """
-    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, 1, max_pixels) as image:
         if image.has_transparency_data:
             raise RejectedImage(
                 f"unsupported: a saliency map with transparency (mode {image.mode}); expected plain gray"
@@ -353,7 +365,26 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
         raise RejectedImage(f"too large: {width}x{height} pixels, more than {max_pixels}")
     if min(width, height) < min_side:
         raise RejectedImage(f"too small: {width}x{height} pixels, both sides must be at least {min_side}")
+    if image.format in ("JPEG", "MPO"):
+        most = max(_MAX_SCANS, _MAX_WORK // (width * height))
+        data = stream.getvalue()
+        if data.count(_SCAN) > most and (scans := _scans(data)) > most:
+            raise RejectedImage(f"too large: {scans} scans of {width}x{height} pixels, more than {most}")
     return image
+
+
+def _scans(data: bytes) -> int:
+    """The scans of a JPEG's first picture; thumbnails within its segments and what lies behind it do not count."""
+    scans, offset = 0, 2
+    while marker := _MARKER.search(data, offset):
+        offset = marker.end()
+        kind = marker[0][-1]
+        if kind == 0xD9 or offset + 2 > len(data):  # the end of the picture, or of the file
+            break
+        scans += kind == _SCAN[1]
+        if kind != 0x01:  # the one marker left that has no length
+            offset += struct.unpack_from(">H", data, offset)[0]
+    return scans
 
 
 def _upright(image: Image.Image) -> Image.Image:

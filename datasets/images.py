@@ -13,7 +13,15 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.cached import CachedRows, cache_table
-from mcis.datasets.decode import Picture, RejectedImage, decode_picture, decode_rgb, decode_square
+from mcis.datasets.decode import (
+    MAX_PIXELS,
+    MOST_PIXELS,
+    Picture,
+    RejectedImage,
+    decode_picture,
+    decode_rgb,
+    decode_square,
+)
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_decoded, told
 
@@ -38,9 +46,11 @@ def read_rgb(
         UserError: the file is gone or damaged since the index was made, or cannot be read at present.
     """
     if size is None:
-        decode: Callable[[bytes], NDArray[np.uint8]] = functools.partial(decode_rgb, min_side=1, max_side=max_side)
+        decode: Callable[[bytes], NDArray[np.uint8]] = functools.partial(
+            decode_rgb, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side
+        )
     else:
-        decode = functools.partial(decode_square, size=size, middle=middle)
+        decode = functools.partial(decode_square, size=size, middle=middle, max_pixels=MOST_PIXELS)
     try:
         return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
@@ -51,19 +61,22 @@ def read_rgb(
         ) from None
 
 
-def read_picture(uri: str, *, min_side: int = 1, max_side: int | None = None) -> Picture:
+def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, max_side: int | None = None) -> Picture:
     """Reads an image that no index has, at most `max_side` pixels long, and the size of its file.
 
     Args:
         uri: path or URI of the file.
         min_side: least width and height, pixels.
+        max_pixels: greatest width x height.
 
     Raises:
         RejectedImage: the file is absent or refused, or gives no picture (`decode_picture`).
         UserError: it cannot be read at present.
     """
     try:
-        return read_decoded(uri, functools.partial(decode_picture, min_side=min_side, max_side=max_side))
+        return read_decoded(
+            uri, functools.partial(decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side)
+        )
     except RejectedImage:
         raise
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte

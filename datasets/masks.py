@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
-from mcis.datasets.decode import decode_mask, decode_saliency
+from mcis.datasets.decode import MOST_PIXELS, decode_mask, decode_saliency
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import Stamp, read_decoded, stamps, told
 
@@ -98,9 +98,9 @@ def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
     return [image for image in compared if image.tags != image.in_mask]
 
 
-def _read(what: str, uri: str, decode: Callable[[bytes], NDArray[np.uint8]], expected: str) -> NDArray[np.uint8]:
+def _read(what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str) -> NDArray[np.uint8]:
     try:
-        return read_decoded(uri, decode)
+        return read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
     except OSError as error:
         raise UserError(
             f"no {what} {uri} ({told(error)})", expected, "add it, or do without the folder or column"

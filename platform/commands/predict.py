@@ -32,8 +32,8 @@ def predict(
     """Predict masks of photographs of any size: palette PNGs, overlays, and the share of each class.
 
     Files that give no photograph are listed in OUT/rejects.csv, and the command ends with status 1 once all others are
-    done. A second call computes all again. --set takes predict.*, data.max_side and
-    data.tags.allow_absolute.
+    done. A second call computes all again. --set takes predict.*, data.max_side,
+    data.max_pixels and data.tags.allow_absolute.
     """
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs

@@ -92,10 +92,17 @@ class _Verified(NamedTuple):
 
 
 class Verify:
-    """Rows of a listing -> the uri and the verdict of each, whatever its size."""
+    """Rows of a listing -> the uri and the verdict of each, however small.
+
+    Args:
+        max_pixels: greatest width x height that is decoded.
+    """
+
+    def __init__(self, max_pixels: int):
+        self.max_pixels = max_pixels
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return verify(rows, min_side=1).select(_OPENED)
+        return verify(rows, min_side=1, max_pixels=self.max_pixels).select(_OPENED)
 
 
 def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
@@ -119,7 +126,7 @@ def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
                 "repeat the command once they do: it opens these files again, and no others",
             )
         verdicts = {**verdicts, **fresh}
-    of_rows = [verdicts[file].with_least_side(config.data.min_side) for file in files]
+    of_rows = [verdicts[file].within(config.data.min_side, config.data.max_pixels) for file in files]
     return _Verified(with_verdicts(table, of_rows), busy, len(unverified))
 
 
@@ -132,7 +139,8 @@ def _changed(opened: list[ImageFile]) -> set[ImageFile]:
 def _open(rows: pa.Table, folder: Path, config: Config) -> float:
     """Opens the images of a listing's rows in parallel and writes their verdicts; the seconds that all tasks took."""
     shard_rows = max(config.compute.shard_rows, _SHARD_ROWS)
-    return map_table(rows, Verify, (), folder, label="index", shard_rows=shard_rows, instead=_kills).busy
+    arguments = (config.data.max_pixels,)
+    return map_table(rows, Verify, arguments, folder, label="index", shard_rows=shard_rows, instead=_kills).busy
 
 
 def _kills(row: pa.Table, what: str) -> pa.Table:

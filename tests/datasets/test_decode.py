@@ -1,7 +1,9 @@
 """Bytes to arrays: the array of each kind of picture, rejections, reasons; hostile bytes raise nothing else."""
 
 import pickle
+import re
 import struct
+import time
 import warnings
 import zlib
 from io import BytesIO
@@ -30,6 +32,7 @@ from mcis.datasets.decode import (
     encode_labels,
     fit_picture,
     fitted,
+    lies_upright_as_jpeg,
     resize_labels,
 )
 
@@ -322,6 +325,38 @@ def test_limits_are_arguments_and_inclusive():
         rejection(decode_rgb, data, min_side=H + 1).reason == "too small: 48x40 pixels, both sides must be at least 41"
     )
     assert rejection(decode_rgb, data, max_pixels=H * W - 1).kind == "too large"
+
+
+def with_scans(scans: int, side: int = 300) -> bytes:
+    """A progressive JPEG with further scans of the kind that it ends with, of some ten bytes each."""
+    data = encoded(np.zeros((side, side, 3), np.uint8), "JPEG", progressive=True)
+    starts = [match.start() for match in re.finditer(b"\xff\xda", data)]
+    return data[:-2] + data[starts[-1] : -2] * (scans - len(starts)) + data[-2:]
+
+
+def test_a_jpeg_of_many_scans_is_rejected_before_it_is_decoded():
+    """50,000 scans of 90,000 pixels would take ten seconds, those of a large picture hours."""
+    began = time.monotonic()
+    for decode in (decode_rgb, decode_shape, decode_saliency, lies_upright_as_jpeg):
+        reason = rejection(decode, with_scans(50_000)).reason
+        assert reason == "too large: 50000 scans of 300x300 pixels, more than 11111"
+    assert time.monotonic() - began < 2
+    assert rejection(decode_rgb, with_scans(11_112)).kind == "too large"
+    assert decode_rgb(with_scans(100)).shape == (300, 300, 3)
+
+
+def test_scans_that_are_none_of_the_picture_do_not_count():
+    """A film behind the picture, as telephones write it, and a thumbnail within."""
+    film = b"\xff\xda\0\0" * 100_000
+    thumbnail = b"\xff\xe1" + struct.pack(">H", 2 + 60_000) + b"\xff\xda" * 30_000
+    picture = with_scans(10)
+    assert decode_shape(picture[:2] + thumbnail + picture[2:] + film) == (300, 300)
+
+
+def test_padding_between_markers_hides_no_scan():
+    scan = with_scans(11)[len(with_scans(10)) - 2 : -2]
+    hidden = with_scans(10)[:-2] + (b"\xff\x01" + scan + b"\0\0\xff\xff") * 50_000 + b"\xff\xd9"
+    assert rejection(decode_rgb, hidden).reason.startswith("too large: ")
 
 
 @pytest.mark.parametrize("raised", [struct.error, SyntaxError, OverflowError, zlib.error, RecursionError, KeyError])

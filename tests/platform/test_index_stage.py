@@ -115,3 +115,12 @@ def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another
         assert indexed(photos) == (all_but(6), listed, 8)
     assert indexed(photos)[:2] == (all_but(6), listed), "the index is finished"
     assert indexed(photos, "data.min_side=33") == (all_but(), {}, 1), "another one opens this image again, and no other"
+
+
+def test_the_most_pixels_are_a_key_and_no_verdict(photos: Path, ray_local: None) -> None:
+    Image.new("RGB", (64, 64), "red").save(photos.parent / "3.png")
+    images, rejects, opened = indexed(photos, "data.max_pixels=4095")
+    assert (images, opened) == (all_but(3), 8)
+    assert rejects == {"3.png": "too large: 64x64 pixels, more than 4095"}
+    assert indexed(photos) == (all_but(), {}, 1)
+    assert indexed(photos, "data.max_pixels=4095")[:2] == (all_but(3), rejects)
