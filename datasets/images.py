@@ -5,7 +5,6 @@ its bound allows; a reader decodes the others, and those of a shard that was rem
 """
 
 import functools
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -45,12 +44,12 @@ def read_rgb(
     Raises:
         UserError: the file is gone or damaged since the index was made, or cannot be read at present.
     """
-    if size is None:
-        decode: Callable[[bytes], NDArray[np.uint8]] = functools.partial(
-            decode_rgb, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side
-        )
-    else:
-        decode = functools.partial(decode_square, size=size, middle=middle, max_pixels=MOST_PIXELS)
+
+    def decode(data: bytes) -> NDArray[np.uint8]:
+        if size is None:
+            return decode_rgb(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side)
+        return decode_square(data, size, middle=middle, max_pixels=MOST_PIXELS)
+
     try:
         return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
@@ -73,10 +72,9 @@ def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, m
         RejectedImage: the file is absent or refused, or gives no picture (`decode_picture`).
         UserError: it cannot be read at present.
     """
+    decode = functools.partial(decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side)
     try:
-        return read_decoded(
-            uri, functools.partial(decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side)
-        )
+        return read_decoded(uri, decode)
     except RejectedImage:
         raise
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte

@@ -112,8 +112,8 @@ class DataConfig(Section):
     min_side: Positive = 32
     """Images with a shorter side are rejected, pixels."""
     max_pixels: int = Field(default=50_000_000, gt=0, le=178_956_970)
-    """Images of a larger width x height are rejected before they are decoded, which takes up to 20 bytes a pixel in each
-    process; the most is Pillow's own limit."""
+    """Images of a larger width x height are rejected before they are decoded, which takes each process up to 20 bytes a
+    pixel. The most is Pillow's own limit."""
     max_side: int | None = Field(default=None, gt=0, exclude=True)  # the index holds sizes of files
     """Longest side, pixels, at which images are read where they keep their shape: for pseudo masks, which then have
     that size, for the segmenter's crops and for predictions, whose labels are brought back to the file's size. What the

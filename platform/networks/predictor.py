@@ -219,8 +219,8 @@ class TrainedRun(NamedTuple):
         refined = f"refined at up to {side} in {processes} process(es)" if crf.iterations else "not refined"
         return (
             f"memory:  at most {in_words(self.memory(processes))} of this machine's {in_words(memory_bytes())}: "
-            f"photographs of up to {self.config.data.max_pixels / 1e6:g} megapixels, predicted at up to {self.max_side} pixels a side, "
-            f"{refined}"
+            f"photographs of up to {self.config.data.max_pixels / 1e6:g} megapixels, predicted at up to {self.max_side}"
+            f" pixels a side, {refined}"
         )
 
 

@@ -61,8 +61,8 @@ def read_verdicts(workspace: Workspace) -> Verdicts:
 def keep_verdicts(workspace: Workspace, verdicts: Verdicts) -> None:
     """Adds verdicts to those of the workspace; they replace what is kept of the same files.
 
-    Kept is what a file's content says alone. Not kept are files that could not even be read, as their permissions may be
-    corrected without a change of their stamps, and those above a limit, as another index may have another one.
+    Kept is what follows from a file's content alone. Files that could not even be read are not kept, and neither are
+    those above a limit, as another index may have another one.
     """
     replaced = {file.uri for file in verdicts}
     with workspace.lock("cache", "verdicts"):
