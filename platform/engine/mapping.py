@@ -7,12 +7,13 @@ A process that dies, by a decoder's fault or for lack of memory, is replaced and
 happens again and again the rows are mapped apart, until the image that ends its process is known.
 """
 
+import contextlib
 import functools
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -97,9 +98,9 @@ def map_table(
     missing = _missing_shards(folder, shards_of(len(table), shard_rows, suffix))
     finished = len(table) - sum(part.rows for part in missing.values())
     mapped, busy = 0, 0.0
-    with bar(label, len(table), "images") as progress:
+    mapping = _mapped(table, make, arguments, folder, missing, label=label, gpu=gpu, instead=instead)
+    with bar(label, len(table), "images") as progress, contextlib.closing(mapping):
         progress.update(finished)
-        mapping = _mapped(table, make, arguments, folder, missing, label=label, gpu=gpu, instead=instead)
         for account in mapping if missing else ():
             if account.problem:
                 raise UserError(*account.problem)
@@ -127,7 +128,7 @@ def _mapped(
     label: str,
     gpu: bool,
     instead: Instead | None,
-) -> Iterator[Account]:
+) -> Generator[Account, None, None]:
     """Maps shards, as many at a time as there are GPUs or CPUs; yields the account of each as soon as it is written.
 
     Where the caller takes no more of them, tasks that run are canceled.
