@@ -37,9 +37,15 @@ REJECTS_SCHEMA = pa.schema(
         pa.field("uri", pa.string(), nullable=False),
         pa.field("domain", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False, metadata={"about": "<kind>: <detail>, see REJECTIONS"}),
     ]
 )
+REJECTIONS = (
+    "empty", "not an image", "too large", "too small", "truncated", "unsupported", "corrupt", "cannot be read",
+    "kills the decoder",
+)  # fmt: skip
+"""The kinds of rejections: those of `RejectedImage`; files that are absent, no plain files or too large; images that
+end each process that opens them. What may pass (a disk's error, a server's, refused access) is never one of them."""
 LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
 
 
