@@ -153,6 +153,7 @@ def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     from mcis.models.pretrained import read_state
     from mcis.platform.networks.checkpoints import load_weights
 
+    torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2))
     plain, with_about = io.BytesIO(), io.BytesIO()
     torch.save(network.state_dict(), plain)

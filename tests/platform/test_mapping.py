@@ -275,6 +275,48 @@ def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_machine_without_memory_ends_the_mapping_and_rejects_no_image(tmp_path: Path) -> None:
+    """In a Ray of its own, which takes a fiftieth of the memory for all of it, and then for what it is."""
+    script = tmp_path / "memory.py"
+    script.write_text(
+        """
+import sys, time
+from pathlib import Path
+import pyarrow as pa
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import ray_session
+
+def make():
+    def work(rows):
+        time.sleep(1 if sys.argv[2] == "enough" else 60)
+        return rows
+    return work
+
+def instead(row, what):
+    raise AssertionError("an image was rejected")
+
+with ray_session(ComputeConfig()):
+    try:
+        table, out = pa.table({"n": range(4)}), Path(sys.argv[1])
+        mapped = map_table(table, make, (), out, label="all", shard_rows=4, instead=instead)
+    except UserError as error:
+        print(error.found)
+    else:
+        print(mapped.rows)
+"""
+    )
+    for memory, said in (("short", "the machine's memory did not do for its process"), ("enough", "4")):
+        environment = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200"}
+        environment = dict(os.environ) | (environment if memory == "short" else {})
+        command = [sys.executable, str(script), str(tmp_path / "out"), memory]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert said in done.stdout, done.stdout
+
+
+@pytest.mark.slow
 def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
     script = tmp_path / "gpus.py"
