@@ -33,8 +33,7 @@ MOST_PIXELS = 178_956_970
 _MAX_SCANS, _MAX_WORK = 20, 1_000_000_000
 """Most scans of a JPEG, or so many pixels in all scans where that is more: cameras write 1 and web pages 10 or so. Each
 scan goes over the whole picture, 2 to 12 ns a pixel, however few bytes it has; 50 KB can take minutes."""
-_SCAN = b"\xff\xda"
-_MARKER = re.compile(rb"\xff+([^\xff\0\xd0-\xd7])")
+_MARKER = re.compile(rb"\xff([^\xff\0\xd0-\xd7])")
 """A marker behind entropy-coded data, in which 0xff is followed by 0 or begins a restart marker (ITU T.81, B.1.1)."""
 
 RULES = 2
@@ -367,21 +366,28 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
         raise RejectedImage(f"too small: {width}x{height} pixels, both sides must be at least {min_side}")
     if image.format in ("JPEG", "MPO"):
         most = max(_MAX_SCANS, _MAX_WORK // (width * height))
-        data = stream.getvalue()
-        if data.count(_SCAN) > most and (scans := _scans(data)) > most:
+        scans = _scans(stream.getvalue())
+        if scans > most:
             raise RejectedImage(f"too large: {scans} scans of {width}x{height} pixels, more than {most}")
     return image
 
 
 def _scans(data: bytes) -> int:
-    """The scans of a JPEG's first picture; thumbnails within its segments and what lies behind it do not count."""
-    scans, offset = 0, 2
+    """The scans of a JPEG's first picture; thumbnails within its segments and what lies behind it do not count.
+
+    Where the first scan has all components and the picture is not progressive, a decoder reads no further.
+    """
+    scans, offset, components = 0, 2, 0
     while marker := _MARKER.search(data, offset):
-        offset = marker.end()
-        kind = marker[0][-1]
-        if kind == 0xD9 or offset + 2 > len(data):  # the end of the picture, or of the file
+        kind, offset = marker[1][0], marker.end()
+        if kind == 0xD9 or offset + 8 > len(data):  # the end of the picture, or of the file
             break
-        scans += kind == _SCAN[1]
+        if kind in (0xC0, 0xC1):
+            components = data[offset + 7]
+        if kind == 0xDA:
+            scans += 1
+            if data[offset + 2] == components:
+                break
         if kind != 0x01:  # the one marker left that has no length
             offset += struct.unpack_from(">H", data, offset)[0]
     return scans

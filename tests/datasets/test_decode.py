@@ -353,6 +353,27 @@ def test_scans_that_are_none_of_the_picture_do_not_count():
     assert decode_shape(picture[:2] + thumbnail + picture[2:] + film) == (300, 300)
 
 
+def test_scans_of_a_sequential_picture_count_where_they_do_not_have_all_components():
+    """Pillow writes one scan of all components; here each component has one, and the last has many."""
+    data = encoded(np.zeros((48, 48, 3), np.uint8), "JPEG", subsampling=0)
+    start = data.index(b"\xff\xda")
+    one = b"\xff\xda\0\x08\x01%c\x00\0\x3f\0" + bytes(40)
+    many = data[:start] + b"".join(one % component for component in (1, 2, 3)) + one % 3 * 500_000 + b"\xff\xd9"
+    assert rejection(decode_rgb, many).reason == "too large: 500003 scans of 48x48 pixels, more than 434027"
+    behind = data[:-2] + one % 3 * 500_000 + b"\xff\xd9"
+    began = time.monotonic()
+    assert rejection(decode_rgb, behind).kind == "corrupt", "libjpeg reads no scan behind one of all components"
+    assert time.monotonic() - began < 1
+
+
+def test_endless_padding_is_passed_over_at_once():
+    began = time.monotonic()
+    data = with_scans(10)
+    at = data.index(b"\xff\xda") + 14
+    assert rejection(decode_rgb, data[:at] + b"\xff" * 2_000_000).kind in ("truncated", "corrupt")
+    assert time.monotonic() - began < 2
+
+
 def test_padding_between_markers_hides_no_scan():
     scan = with_scans(11)[len(with_scans(10)) - 2 : -2]
     hidden = with_scans(10)[:-2] + (b"\xff\x01" + scan + b"\0\0\xff\xff") * 50_000 + b"\xff\xd9"
