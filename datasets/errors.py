@@ -2,8 +2,10 @@
 
 import re
 
-_QUOTED = re.compile(r"""b?'[^']*'|b?"[^"]*"|(?<=got \d): .*""", re.DOTALL)
-"""What errors of decoders and parsers quote, and the row that Arrow shows behind the number of its columns."""
+_QUOTED = re.compile(r"""b?'[^']*'|b?"[^"]*\"""")
+"""What errors of decoders and parsers quote."""
+_ROW = re.compile(r"(got \d+): .*", re.DOTALL)
+"""The row that Arrow shows behind the number of its columns."""
 
 
 _MOST = 4000
@@ -17,7 +19,7 @@ def unquoted(error: BaseException) -> str:
     """
     if isinstance(error, UnicodeDecodeError):
         return f"no UTF-8 at byte {error.start}"
-    return _QUOTED.sub("...", str(error))
+    return _QUOTED.sub("...", _ROW.sub(r"\1", str(error)))
 
 
 class UserError(Exception):

@@ -310,6 +310,7 @@ def test_files_that_are_no_tables_are_errors(tmp_path: Path, name: str, content:
     ("name", "content"),
     [
         ("t.csv", b"image,tags\nhunter2,hunter2,hunter2\n"),
+        ("t.csv", b"image,tags\n" + b",".join([b"hunter2"] * 12) + b"\n"),
         ("t.csv", b'image,tags\na,cat\n"hunter2\nhunter2'),
         ("t.csv", b"image,tags\nhunter2\xff,cat\n"),
         ("t.csv", b"image,tags\nhunter2\0,cat\n"),
