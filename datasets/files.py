@@ -188,8 +188,9 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     Raises:
         UserError: a file system does not answer for half a minute, or refuses access.
     """
-    out = [None if is_remote(uri) and not local_path(uri) else _stamp(uri) for uri in uris]
-    remote = [position for position, uri in enumerate(uris) if local_path(uri) is None]
+    paths = [local_path(uri) for uri in uris]
+    out = [_stamp(uri, path) if path else None for uri, path in zip(uris, paths, strict=True)]
+    remote = [position for position, path in enumerate(paths) if path is None]
     if remote:
         with ThreadPoolExecutor(_PARALLEL) as pool:
             remote_stamps = pool.map(_stamp, (uris[position] for position in remote))
@@ -198,8 +199,8 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     return out
 
 
-def _stamp(uri: str) -> Stamp | None:
-    path = local_path(uri)
+def _stamp(uri: str, path: Path | None = None) -> Stamp | None:
+    """The stamp of a file of this machine, at a path, or of another file system."""
     try:
         return insist(uri, functools.partial(_local_stamp, path) if path else functools.partial(_remote_stamp, uri))
     except PermissionError as error:
