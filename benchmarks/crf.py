@@ -113,9 +113,10 @@ def main() -> None:
         grid = Grid(0.5 / SIDE, 1 / SIDE, SIDE)
         shard = Path(folder) / "maps" / f"part-{0:08d}-{given.images:08d}.parquet"
         write_table(shard, map_rows(repeated, tags.tolist() * given.images, np.concatenate(maps), grid))
-        columns = {"image_id": ids, "uri": paths, "tags": [tags.tolist()] * given.images}
+        columns = {"image_id": ids, "tags": [tags.tolist()] * given.images}
         columns |= {"width": [photos.WIDTH] * given.images, "height": [photos.HEIGHT] * given.images}
-        table = pa.table(columns | {"saliency_uri": pa.nulls(given.images, pa.string())})
+        read = {name: photos.rows(paths)[name] for name in ("uri", "content_hash")}
+        table = pa.table(columns | read | {"saliency_uri": pa.nulls(given.images, pa.string())})
         with ray_session(configured().compute):
             stage(table.slice(0, 4 * SHARD), shard.parent, Path(folder) / "warm-up")
             for number in range(given.rounds):

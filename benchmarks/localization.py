@@ -50,7 +50,8 @@ def table(paths: list[str]) -> tuple[pa.Table, Tags]:
     matrix = np.zeros((len(paths), CLASSES), bool)
     for index, classes in enumerate(tags):
         matrix[index, classes] = True
-    columns: dict[str, Any] = {"image_id": paths, "uri": paths, "domain": ["target"] * len(paths)}
+    read = {name: photos.rows(paths)[name] for name in ("uri", "content_hash")}
+    columns: dict[str, Any] = {"image_id": paths, **read, "domain": ["target"] * len(paths)}
     return pa.table({**columns, "tags": [sorted(classes) for classes in tags]}), Tags.of_matrix(matrix)
 
 

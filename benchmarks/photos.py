@@ -1,9 +1,11 @@
 """Files of VOC's size for the benchmarks: 500 x 375 pixels, about 60 KB, each another picture."""
 
 import io
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from PIL import Image
 
 WIDTH, HEIGHT = 500, 375
@@ -28,3 +30,8 @@ def make(folder: Path, count: int, *, seed: int = 0) -> list[str]:
         path.write_bytes(stream.getvalue())
         paths.append(str(path))
     return paths
+
+
+def rows(paths: list[str]) -> pa.Table:
+    """What of an index reads the files: columns `uri` and `content_hash`."""
+    return pa.table({"uri": paths, "content_hash": [sha256(Path(path).read_bytes()).hexdigest() for path in paths]})

@@ -15,7 +15,6 @@ from typing import Any
 import machine
 import numpy as np
 import photos
-import pyarrow as pa
 import torch
 from stream import tags_of
 
@@ -67,7 +66,7 @@ def main() -> None:
         for first in range(0, len(paths), 64):
             part = paths[first : first + 64]
             name = f"part-{first:08d}-{first + len(part):08d}.arrow"
-            write_table(cache / name, MakeSquares(config.input_size)(pa.table({"uri": part})))
+            write_table(cache / name, MakeSquares(config.input_size)(photos.rows(part)))
         learner = ClassifierLearner(
             config=config,
             seed=0,

@@ -16,7 +16,6 @@ from typing import Any
 import machine
 import numpy as np
 import photos
-import pyarrow as pa
 import torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -133,9 +132,7 @@ def main() -> None:
         cache = Path(folder) / "cache"
         for first in range(0, len(paths), 64):
             part = paths[first : first + 64]
-            write_table(
-                cache / f"part-{first:08d}-{first + len(part):08d}.arrow", MakeSquares(SIZE)(pa.table({"uri": part}))
-            )
+            write_table(cache / f"part-{first:08d}-{first + len(part):08d}.arrow", MakeSquares(SIZE)(photos.rows(part)))
         measured: dict[str, list[float]] = {"bare": [], "loader": [], "decoding": [], "cache": []}
         squares, cached = Squares(paths, SIZE), Squares(paths, SIZE, cache=cache)
         with ray_session(ComputeConfig()):

@@ -123,7 +123,7 @@ class PairDecoder:
 
     def _crop(self, position: int, draws: NDArray[np.float64]) -> NDArray[np.uint8]:
         assert isinstance(self.images, Squares)
-        rgb = read_rgb(self.images.uris[position])
+        rgb = self.images.read(position)
         no_labels = np.zeros(rgb.shape[:2], np.uint8)
         crop = random_crop(
             rgb, no_labels, size=self.images.size, scales=self.crop_scales or (), mirror=False, draws=draws
@@ -148,6 +148,7 @@ class CropDecoder:
         size: side of a crop, pixels.
         scales, mirror: see `random_crop`.
         max_side: longest side at which the images are read and their masks were made, pixels; None = as they are.
+        hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
     """
 
     batch_type = CropBatch
@@ -165,10 +166,11 @@ class CropDecoder:
         scales: Sequence[float],
         mirror: bool,
         max_side: int | None = None,
+        hashes: Sequence[str] | None = None,
     ):
         self.image_ids, self.uris, self.masks = image_ids, uris, masks
         self.seed, self.batch, self.shard = seed, batch, shard
-        self.size, self.scales, self.mirror, self.max_side = size, scales, mirror, max_side
+        self.size, self.scales, self.mirror, self.max_side, self.hashes = size, scales, mirror, max_side, hashes
 
     @property
     def row_bytes(self) -> int:
@@ -184,7 +186,7 @@ class CropDecoder:
         draws = uniforms(Draw.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
         crops = [
             random_crop(
-                read_rgb(self.uris[position], max_side=self.max_side),
+                self._image(position),
                 self._labels(position),
                 size=self.size,
                 scales=self.scales,
@@ -199,6 +201,10 @@ class CropDecoder:
             index=index,
             epoch=epoch,
         )
+
+    def _image(self, position: int) -> NDArray[np.uint8]:
+        digest = self.hashes[position] if self.hashes else None
+        return read_rgb(self.uris[position], max_side=self.max_side, content_hash=digest)
 
     def _labels(self, position: int) -> NDArray[np.uint8]:
         """The pseudo mask of an image, (H, W), 255 = ignore."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 
 BACKGROUND = 0
 """Label of pixels that belong to no class; the label of class index k is k + 1."""
@@ -55,7 +55,8 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
     except FileNotFoundError:
         raise UserError(f"no file of class names at {path}", expected, f"write {path}, or name another file") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot read {path}: {error}", expected, "correct or replace the file") from error
+        why = unquoted(error)
+        raise UserError(f"cannot read {path}: {why}", expected, "correct or replace the file") from error
     names = tuple(line.strip() for line in text.rstrip().splitlines())
     if not names:
         raise UserError(f"{path} is empty", expected, "add the names of the classes")

@@ -1,10 +1,11 @@
 """Bytes -> uint8 arrays, or a RejectedImage that says why; and arrays -> PNG. No other module opens pictures.
 
 Bytes come from crawls and old archives, so every decoder here takes hostile input: any exception of Pillow becomes a
-RejectedImage, no pixel is decoded before the header's size is checked, and only the formats below are tried (Pillow
-knows others that run programs, such as EPS).
+RejectedImage, but for a lack of memory, which is no verdict; no pixel is decoded before the header's size is checked,
+and only the formats below are tried (Pillow knows others that run programs, such as EPS).
 """
 
+import re
 import struct
 import warnings
 import zlib
@@ -17,16 +18,30 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from mcis.datasets.classes import palette
+from mcis.datasets.errors import unquoted
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 """The formats that are tried, by Pillow's names; a file's name does not matter. JPEG includes MPO."""
 
 MAX_PIXELS = 50_000_000
-"""Largest width x height that is decoded: 150 MB as RGB, several times that while transparency is removed."""
+"""Largest width x height that is decoded where nothing else is asked for: 150 MB as RGB, and at most 20 bytes a pixel,
+1 GB, while it is decoded and transparency is removed."""
 
-RULES = 1
+MOST_PIXELS = 178_956_970
+"""Largest width x height that Pillow decodes, for files that an index has let in under a limit of its own."""
+
+_MAX_SCANS, _MAX_WORK = 20, 1_000_000_000
+"""Most scans of a JPEG, or so many pixels in all scans where that is more: cameras write 1 and web pages 10 or so. Each
+scan goes over the whole picture, 2 to 12 ns a pixel, however few bytes it has; 50 KB can take minutes."""
+_MARKER = re.compile(rb"\xff([^\xff\0\xd0-\xd7])")
+"""A marker behind entropy-coded data, in which 0xff is followed by 0 or begins a restart marker (ITU T.81, B.1.1)."""
+
+RULES = 2
 """Version of the decoders, raised when the same bytes give other pixels or another verdict, so that what earlier
 versions have kept of them is not used."""
+
+_OTHERS = {b"<": "HTML, XML or SVG", b"%PDF": "a PDF", b"%!PS": "PostScript", b"PK\3\4": "a ZIP archive"}
+"""How files begin that often lie where an image is expected. What a file holds is never quoted: it may be a secret."""
 
 _MAX_REASON = 400
 """Longest reason of a rejection, characters."""
@@ -133,12 +148,13 @@ def decode_picture(
     Args:
         data: the content of a file in one of FORMATS.
         min_side: least width and height, pixels.
-        max_pixels: greatest width x height, checked before decoding (Pillow's own limit, 178,956,970, holds as well).
+        max_pixels: greatest width x height, checked before decoding (Pillow's own limit, MOST_PIXELS, holds as well).
         max_side: longest side, pixels; a larger picture is made to fit (`fitted`), bilinear, averaging. A JPEG is then
             decoded at 1/2, 1/4 or 1/8 of its size, where that is no smaller.
 
     Raises:
-        RejectedImage: for any content that gives no such array; nothing else is raised for bytes.
+        RejectedImage: for any content that gives no such array.
+        MemoryError: the machine is short of it, as every decoder here may raise; nothing else is raised for bytes.
     """
     with _opened(data, FORMATS, min_side, max_pixels) as image:
         width, height = image.size
@@ -152,13 +168,13 @@ def decode_picture(
         return Picture(_resized(_rgb(upright), *smaller[::turn]), *(height, width)[::turn])
 
 
-def decode_shape(data: bytes, *, min_side: int = 32) -> tuple[int, int]:
+def decode_shape(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Height and width of `decode_rgb(data)`, with the same verdict on the bytes; most pictures are not copied for it.
 
     Raises:
         RejectedImage: as `decode_rgb` does.
     """
-    with _opened(data, FORMATS, min_side, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, min_side, max_pixels) as image:
         image = _upright(image)
         if image.mode in ("RGB", "L") and not image.has_transparency_data:
             return image.height, image.width
@@ -172,12 +188,12 @@ def lies_upright_as_jpeg(data: bytes) -> bool:
     Raises:
         RejectedImage: for bytes without a picture's header.
     """
-    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, 1, MOST_PIXELS) as image:
         upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
 
-def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray:
+def decode_square(data: bytes, size: int, *, middle: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A picture at size x size pixels, (size, size, 3) uint8: bilinear, averaging where it shrinks.
 
     The whole picture, whose aspect ratio is lost, or with `middle` its middle square.
@@ -185,7 +201,7 @@ def decode_square(data: bytes, size: int, *, middle: bool = False) -> np.ndarray
     Raises:
         RejectedImage: as `decode_rgb` does.
     """
-    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, 1, max_pixels) as image:
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
             image = Image.fromarray(_rgb(image))
@@ -226,7 +242,7 @@ def decode_mat_labels(data: bytes) -> np.ndarray:
     """
     with _rejecting():
         if not data.startswith(_MAT_START):
-            raise RejectedImage(f"not an image: starts with {data[:24]!r}; expected a MATLAB 5.0 file")
+            raise RejectedImage("not an image: expected a MATLAB 5.0 file")
         order, allowed = "<" if data[126:128] == b"IM" else ">", _MAX_MAT
         for data_type, content in _elements(memoryview(data)[128:], order):
             if data_type == _COMPRESSED:
@@ -243,16 +259,16 @@ def decode_mat_labels(data: bytes) -> np.ndarray:
         raise RejectedImage("unsupported: a MATLAB file without a variable GTcls")
 
 
-def decode_mask(data: bytes) -> np.ndarray:
+def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG.
 
     Raises:
         RejectedImage: as `decode_mat_labels` and `decode_labels` do.
     """
-    return decode_mat_labels(data) if data.startswith(_MAT_START) else decode_labels(data)
+    return decode_mat_labels(data) if data.startswith(_MAT_START) else decode_labels(data, max_pixels=max_pixels)
 
 
-def decode_saliency(data: bytes) -> np.ndarray:
+def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Bytes of a saliency map -> (H, W) uint8: 0 is background, 255 certainly an object.
 
     Gray of 1, 8 or 16 bits; palette and RGB too where every color is gray.
@@ -260,7 +276,7 @@ def decode_saliency(data: bytes) -> np.ndarray:
     Raises:
         RejectedImage: not an image, damaged, or holding color or transparency, whose brightness would mean nothing.
     """
-    with _opened(data, FORMATS, 1, MAX_PIXELS) as image:
+    with _opened(data, FORMATS, 1, max_pixels) as image:
         if image.has_transparency_data:
             raise RejectedImage(
                 f"unsupported: a saliency map with transparency (mode {image.mode}); expected plain gray"
@@ -323,30 +339,58 @@ def _rejecting() -> Iterator[None]:
     warnings.filterwarnings("ignore", module=r"PIL\.")
     try:
         yield
-    except RejectedImage:
+    except (RejectedImage, MemoryError):  # a lack of memory says nothing of the picture
         raise
     except Image.DecompressionBombError as error:
         raise RejectedImage(f"too large: {error}") from error
     except Exception as error:
         cut = isinstance(error, EOFError) or "truncated" in str(error).lower()
-        raise RejectedImage(f"{'truncated' if cut else 'corrupt'}: {type(error).__name__}: {error}") from error
+        what = unquoted(error).partition(":")[0]  # behind a colon Pillow quotes without marks
+        raise RejectedImage(f"{'truncated' if cut else 'corrupt'}: {type(error).__name__}: {what}") from error
 
 
 def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Image.Image:
     """Recognizes the format and checks the size that the header claims."""
-    start = bytes(stream.getbuffer()[:24])
-    if not start:
+    start = bytes(stream.getbuffer()[:24]).lstrip()
+    if not stream.getbuffer().nbytes:
         raise RejectedImage("empty: 0 bytes")
     try:
         image = Image.open(stream, formats=formats)
     except UnidentifiedImageError as error:
-        raise RejectedImage(f"not an image: starts with {start!r}; expected {', '.join(formats)}") from error
+        seems = next((f"seems to be {name}; " for begins, name in _OTHERS.items() if start.startswith(begins)), "")
+        raise RejectedImage(f"not an image: {seems}expected {', '.join(formats)}") from error
     width, height = image.size
     if width * height > max_pixels:
         raise RejectedImage(f"too large: {width}x{height} pixels, more than {max_pixels}")
     if min(width, height) < min_side:
         raise RejectedImage(f"too small: {width}x{height} pixels, both sides must be at least {min_side}")
+    if image.format in ("JPEG", "MPO"):
+        most = max(_MAX_SCANS, _MAX_WORK // (width * height))
+        scans = _scans(stream.getvalue())
+        if scans > most:
+            raise RejectedImage(f"too large: {scans} scans of {width}x{height} pixels, more than {most}")
     return image
+
+
+def _scans(data: bytes) -> int:
+    """The scans of a JPEG's first picture; thumbnails within its segments and what lies behind it do not count.
+
+    Where the first scan has all components and the picture is not progressive, a decoder reads no further.
+    """
+    scans, offset, components = 0, 2, 0
+    while marker := _MARKER.search(data, offset):
+        kind, offset = marker[1][0], marker.end()
+        if kind == 0xD9 or offset + 8 > len(data):  # the end of the picture, or of the file
+            break
+        if kind in (0xC0, 0xC1):
+            components = data[offset + 7]
+        if kind == 0xDA:
+            scans += 1
+            if data[offset + 2] == components:
+                break
+        if kind != 0x01:  # the one marker left that has no length
+            offset += struct.unpack_from(">H", data, offset)[0]
+    return scans
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -1,5 +1,26 @@
 """Errors that a user can act on: what was found, what was expected, what to do."""
 
+import re
+
+_QUOTED = re.compile(r"""b?'[^']*'|b?"[^"]*\"""")
+"""What errors of decoders and parsers quote."""
+_ROW = re.compile(r"(got \d+): .*", re.DOTALL)
+"""The row that Arrow shows behind the number of its columns."""
+
+
+_MOST = 4000
+"""Longest text of an error, characters."""
+
+
+def unquoted(error: BaseException) -> str:
+    """What an error of a decoder or parser says, without the content that it quotes.
+
+    A file may hold secrets, above all one that was named by mistake, and messages end up in logs.
+    """
+    if isinstance(error, UnicodeDecodeError):
+        return f"no UTF-8 at byte {error.start}"
+    return _QUOTED.sub("...", _ROW.sub(r"\1", str(error)))
+
 
 class UserError(Exception):
     """A problem with input, configuration or machine that its owner can correct.
@@ -14,8 +35,14 @@ class UserError(Exception):
     """
 
     def __init__(self, found: str, expected: str, remedy: str):
-        super().__init__(found, expected, remedy)
-        self.found, self.expected, self.remedy = found, expected, remedy
+        self.found, self.expected, self.remedy = (_legible(text) for text in (found, expected, remedy))
+        super().__init__(self.found, self.expected, self.remedy)
 
     def __str__(self) -> str:
         return f"{self.found}\n  expected: {self.expected}\n  remedy:   {self.remedy}"
+
+
+def _legible(text: str) -> str:
+    """A text that names what was found in a file: without characters that a terminal obeys, and of bounded length."""
+    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

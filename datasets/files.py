@@ -1,17 +1,25 @@
-"""URIs of single files: paths of this machine, or or URIs of s3://, gs:// and the other file systems of pyarrow.
+"""URIs of single files: paths of this machine, or URIs of s3://, gs:// and the other file systems of pyarrow.
 
-Everything that a data set names is read through here, so a table of s3:// images needs no further code.
+Everything that a data set names is read through here, so a table of s3:// images needs no further code, and faults that
+pass (a disk's error, a server that is busy or away, a lack of memory) are met here for all, by trying again.
 """
 
+import contextlib
+import errno
 import functools
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pyarrow.fs as pafs
+import tenacity
+
+from mcis.datasets.errors import UserError
 
 MAX_BYTES = 2**28
 """Largest file that is read, 256 MiB: a larger picture is no training image."""
@@ -19,6 +27,17 @@ MAX_BYTES = 2**28
 SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|access_key|credential", re.IGNORECASE)
 """What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _PARALLEL = 32
+_T = TypeVar("_T")
+
+_LASTING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
+_LASTING |= {errno.EINVAL, errno.ENXIO, errno.ENODEV, errno.EFBIG}
+"""Errors that say something of a file. Others say something of the machine or of the way to the file."""
+_REMOTE_ERRORS: dict[type[OSError], re.Pattern[str]] = {
+    IsADirectoryError: re.compile("Not a regular file"),
+    FileNotFoundError: re.compile(r"NO_SUCH_(KEY|BUCKET)|RESOURCE_NOT_FOUND|Bucket .* not found"),
+    PermissionError: re.compile(r"ACCESS_DENIED|INVALID_\w+_ID|SIGNATURE_DOES_NOT_MATCH|EXPIRED_TOKEN|status 40[13]"),
+}
+"""What the texts of pyarrow's errors say, which have no number."""
 
 
 class Stamp(NamedTuple):
@@ -58,63 +77,163 @@ def _parts(uri: str) -> tuple[str, str, str, str, str]:
     return scheme, user, host, slash + path, query
 
 
-def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
-    """The content of one file.
+def insist(uri: str, act: Callable[[], _T]) -> _T:
+    """What `act` returns, which reads or decodes a file; a fault that may pass is met with further tries (`_AGAIN`).
 
     Raises:
-        OSError: it is absent, unreadable or larger than `most` bytes, or no file system knows its scheme.
-        ValueError: it is no path or URI at all.
+        UserError: the fault did not pass in half a minute, or longer where each try takes long.
+        OSError: one that says something of the file: it is absent, a folder, its name is none, access is refused.
     """
-    local = _local(uri)
-    if local:
-        with local.open("rb") as file:
-            data = file.read(most + 1)
-    else:
-        system, path = _locate(uri)
-        with system.open_input_stream(path, compression=None) as stream:
-            data = stream.read(most + 1)
+    try:
+        try:
+            return act()
+        except (OSError, MemoryError) as error:
+            if not _may_pass(error):
+                raise
+            return _AGAIN(act)
+    except (OSError, MemoryError) as error:
+        if not _may_pass(error):
+            raise
+        what = "not enough memory" if isinstance(error, MemoryError) else told(error)
+        raise UserError(
+            f"{without_credentials(uri)} could not be read, however often that was tried: {what}",
+            "a file system that answers, and memory for the file",
+            "see to that and repeat the command: what is finished is kept, and nothing is concluded about this file",
+        ) from None
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether the same call may succeed later."""
+    lasting = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    if isinstance(error, OSError):
+        return not isinstance(error, lasting) and error.errno not in _LASTING
+    return isinstance(error, MemoryError)
+
+
+_AGAIN = tenacity.Retrying(
+    retry=tenacity.retry_if_exception(_may_pass),
+    stop=tenacity.stop_after_attempt(7),
+    wait=tenacity.wait_exponential(0.5, max=16) + tenacity.wait_random(0, 0.5),
+    reraise=True,
+)
+"""The second try follows at once, others after pauses of 0.5, 1, 2, 4, 8 and 16 seconds and up to half a second more,
+so that many processes do not ask again all at once. In each of them pyarrow's S3 client tries 31 times in 6 seconds."""
+
+
+def told(error: BaseException) -> str:
+    """What an error of a file system says."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
+    """The content of one file, read with `insist`.
+
+    Raises:
+        UserError: its file system does not answer, or memory is short, for half a minute.
+        PermissionError: access is refused.
+        OSError: it is absent, no plain file or larger than `most` bytes.
+        ValueError: it is no path or URI at all, or no file system knows its scheme.
+    """
+    data = insist(uri, functools.partial(_read, uri, most + 1))
     if len(data) > most:
-        raise OSError(f"more than {most} bytes")
+        raise OSError(errno.EFBIG, f"more than {most} bytes")
     return data
 
 
+def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
+    """What a decoder makes of a file; both reading and a decoder's lack of memory are met with `insist`.
+
+    Raises:
+        UserError, OSError, ValueError: as `read_bytes` does, and what `decode` raises.
+    """
+    return insist(uri, functools.partial(decode, read_bytes(uri)))
+
+
+def _read(uri: str, most: int) -> bytes:
+    local = local_path(uri)
+    if local:
+        with open(local, "rb", opener=_open_at_once) as file:
+            state = os.fstat(file.fileno())
+            if not stat.S_ISREG(state.st_mode):
+                raise OSError(errno.EINVAL, "no plain file")
+            return file.read(min(most, state.st_size + 1))  # Python reserves as many bytes as it is asked for
+    with _remote_errors():
+        system, path = _locate(uri)
+        with system.open_input_stream(path, compression=None) as stream:
+            return bytes(stream.read(most))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe that nobody writes to would be waited for without end."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+@contextlib.contextmanager
+def _remote_errors() -> Iterator[None]:
+    """An error that says only by its text that a file is absent or refused becomes one that says it by its type."""
+    try:
+        yield
+    except OSError as error:
+        for kind, text in _REMOTE_ERRORS.items():
+            if text.search(str(error)):
+                raise kind(str(error)) from None
+        raise
+
+
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """The stamp of each file, None for a file that does not exist or whose file system does not answer.
+    """The stamp of each file, None for a file that does not exist, asked for with `insist`.
 
     Remote file systems are asked for many at a time: each question waits for the network.
+
+    Raises:
+        UserError: a file system does not answer for half a minute, or refuses access.
     """
-    locals_ = [_local(uri) for uri in uris]
-    out = [_local_stamp(path) if path else None for path in locals_]
-    remote = [position for position, path in enumerate(locals_) if path is None]
+    paths = [local_path(uri) for uri in uris]
+    out = [_stamp(uri, path) if path else None for uri, path in zip(uris, paths, strict=True)]
+    remote = [position for position, path in enumerate(paths) if path is None]
     if remote:
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            remote_stamps = pool.map(_remote_stamp, (uris[position] for position in remote))
+            remote_stamps = pool.map(_stamp, (uris[position] for position in remote))
             for position, stamp in zip(remote, remote_stamps, strict=True):
                 out[position] = stamp
     return out
 
 
-def _local(uri: str) -> Path | None:
+def _stamp(uri: str, path: Path | None = None) -> Stamp | None:
+    """The stamp of a file of this machine, at a path, or of another file system."""
+    try:
+        return insist(uri, functools.partial(_local_stamp, path) if path else functools.partial(_remote_stamp, uri))
+    except PermissionError as error:
+        raise access_refused(uri, error) from None
+    except (OSError, ValueError):  # ValueError: no path, as it holds a null byte, or no such URI; reading it says which
+        return None
+
+
+def access_refused(uri: str, error: PermissionError) -> UserError:
+    """The error that says whose file its owner has to open to the user."""
+    return UserError(
+        f"access to {without_credentials(uri)} is refused: {told(error)}",
+        "a file that may be read",
+        "correct its permissions or your credentials, or leave the file out, and repeat the command",
+    )
+
+
+def local_path(uri: str) -> Path | None:
     """The path of a file of this machine, None for a URI of another file system."""
     if uri.startswith("file://"):
         return Path(unquote(urlsplit(uri, allow_fragments=False).path))
     return None if is_remote(uri) else Path(uri)
 
 
-def _local_stamp(path: Path) -> Stamp | None:
-    try:
-        state = path.stat()
-    except (OSError, ValueError):  # ValueError: no path, as it holds a null byte
-        return None
+def _local_stamp(path: Path) -> Stamp:
+    state = path.stat()
     return Stamp(state.st_size, state.st_mtime_ns)
 
 
 def _remote_stamp(uri: str) -> Stamp | None:
-    try:
+    with _remote_errors():
         system, path = _locate(uri)
         info = system.get_file_info(path)
-    except (OSError, ValueError):  # access refused, or no such URI: reading it will say which
-        return None
     return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
@@ -131,5 +250,5 @@ def _system(root: str) -> tuple[pafs.FileSystem, str]:
     try:
         system, path = pafs.FileSystem.from_uri(root)
     except (ValueError, NotImplementedError) as error:
-        raise OSError(f"{root}: no such file system ({error})") from None
+        raise ValueError(f"{without_credentials(root)}: no such file system ({told(error)})") from None
     return system, path

@@ -4,6 +4,8 @@ With the cache, images are decoded once rather than in every epoch. It holds the
 its bound allows; a reader decodes the others, and those of a shard that was removed in the meantime.
 """
 
+import functools
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +13,28 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.cached import CachedRows, cache_table
-from mcis.datasets.decode import Picture, RejectedImage, decode_picture, decode_rgb, decode_square
+from mcis.datasets.decode import (
+    MAX_PIXELS,
+    MOST_PIXELS,
+    Picture,
+    RejectedImage,
+    decode_picture,
+    decode_rgb,
+    decode_square,
+)
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
+from mcis.datasets.files import read_decoded, told
 
 _COLUMN = "pixels"
 
 
 def read_rgb(
-    uri: str, size: int | None = None, *, middle: bool = False, max_side: int | None = None
+    uri: str,
+    size: int | None = None,
+    *,
+    middle: bool = False,
+    max_side: int | None = None,
+    content_hash: str | None = None,
 ) -> NDArray[np.uint8]:
     """Reads an image of the index, which was decoded before when the index was made.
 
@@ -28,41 +43,65 @@ def read_rgb(
         size: side of the square that the image is made to fit (`decode_square`), pixels; None for the image as it is.
         middle: whether the square shows the middle of the image, see `decode_square`.
         max_side: longest side of an image that is no square, pixels; a larger one is made to fit (`decode_rgb`).
+        content_hash: SHA-256 of the file that the index has, which is compared; None = any file will do.
 
     Returns:
         RGB, (H, W, 3) or (size, size, 3), uint8.
 
     Raises:
-        UserError: the file is gone or damaged since the index was made.
+        UserError: the file is gone, damaged or replaced since the index was made, or cannot be read at present.
     """
-    try:
-        data = read_bytes(uri)
+
+    def decode(data: bytes) -> NDArray[np.uint8]:
+        if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
+            raise UserError(
+                f"{uri} was replaced or changed since it was indexed",
+                "the file as it was indexed",
+                "restore it, or repeat the run from its stage `index`",
+            )
         if size is None:
-            return decode_rgb(data, min_side=1, max_side=max_side)
-        return decode_square(data, size, middle=middle)
+            return decode_rgb(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side)
+        return decode_square(data, size, middle=middle, max_pixels=MOST_PIXELS)
+
+    try:
+        return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",
             "the file as it was indexed",
-            "restore it, or repeat `index`",
+            "restore it, or repeat the run from its stage `index`",
         ) from None
 
 
-def read_picture(uri: str, *, min_side: int = 1, max_side: int | None = None) -> Picture:
+def read_squares(rows: pa.Table, size: int, *, middle: bool = False) -> NDArray[np.uint8]:
+    """The images of some rows of an index as squares, (N, S, S, 3), each the file that was indexed (`read_rgb`).
+
+    Raises:
+        UserError: as `read_rgb` does.
+    """
+    files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
+    return np.stack([read_rgb(uri, size, middle=middle, content_hash=digest) for uri, digest in files])
+
+
+def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, max_side: int | None = None) -> Picture:
     """Reads an image that no index has, at most `max_side` pixels long, and the size of its file.
 
     Args:
         uri: path or URI of the file.
         min_side: least width and height, pixels.
+        max_pixels: greatest width x height.
 
     Raises:
-        RejectedImage: the file cannot be read, or gives no picture (`decode_picture`).
+        RejectedImage: the file is absent or refused, or gives no picture (`decode_picture`).
+        UserError: it cannot be read at present.
     """
+    decode = functools.partial(decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side)
     try:
-        data = read_bytes(uri)
+        return read_decoded(uri, decode)
+    except RejectedImage:
+        raise
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        raise RejectedImage(f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    return decode_picture(data, min_side=min_side, max_side=max_side)
+        raise RejectedImage(f"cannot be read: {told(error)}") from None
 
 
 def image_bytes(size: int) -> int:
@@ -82,8 +121,7 @@ class MakeSquares:
         self.size, self.middle = size, middle
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        pixels = np.stack([read_rgb(uri, self.size, middle=self.middle) for uri in rows["uri"].to_pylist()])
-        return cache_table(_COLUMN, pixels)
+        return cache_table(_COLUMN, read_squares(rows, self.size, middle=self.middle))
 
 
 class Squares:
@@ -94,10 +132,19 @@ class Squares:
         size: S, pixels.
         middle: whether an image shows its middle square; else the whole image is squashed, without its aspect ratio.
         cache: folder of shards `part-<first>-<last + 1>.arrow` written by `MakeSquares`, or None.
+        hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
     """
 
-    def __init__(self, uris: list[str], size: int, *, middle: bool = False, cache: Path | None = None):
-        self.uris, self.size, self.middle = uris, size, middle
+    def __init__(
+        self,
+        uris: list[str],
+        size: int,
+        *,
+        middle: bool = False,
+        cache: Path | None = None,
+        hashes: list[str] | None = None,
+    ):
+        self.uris, self.size, self.middle, self.hashes = uris, size, middle, hashes
         self.cache = CachedRows(cache, _COLUMN, (size, size, 3))
 
     @property
@@ -109,10 +156,15 @@ class Squares:
         """The images at N positions, (N, S, S, 3) uint8.
 
         Raises:
-            UserError: a file is gone or damaged since the index was made.
+            UserError: a file is gone, damaged or replaced since the index was made.
         """
         images = np.empty((len(positions), self.size, self.size, 3), np.uint8)
         for image, position in zip(images, positions.tolist(), strict=True):
             cached = self.cache.row(position)
-            image[:] = read_rgb(self.uris[position], self.size, middle=self.middle) if cached is None else cached
+            image[:] = self.read(position, self.size, middle=self.middle) if cached is None else cached
         return images
+
+    def read(self, position: int, size: int | None = None, *, middle: bool = False) -> NDArray[np.uint8]:
+        """The image at a position, from its file (`read_rgb`)."""
+        digest = self.hashes[position] if self.hashes else None
+        return read_rgb(self.uris[position], size, middle=middle, content_hash=digest)

@@ -3,6 +3,7 @@
 INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every later stage.
 """
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,9 +11,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mcis.datasets.decode import RejectedImage, decode_shape, one_line
+from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes
+from mcis.datasets.files import access_refused, insist, read_bytes, told
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -36,9 +37,15 @@ REJECTS_SCHEMA = pa.schema(
         pa.field("uri", pa.string(), nullable=False),
         pa.field("domain", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False),
+        pa.field("reason", pa.string(), nullable=False, metadata={"about": "<kind>: <detail>, see REJECTIONS"}),
     ]
 )
+REJECTIONS = (
+    "empty", "not an image", "too large", "too small", "truncated", "unsupported", "corrupt", "cannot be read",
+    "kills the decoder",
+)  # fmt: skip
+"""The kinds of rejections: those of `RejectedImage`; files that are absent, no plain files or too large; images that
+end each process that opens them. What may pass (a disk's error, a server's, refused access) is never one of them."""
 LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
 
 
@@ -93,24 +100,35 @@ class Verdict(NamedTuple):
     content_hash: str
     reason: str | None
 
-    def with_least_side(self, pixels: int) -> "Verdict":
-        """The same verdict, or a rejection where a side is shorter than so many pixels."""
-        if self.reason is not None or min(self.height, self.width) >= pixels:
-            return self
-        size = f"{self.width}x{self.height}"
-        return self._replace(reason=f"too small: {size} pixels, both sides must be at least {pixels}")
+    def within(self, min_side: int, max_pixels: int) -> "Verdict":
+        """The same verdict, or a rejection where a side is shorter than so many pixels, or there are more of them."""
+        size = f"{self.width}x{self.height} pixels"
+        if self.reason is None and self.height * self.width > max_pixels:
+            return self._replace(reason=f"too large: {size}, more than {max_pixels}")
+        if self.reason is None and min(self.height, self.width) < min_side:
+            return self._replace(reason=f"too small: {size}, both sides must be at least {min_side}")
+        return self
 
 
-def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
+def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> pa.Table:
     """Opens, decodes and hashes every image of a part of a listing.
 
     Args:
         min_side: images with a shorter side are rejected, pixels.
+        max_pixels: images of a larger width x height are rejected, before they are decoded.
 
     Returns:
-        INDEX_SCHEMA and a column `reason`, null for an image that is sound.
+        INDEX_SCHEMA and a column `reason`, null for an image that is sound. Reasons are lasting: the file is absent, or
+        its bytes give no image.
+
+    Raises:
+        UserError: a file cannot be read at present (`read_bytes`), or access to it is refused.
     """
-    verdicts = [_verify_file(uri, min_side) for uri in listing["uri"].to_pylist()]
+    return with_verdicts(listing, [_verify_file(uri, min_side, max_pixels) for uri in listing["uri"].to_pylist()])
+
+
+def with_verdicts(listing: pa.Table, verdicts: Sequence[Verdict]) -> pa.Table:
+    """Rows of LISTING_SCHEMA and a verdict on each -> INDEX_SCHEMA and a column `reason`."""
     schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
     columns = {name: listing[name] for name in LISTING_SCHEMA.names}
     columns |= {
@@ -120,17 +138,18 @@ def verify(listing: pa.Table, *, min_side: int = 32) -> pa.Table:
     return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
-def _verify_file(uri: str, min_side: int) -> Verdict:
+def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
     content_hash = ""
     try:
         data = read_bytes(uri)
         content_hash = hashlib.sha256(data).hexdigest()
-        height, width = decode_shape(data, min_side=min_side)
+        height, width = insist(uri, functools.partial(decode_shape, data, min_side=min_side, max_pixels=max_pixels))
     except RejectedImage as error:
         return Verdict(0, 0, content_hash, error.reason)
+    except PermissionError as error:  # says nothing of the image
+        raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        reason = one_line(f"cannot be read: {getattr(error, 'strerror', None) or error}")
-        return Verdict(0, 0, content_hash, reason)
+        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {told(error)}"))
     return Verdict(height, width, content_hash, None)
 
 

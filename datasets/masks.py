@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
-from mcis.datasets.decode import decode_mask, decode_saliency
+from mcis.datasets.decode import MOST_PIXELS, decode_mask, decode_saliency
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, read_bytes, stamps
+from mcis.datasets.files import Stamp, read_decoded, stamps, told
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
 
@@ -98,11 +98,13 @@ def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
     return [image for image in compared if image.tags != image.in_mask]
 
 
-def _read(what: str, uri: str, decode: Callable[[bytes], NDArray[np.uint8]], expected: str) -> NDArray[np.uint8]:
+def _read(what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str) -> NDArray[np.uint8]:
     try:
-        return decode(read_bytes(uri))
+        return read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
     except OSError as error:
-        raise UserError(f"no {what} {uri} ({error})", expected, "add it, or do without the folder or column") from None
+        raise UserError(
+            f"no {what} {uri} ({told(error)})", expected, "add it, or do without the folder or column"
+        ) from None
     except ValueError as error:  # RejectedImage is one
         raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
 

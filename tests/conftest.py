@@ -1,7 +1,9 @@
 """What the tests share: one small Ray cluster of this machine and one built wheel, made when first asked for."""
 
+import collections
 import contextlib
 import glob
+import http.server
 import logging
 import os
 import secrets
@@ -11,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -364,3 +367,78 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
     driver.get("about:blank")
     yield driver
     driver.quit()
+
+
+class FaultyS3:
+    """An S3 server of this machine that can be read from, and that answers as it is told to.
+
+    Attributes:
+        files: path /BUCKET/KEY -> content.
+        faults: path -> HTTP statuses that are answered to the next requests for it, one each, before it is answered.
+        asked: how often each path was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.faults: dict[str, list[int]] = {}
+        self.asked: collections.Counter[str] = collections.Counter()
+        self.server: http.server.ThreadingHTTPServer | None = None
+        self.port = 0
+
+    def start(self) -> None:
+        """Starts it, on the same port as before if it was stopped."""
+        of_s3 = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                path = self.path.partition("?")[0]
+                of_s3.asked[path] += 1
+                fault = of_s3.faults[path].pop(0) if of_s3.faults.get(path) else None
+                body = b"" if fault else of_s3.files.get(path, b"")
+                self.send_response(fault or (200 if path in of_s3.files else 404))
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self.port = self.server.server_port
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        """Refuses connections from now on."""
+        if self.server:
+            self.server.shutdown()
+            self.server.server_close()
+            self.server = None
+
+    def uri(self, path: str) -> str:
+        """The URI of the file /BUCKET/KEY."""
+        return f"s3:/{path}?endpoint_override=127.0.0.1:{self.port}&scheme=http"
+
+
+@pytest.fixture
+def faulty_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """A running `FaultyS3`; Ray's workers, which may be older than it, reach it without these variables too."""
+    for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("EC2_METADATA_DISABLED", "true")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    server = FaultyS3()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be read is tried again without a pause, in this process."""
+    import tenacity
+
+    from mcis.datasets import files
+
+    monkeypatch.setattr(files, "_AGAIN", files._AGAIN.copy(wait=tenacity.wait_none()))

@@ -22,7 +22,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.settings import sources_of
@@ -115,7 +115,7 @@ def read_definition(study: str) -> Definition:
     except OSError as error:
         raise UserError(f"study {study}: {error.strerror}", expected, "name one of them") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {error}", expected, "correct that line") from None
+        raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors())
         raise UserError(f"{path} is no study: {problems}", expected, "see docs/USAGE.md, Studies") from None

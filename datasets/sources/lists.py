@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import LISTING_SCHEMA, shown
 
 
@@ -25,7 +25,7 @@ def read_lines(path: Path, expected: str, remedy: str, *, may_be_empty: bool = F
     except FileNotFoundError:
         raise UserError(f"no file {path}", expected, remedy) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read: {error}", expected, remedy) from None
+        raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, remedy) from None
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not lines and not may_be_empty:
         raise UserError(f"{path} is empty", expected, remedy)

@@ -32,7 +32,7 @@ class Photographs(NamedTuple):
     notes: list[str]
 
 
-def list_photographs(given: Sequence[str], *, leave_out: Path) -> Photographs:
+def list_photographs(given: Sequence[str], *, leave_out: Path, allow_absolute: bool = False) -> Photographs:
     """Lists photographs; none is opened, and no suffix is trusted but a table's.
 
     A photograph is named by its path below the folder that was given, by the one that a table has, or by its file's
@@ -43,9 +43,11 @@ def list_photographs(given: Sequence[str], *, leave_out: Path) -> Photographs:
         given: paths or URIs of files; folders, whose sub-folders are read as well; .csv, .jsonl or .parquet tables with
             a column `image`, as `list_tagged` reads them. A file that is given twice counts once.
         leave_out: folder that is not looked into where it lies in one of them: where predictions go.
+        allow_absolute: whether tables may name files outside of their folders, and other servers (`list_tagged`).
 
     Raises:
-        UserError: a folder or a table cannot be read, a path is no UTF-8, or there is no file at all.
+        UserError: a folder or a table cannot be read, a table names a file that it may not name, a path is no UTF-8, or
+            there is no file at all.
     """
     leave_out = leave_out.expanduser().resolve()
     left: collections.Counter[str] = collections.Counter()
@@ -53,7 +55,7 @@ def list_photographs(given: Sequence[str], *, leave_out: Path) -> Photographs:
     for item in given:
         if not is_text(item):
             raise UserError(f"the name {os.fsencode(item)!r} is no UTF-8", "names in UTF-8", "rename it")
-        for uri, short in _files(item, leave_out, left):
+        for uri, short in _files(item, leave_out, left, allow_absolute):
             if uri in names:
                 left["file(s) that are given more than once"] += 1
             names.setdefault(uri, _names(uri, short))
@@ -62,13 +64,15 @@ def list_photographs(given: Sequence[str], *, leave_out: Path) -> Photographs:
     return Photographs([Photograph(*each) for each in _told_apart(names).items()], left_out("photographs", left))
 
 
-def _files(item: str, leave_out: Path, left: collections.Counter[str]) -> Iterator[tuple[str, str]]:
+def _files(
+    item: str, leave_out: Path, left: collections.Counter[str], allow_absolute: bool
+) -> Iterator[tuple[str, str]]:
     """Where the files of an argument lie, and what each is named by."""
     path = Path(item).expanduser()
     if not is_remote(item) and path.is_dir():
         yield from _below(path.resolve(), leave_out, left)
     elif item.lower().endswith(tuple(READERS)):
-        for text, uri in image_column(item):
+        for text, uri in image_column(item, allow_absolute=allow_absolute):
             relative = None if is_remote(text) else inside(text)
             yield uri, relative or uri.rpartition("/")[2]
     else:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import (
     Maps,
@@ -306,7 +306,7 @@ def _class_file_entries(path: Path) -> Iterator[tuple[str, str, object]]:
         try:
             entries = json.loads(text, object_pairs_hook=list)
         except json.JSONDecodeError as error:
-            raise UserError(f"{path} is no JSON: {error}", _CLASS_FILE, "correct it") from None
+            raise UserError(f"{path} is no JSON: {unquoted(error)}", _CLASS_FILE, "correct it") from None
         yield from ((str(path), folder, name) for folder, name in entries)
     else:
         for number, line in lines:

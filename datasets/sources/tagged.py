@@ -10,6 +10,11 @@ Columns, whose names the caller may choose:
 - split (optional): train, val or test; without the column every image is in train.
 - id (optional): unique names; without it the image's path as written is its name.
 
+A table may come from someone else, so it names files below its own folder alone: no absolute paths or `..` that lead
+out of it, no local files where the table is remote. A local table may name buckets, which are reached with the user's
+credentials, but no server that these would be sent to (`endpoint_override`). Whoever trusts a table says so, by
+`allow_absolute`. Symbolic links are followed: no table can make one.
+
 S3 credentials come from the environment or ~/.aws, as the AWS command line finds them. Another server than Amazon's is
 named in the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or by the environment variable
 AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the table's own query.
@@ -22,7 +27,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import pyarrow as pa
 import pyarrow.csv
@@ -30,8 +35,8 @@ import pyarrow.json
 import pyarrow.parquet
 
 from mcis.datasets.classes import MAX_CLASSES, read_classes
-from mcis.datasets.errors import UserError
-from mcis.datasets.files import is_remote, read_bytes
+from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.files import is_remote, local_path, read_bytes, without_credentials
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import SplitMasks, complete_masks, listing_table, nearest
 
@@ -54,11 +59,13 @@ class _Table(NamedTuple):
         path: absolute path or URI, for messages and relative paths.
         content: its rows.
         columns: what a column holds -> its name, as far as the table has it.
+        trusted: whether it may name any file and server.
     """
 
     path: str
     content: pa.Table
     columns: dict[str, str]
+    trusted: bool
 
 
 class _Tagged(NamedTuple):
@@ -80,6 +87,7 @@ def list_tagged(
     split: str = OPTIONAL["split"],
     id: str = OPTIONAL["id"],
     ignore_others: bool = False,
+    allow_absolute: bool = False,
 ) -> Listing:
     """Reads a table of images and tags; no image is opened.
 
@@ -90,14 +98,16 @@ def list_tagged(
         image, tags: names of columns that have to exist.
         mask, saliency, split, id: names of columns that may be absent under these names, not under others.
         ignore_others: tags that are no class are left out, and counted in a note.
+        allow_absolute: whether the table may name files outside of its folder, and other servers.
 
     Raises:
         UserError: the table cannot be read or is empty, a column is missing or no text, an image is null or named
-            twice, a local mask or saliency map is absent, a tag is unknown, there are none or too many, a split is
-            unknown or train is empty.
+            twice, a file lies where the table may not name one, a local mask or saliency map is absent, a tag is
+            unknown, there are none or too many, a split is unknown or train is empty.
     """
     path = str(table) if is_remote(str(table)) else str(Path(table).expanduser().resolve())
-    rows = _read(path, {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id})
+    columns = {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id}
+    rows = _read(path, columns, trusted=allow_absolute)
     images = _filled(rows, "image")
     ids = _ids(rows, images, id)
     splits = _splits(rows)
@@ -109,7 +119,7 @@ def list_tagged(
         notes.append(f"{path}: no saliency map for {absent} of {len(images)} images")
     listed = listing_table(
         image_id=ids,
-        uri=[_uri(path, text) for text in images],
+        uri=_uris(rows, "image", images),
         domain="target",
         split=splits,
         tags=tagged.tags,
@@ -119,15 +129,17 @@ def list_tagged(
     return Listing(listed, tagged.names, (*notes, *masks.notes))
 
 
-def image_column(table: str, image: str = "image") -> list[tuple[str, str]]:
+def image_column(table: str, image: str = "image", *, allow_absolute: bool = False) -> list[tuple[str, str]]:
     """The images of a table as written, each with its absolute path or URI; other columns are not looked at.
 
     Raises:
-        UserError: the table cannot be read or is empty, the column is missing, no text, or empty in a row.
+        UserError: the table cannot be read or is empty, the column is missing, no text, or empty in a row, or names a
+            file where the table may not name one (`list_tagged`).
     """
     path = table if is_remote(table) else str(Path(table).expanduser().resolve())
-    rows = _read(path, {"image": image})
-    return [(text, _uri(path, text)) for text in _filled(rows, "image")]
+    rows = _read(path, {"image": image}, trusted=allow_absolute)
+    texts = _filled(rows, "image")
+    return list(zip(texts, _uris(rows, "image", texts), strict=True))
 
 
 def _read_csv(data: bytes, text: Sequence[str]) -> pa.Table:
@@ -156,7 +168,7 @@ READERS: dict[str, Callable[[bytes, Sequence[str]], pa.Table]] = {
 """By the table's suffix: content, names of the columns that hold text -> table."""
 
 
-def _read(path: str, columns: dict[str, str]) -> _Table:
+def _read(path: str, columns: dict[str, str], *, trusted: bool) -> _Table:
     """Reads the table and checks that it has the columns that it has to have."""
     suffix = posixpath.splitext(urlsplit(path).path if is_remote(path) else path)[1].lower()
     expected = f"a table of images and tags, {', '.join(READERS)}"
@@ -169,10 +181,10 @@ def _read(path: str, columns: dict[str, str]) -> _Table:
     except FileNotFoundError:
         raise UserError(f"no table {path}", expected, "name a table that exists") from None
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read: {error}", expected, "correct the table") from None
+        raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
     if not len(content):
         raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
-    return _Table(path, content, _present(path, content, columns))
+    return _Table(path, content, _present(path, content, columns), trusted)
 
 
 def _present(path: str, content: pa.Table, columns: dict[str, str]) -> dict[str, str]:
@@ -203,9 +215,13 @@ def _texts(rows: _Table, what: str) -> list[str | None]:
     if not _is_text(values.type) and not pa.types.is_integer(values.type) and not pa.types.is_null(values.type):
         raise UserError(f"{rows.path}: column {column!r} holds {values.type}", "text", "write it as strings")
     texts = [None if value is None else str(value).strip() or None for value in values.to_pylist()]
-    broken = next((text for text in texts if text and "\0" in text), None)
+    broken = [str(number) for number, text in enumerate(texts, 1) if text and "\0" in text]
     if broken:
-        raise UserError(f"{rows.path}: {broken!r} in column {column!r}", "text without NUL bytes", "correct the table")
+        raise UserError(
+            f"{rows.path}: NUL bytes in column {column!r}: row {shown(broken)}",
+            "text without NUL bytes",
+            "correct the table",
+        )
     return texts
 
 
@@ -345,11 +361,52 @@ def _uri(table: str, text: str) -> str:
     return parts._replace(path=key).geturl()
 
 
+def _uris(rows: _Table, what: str, texts: Sequence[str]) -> list[str]:
+    """The cells of a column -> absolute paths and URIs.
+
+    Raises:
+        UserError: a table that is not trusted names files that it may not name.
+    """
+    uris = [_uri(rows.path, text) for text in texts]
+    outside = [] if rows.trusted else [uri for uri in uris if not _may_name(rows.path, uri)]
+    if outside:
+        of_buckets = "" if is_remote(rows.path) else ", or in buckets of the server that the environment names"
+        raise UserError(
+            f"{rows.path}: {len(outside)} file(s) of column {rows.columns[what]!r} lie outside of the table's folder "
+            f"or on another server: {shown([without_credentials(uri) for uri in outside])}",
+            f"files below {without_credentials(rows.path).rpartition('/')[0]}/{of_buckets}",
+            "put the table into a folder above them, or, where you trust it, allow that by `allow_absolute=true`",
+        )
+    return uris
+
+
+def _may_name(table: str, uri: str) -> bool:
+    """Whether a table that is not trusted may name a file: it lies below the table's folder, on the same server."""
+    (server, path), (its_server, its_path) = _place(table), _place(uri)
+    if its_server and not server:
+        return all(name == "region" for name, _ in parse_qsl(urlsplit(uri).query, keep_blank_values=True))
+    folder = posixpath.dirname(path).rstrip("/") + "/"
+    return server == its_server and (
+        its_path.startswith(folder) or (not server and os.path.realpath(its_path).startswith(folder))
+    )
+
+
+def _place(uri: str) -> tuple[str, str]:
+    """Where a file lies: all of its URI that says which server, nothing for this machine, and its path."""
+    local = local_path(uri)
+    if local is not None:
+        return "", os.path.normpath(local)
+    parts = urlsplit(uri, allow_fragments=False)
+    return parts._replace(path="").geturl(), posixpath.normpath(parts.path)
+
+
 def _existing(rows: _Table, what: str) -> list[str | None]:
     """The masks or saliency maps of a column. Those of this machine exist, which later stages take for granted."""
     if what not in rows.columns:
         return [None] * len(rows.content)
-    uris = [text and _uri(rows.path, text) for text in _texts(rows, what)]
+    texts = _texts(rows, what)
+    named = iter(_uris(rows, what, [text for text in texts if text]))
+    uris = [next(named) if text else None for text in texts]
     absent = [uri for uri in uris if uri and not is_remote(uri) and not os.path.isfile(uri)]
     if absent:
         raise UserError(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.files import read_bytes
 from mcis.datasets.index import shown
 from mcis.datasets.masks import read_tags
@@ -156,9 +156,9 @@ def _annotated(path: Path, classes: tuple[str, ...]) -> _Objects:
             raise ValueError(f"more than {_MAX_XML} bytes")
         tree = ElementTree.fromstring(data, ElementTree.XMLParser(target=_Annotation()))
         if tree.tag != "annotation":
-            raise ValueError(f"its root is {tree.tag!r}")
+            raise ValueError("it has another root")
     except (OSError, SyntaxError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
-        raise UserError(f"{path}: {error}", "an XML file <annotation> of VOC", "replace the file") from None
+        raise UserError(f"{path}: {unquoted(error)}", "an XML file <annotation> of VOC", "replace the file") from None
     objects = [(_text(entry, "name"), _text(entry, "difficult") or "0") for entry in tree.iterfind("object")]
     if unknown := sorted({name for name, _ in objects} - set(classes)):
         raise UserError(

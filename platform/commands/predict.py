@@ -32,17 +32,21 @@ def predict(
     """Predict masks of photographs of any size: palette PNGs, overlays, and the share of each class.
 
     Files that give no photograph are listed in OUT/rejects.csv, and the command ends with status 1 once all others are
-    done. A second call computes all again. --set takes predict.* and data.max_side.
+    done. A second call computes all again. --set takes predict.*, data.max_side,
+    data.max_pixels and data.tags.allow_absolute.
     """
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.platform.networks.predictor import Predictor, trained_run
+        from mcis.platform.runs.arguments import errors_name_keys
         from mcis.platform.runs.progress import console
         from mcis.platform.runs.workspace import Workspace
 
         run = Workspace(workspace, create=False).run(name, create=False).path
         trained = trained_run(run, assignments or [])
-        photographs = list_photographs(images, leave_out=out)
+        with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
+            allow = trained.config.data.tags.allow_absolute
+            photographs = list_photographs(images, leave_out=out, allow_absolute=allow)
         processes = trained.processes()
         for line in (*photographs.notes, trained.memory_in_words(processes)):
             console.print(line, markup=False)

@@ -70,6 +70,9 @@ class TagsConfig(Section):
     """Column of unique image ids; absent = made from the paths."""
     ignore_others: bool = False
     """Leave out tags that are not among `data.classes`, with a count in the report; else they are an error."""
+    allow_absolute: bool = False
+    """Whether the table is trusted to name files outside of its own folder, by absolute paths or `..`, and other
+    servers than its own; else such names are an error."""
 
 
 class DataConfig(Section):
@@ -108,6 +111,9 @@ class DataConfig(Section):
     are curated, and any number of other sources'."""
     min_side: Positive = 32
     """Images with a shorter side are rejected, pixels."""
+    max_pixels: int = Field(default=50_000_000, gt=0, le=178_956_970)
+    """Images of a larger width x height are rejected before they are decoded, which takes each process up to 20 bytes a
+    pixel. The most is Pillow's own limit."""
     max_side: int | None = Field(default=None, gt=0, exclude=True)  # the index holds sizes of files
     """Longest side, pixels, at which images are read where they keep their shape: for pseudo masks, which then have
     that size, for the segmenter's crops and for predictions, whose labels are brought back to the file's size. What the

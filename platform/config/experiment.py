@@ -15,7 +15,7 @@ import tomlkit.items
 from pydantic import BaseModel
 from tomlkit.container import Container
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
 from mcis.platform.config.keys import Values, explicit, leaves
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.sections import Config
@@ -62,7 +62,7 @@ def read_experiment(path: Path) -> Experiment:
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})", expected, "name a file by --config") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {error}", expected, "correct that line") from None
+        raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
     problems, names = [], {}
     for key in ("setting", "recipe"):
         names[key] = tree.pop(key, None)

@@ -1,6 +1,6 @@
 """What trainings on crops of images and label masks share: the schedule, the crops, and where the backbone starts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +38,7 @@ class CropLearner:
     backbone: Mapping[str, Tensor] | None
     pretrained: Path | None
     max_side: int | None = None
+    hashes: Sequence[str] | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -69,6 +70,7 @@ class CropLearner:
             scales=c.scales,
             mirror=c.mirror,
             max_side=self.max_side,
+            hashes=self.hashes,
         )
 
     def image_uris(self, batch: CropBatch) -> list[str]:

@@ -2,14 +2,18 @@
 
 Each shard is written aside and renamed by the task that computed it. After a kill only the missing shards are
 computed, and the result is the same, since a shard's rows depend on its position in the table alone.
+
+A process that dies, by a decoder's fault or for lack of memory, is replaced and its shard mapped again. Where that
+happens again and again the rows are mapped apart, until the image that ends its process is known.
 """
 
+import contextlib
 import functools
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +25,9 @@ from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
-_RETRIES = 3
-"""How often Ray maps a shard again whose process or node died."""
+Instead = Callable[[pa.Table, str], pa.Table]
+_RETRIES = 2
+"""How often Ray maps a shard, or an image, again whose process or node died."""
 
 
 class MapResult(NamedTuple):
@@ -71,6 +76,7 @@ def map_table(
     shard_rows: int,
     gpu: float = 0,
     suffix: str = "parquet",
+    instead: Instead | None = None,
 ) -> MapResult:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
@@ -83,17 +89,20 @@ def map_table(
             after a task with a GPU, as many as the cluster's GPUs hold; those that another run holds join when they are
             free. 0 = tasks, one per core or CPU.
         suffix: format of the shards, see `workspace.write_table`.
+        instead: the output row of an image, a table of one row, that ends its process by a signal, and of what happened
+            in words; None = such an image is an error, as one is for which the machine's memory does not do.
 
     Raises:
-        UserError: a worker raised it.
+        UserError: a worker raised it, or an image ends every process that maps it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows, suffix))
     finished = len(table) - sum(part.rows for part in missing.values())
     mapped, busy = 0, 0.0
-    with bar(label, len(table), "images") as progress:
+    mapping = _mapped(table, make, arguments, folder, missing, label=label, gpu=gpu, instead=instead)
+    with bar(label, len(table), "images") as progress, contextlib.closing(mapping):
         progress.update(finished)
-        for account in _mapped(table, make, arguments, folder, missing, gpu=gpu) if missing else ():
+        for account in mapping if missing else ():
             if account.problem:
                 raise UserError(*account.problem)
             mapped += account.rows
@@ -117,8 +126,10 @@ def _mapped(
     folder: Path,
     shards: dict[str, ShardRows],
     *,
+    label: str,
     gpu: float,
-) -> Iterator[Account]:
+    instead: Instead | None,
+) -> Generator[Account, None, None]:
     """Maps shards, as many at a time as there are GPUs or CPUs; yields the account of each as soon as it is written.
 
     Where the caller takes no more of them, tasks that run are canceled.
@@ -126,32 +137,123 @@ def _mapped(
     import ray
 
     parts = (ray.put((make, arguments, folder, ray.put(table))),)  # within a tuple Ray hands it on as a reference
-    waiting, unfinished = deque(shards.items()), len(shards)
-    start_next: dict[Any, Callable[..., Any]] = {}  # what runs -> how the same actor, or a task, is given a shard
+    waiting, unfinished = deque(shards), len(shards)
+    running: dict[Any, _Running] = {}
     if gpu:
-        actors: Any = ray.remote(num_gpus=gpu, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(
-            _ShardMapper
-        )
-        for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0) / gpu)))):
+        actors: Any = ray.remote(num_gpus=gpu, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(_ShardMapper)
+
+        def start_actor() -> None:
             actor = actors.remote(parts)
-            start_next[actor.__ray_ready__.remote()] = actor.map_shard.remote  # some may have no GPU before the end
+            running[actor.__ray_ready__.remote()] = _Running(actor.map_shard.remote, None)
+
+        for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0) / gpu)))):
+            start_actor()  # some may have no GPU before the end
     else:
         task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_run_task)
         in_task = functools.partial(task.remote, parts, uuid.uuid4().hex)
         for _ in range(min(unfinished, cpus())):
-            start_next[in_task(*waiting.popleft())] = in_task
+            name = waiting.popleft()
+            running[in_task(name, shards[name])] = _Running(in_task, name)
     try:
         while unfinished:
-            [ended], _ = ray.wait(list(start_next))
-            start, account = start_next.pop(ended), ray.get(ended)
-            if waiting:
-                start_next[start(*waiting.popleft())] = start
+            [ended], _ = ray.wait(list(running))
+            start, shard = running.pop(ended)
+            died = False
+            try:
+                account = ray.get(ended)
+            except _deaths():
+                if shard is None:
+                    raise
+                account = _map_apart(table, parts, folder / shard, shards[shard], label=label, gpu=gpu, instead=instead)
+                died = True
+            if waiting and died and gpu:
+                start_actor()
+            elif waiting:
+                name = waiting.popleft()
+                running[start(name, shards[name])] = _Running(start, name)
             if isinstance(account, Account):
                 unfinished -= 1
                 yield account
     finally:
-        for reference in () if gpu else start_next:
+        for reference in () if gpu else running:
             ray.cancel(reference)
+
+
+class _Running(NamedTuple):
+    """What runs: how the same actor, or a task, is given the next shard, and the shard's name, None while it starts."""
+
+    start: Callable[..., Any]
+    shard: str | None
+
+
+def _deaths() -> tuple[type[Exception], ...]:
+    """What Ray raises where it has done a task or an actor's call again in vain, because the process died."""
+    from ray import exceptions as of_ray
+
+    return of_ray.WorkerCrashedError, of_ray.OutOfMemoryError, of_ray.NodeDiedError, of_ray.ActorDiedError
+
+
+def _map_apart(
+    table: pa.Table, parts: tuple[Any], path: Path, shard: ShardRows, *, label: str, gpu: bool, instead: Instead | None
+) -> Account:
+    """Maps and writes a shard whose processes died: its halves, theirs, and so on down to the image that is at fault.
+
+    Raises:
+        UserError: no worker can be made, or an image ends its process each time, and there is no `instead`.
+    """
+    import ray
+
+    task: Any = ray.remote(num_cpus=0 if gpu else 1, num_gpus=int(gpu), **ANYWHERE)(_run_part)
+    mapping, waiting = uuid.uuid4().hex, [ShardRows(shard.first, 0), *_halves(shard)]
+    done: list[pa.Table] = []
+    seconds = 0.0
+    while waiting:
+        part = waiting.pop(0)
+        try:
+            retries = _RETRIES if part.rows < 2 else 0
+            account, out = ray.get(task.options(max_retries=retries).remote(parts, mapping, part))
+        except _deaths() as death:
+            if part.rows > 1:
+                waiting[:0] = _halves(part)
+                continue
+            of_machine = isinstance(death, ray.exceptions.OutOfMemoryError)  # Ray ends any task where memory is short
+            what = f"its process was ended by a signal, {1 + _RETRIES} times"
+            if of_machine:
+                what = "the machine's memory did not do for its process, several times"
+            if not part.rows or instead is None or of_machine:
+                raise _poison(table.slice(part.first, part.rows), path, label, what) from None
+            done.append(instead(table.slice(*part), what))
+            continue
+        if account.problem:
+            return account
+        seconds += account.seconds
+        done += out
+    write_table(path, pa.concat_tables(done))
+    return Account(shard.rows, seconds, None)
+
+
+def _halves(shard: ShardRows) -> list[ShardRows]:
+    """The halves of several rows, or the one row."""
+    half = shard.rows // 2
+    halves = [ShardRows(shard.first, half), ShardRows(shard.first + half, shard.rows - half)]
+    return [part for part in halves if part.rows]
+
+
+def _poison(row: pa.Table, path: Path, label: str, what: str) -> UserError:
+    """The error that names the image, the only row of a table, that ends its process; or that it ends without any."""
+    if not len(row):
+        return UserError(
+            f"{label}: no image can be mapped: {what}",
+            "enough memory for what maps images, on each core of the machine",
+            "free some memory or lower compute.cpus, and repeat the command, which goes on with what is missing",
+        )
+    names = [str(row[column][0]) for column in ("image_id", "uri") if column in row.column_names]
+    return UserError(
+        f"{label}: image {', '.join(names) or 'in the only row'} of shard {path.name} cannot be mapped: {what}",
+        "an image that can be decoded, and enough memory for it",
+        "replace the image or take it out of its list, or free some memory or lower compute.cpus; then repeat the "
+        "command, which goes on with what is missing",
+    )
 
 
 class _ShardMapper:
@@ -170,6 +272,10 @@ class _ShardMapper:
         self.worker: Worker | None = None
 
     def map_shard(self, name: str, shard: ShardRows) -> Account:
+        return self.map_part(shard, functools.partial(write_table, self.folder / name))
+
+    def map_part(self, part: ShardRows, keep: Callable[[pa.Table], None]) -> Account:
+        """Maps some rows, where there are any, and hands the output on."""
         import ray
 
         began, problem = time.monotonic(), None
@@ -178,20 +284,30 @@ class _ShardMapper:
                 self.worker = self.make()
                 if "torch" in sys.modules:  # each process has a core
                     sys.modules["torch"].set_num_threads(1)
-            part = ray.get(self.table).slice(*shard).combine_chunks()
-            write_table(self.folder / name, self.worker(part))
+            if part.rows:
+                keep(self.worker(ray.get(self.table).slice(*part).combine_chunks()))
             give_memory_back()
         except UserError as error:
             problem = (error.found, error.expected, error.remedy)
-        return Account(shard.rows, time.monotonic() - began, problem)
+        return Account(part.rows, time.monotonic() - began, problem)
 
 
 _mappers: dict[str, _ShardMapper] = {}
 """This process's mapper, by the id of its mapping: a network is loaded once, not for every shard."""
 
 
-def _run_task(parts: Any, mapping: str, name: str, shard: ShardRows) -> Account:
+def _mapper(parts: Any, mapping: str) -> _ShardMapper:
     if mapping not in _mappers:
         _mappers.clear()
         _mappers[mapping] = _ShardMapper(parts)
-    return _mappers[mapping].map_shard(name, shard)
+    return _mappers[mapping]
+
+
+def _run_task(parts: Any, mapping: str, name: str, shard: ShardRows) -> Account:
+    return _mapper(parts, mapping).map_shard(name, shard)
+
+
+def _run_part(parts: Any, mapping: str, part: ShardRows) -> tuple[Account, list[pa.Table]]:
+    """The account of some rows, and their output, which the caller joins with that of others."""
+    out: list[pa.Table] = []
+    return _mapper(parts, mapping).map_part(part, out.append), out

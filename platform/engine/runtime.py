@@ -20,6 +20,7 @@ _GIB = 2**30
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_task_oom_retries": "4",  # else a task that takes too much memory is started again without end
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
 }
 """Variables that Ray reads when it is imported; those that the user set are left."""

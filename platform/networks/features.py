@@ -3,7 +3,6 @@
 import functools
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from mcis.datasets.cached import cache_table
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import COLUMN
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images import read_squares
 from mcis.datasets.index import shown
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
@@ -58,7 +57,7 @@ class MakeFeatures:
         return cache_table(COLUMN, features.numpy())
 
     def _batch(self, rows: pa.Table) -> Tensor:
-        pixels = np.stack([read_rgb(uri, self.config.input_size) for uri in rows["uri"].to_pylist()])
+        pixels = read_squares(rows, self.config.input_size)
         images = self.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
         images = images.contiguous(memory_format=torch.channels_last)
         return torch.stack([self.backbone(images), self.backbone(images.flip(3))], dim=1).half().cpu()

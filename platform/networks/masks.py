@@ -48,7 +48,7 @@ def mask_by_crf(
 ) -> PseudoMask:
     """The pseudo mask by two thresholds on the scores and the dense CRF."""
     return from_crf(
-        read_rgb(row["uri"], max_side=max_side),
+        read_rgb(row["uri"], max_side=max_side, content_hash=row["content_hash"]),
         scores.values,
         scores.classes,
         threshold=config.threshold,
@@ -79,7 +79,8 @@ class Walk:
         """
         maps = table.maps(row["image_id"])
         assert maps is not None, f"localize wrote no map for the tagged image {row['image_id']}"
-        rgb = read_rgb(row["uri"], max_side=min(self.max_side or self.walk.max_side, self.walk.max_side))
+        side = min(self.max_side or self.walk.max_side, self.walk.max_side)
+        rgb = read_rgb(row["uri"], max_side=side, content_hash=row["content_hash"])
         image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))
         neighbors = self.model.neighbors(image)
         activations = torch.from_numpy(maps.maps).to(self.device)

@@ -20,7 +20,6 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
-from mcis.datasets.decode import MAX_PIXELS
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import features_bytes
 from mcis.datasets.files import MAX_BYTES, stamps
@@ -484,9 +483,9 @@ def photographs_memory(config: Config, classes: int, max_side: int, processes: i
     predicting = 3 * passed.largest + 4 * 4 * labels * window**2 + 3 * of_scaled + 3 * probabilities
     side = min(max_side, crf.max_side or max_side)
     refining = crf_memory(labels, side**2) + 4 * 4 * labels * side**2 if crf.iterations else 0
-    finishing = 5 * STRIP_BYTES + 3 * MAX_PIXELS + 32 * MOST_SIDE**2
+    finishing = 5 * STRIP_BYTES + 3 * config.data.max_pixels + 32 * MOST_SIDE**2
     waiting = (processes + 2) * (probabilities + 4 * 4 * labels * side**2)
-    decoding = MAX_BYTES + _DECODING * MAX_PIXELS
+    decoding = MAX_BYTES + _DECODING * config.data.max_pixels
     if not processes:
         return _PROCESS + 2 * passed.weights + max(decoding, predicting, probabilities + max(refining, finishing))
     of_crf = _REFINER + refining if crf.iterations else 0

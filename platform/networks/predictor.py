@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import MAX_PIXELS, Picture, RejectedImage, fit_picture
+from mcis.datasets.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_picture
 from mcis.models.backbones import to_unit
@@ -77,7 +77,7 @@ class Predictor:
         processes: int = 0,
     ):
         self.config, self.max_side, self.processes = config.predict, max_side, processes
-        self.min_side, self.classes = config.data.min_side, tuple(classes)
+        self.min_side, self.max_pixels, self.classes = config.data.min_side, config.data.max_pixels, tuple(classes)
         self.device = torch.device("cuda" if gpu else "cpu")
         model = load_segmenter(config.segmenter, weights, len(self.classes))
         self.model = move_channels_last(model, self.device)
@@ -138,7 +138,7 @@ class Predictor:
         Raises:
             RejectedImage: it cannot be read, or gives no picture.
         """
-        return read_picture(uri, min_side=self.min_side, max_side=self.max_side)
+        return read_picture(uri, min_side=self.min_side, max_pixels=self.max_pixels, max_side=self.max_side)
 
     def map(self, pictures: Iterable[tuple[K, Picture]], then: Callable[[K, Prediction], T]) -> Iterator[T]:
         """What `then` makes of the prediction of each picture, in their order.
@@ -219,8 +219,8 @@ class TrainedRun(NamedTuple):
         refined = f"refined at up to {side} in {processes} process(es)" if crf.iterations else "not refined"
         return (
             f"memory:  at most {in_words(self.memory(processes))} of this machine's {in_words(memory_bytes())}: "
-            f"photographs of up to {MAX_PIXELS // 10**6} megapixels, predicted at up to {self.max_side} pixels a side, "
-            f"{refined}"
+            f"photographs of up to {self.config.data.max_pixels / 1e6:g} megapixels, predicted at up to {self.max_side}"
+            f" pixels a side, {refined}"
         )
 
 
@@ -234,11 +234,12 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
         UserError: see `Predictor.load`.
     """
     folder = Path(run).expanduser().resolve()
-    others = [text for text in assignments if not text.startswith(("predict.", "data.max_side="))]
+    allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
+    others = [text for text in assignments if not text.startswith(allowed)]
     if others:
         raise UserError(
             f"{', '.join(others)} for the predictions of a trained network",
-            "keys predict.* or data.max_side",
+            "keys predict.*, data.max_side, data.max_pixels or data.tags.allow_absolute",
             "leave the others out, or repeat the run with them",
         )
     workspace = Workspace(folder.parent.parent, create=False)

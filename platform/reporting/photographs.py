@@ -80,7 +80,7 @@ def _read(
     for photograph in photographs:
         try:
             picture = predictor.read(photograph.uri)
-            shown = read_picture(photograph.uri, max_side=MOST_SIDE)
+            shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=MOST_SIDE)
         except RejectedImage as error:
             rejected.append(Rejected(photograph.uri, error.reason))
             continue

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from mcis.datasets.decode import RejectedImage, decode_rgb
+from mcis.datasets.decode import MOST_PIXELS, RejectedImage, decode_rgb
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.files import read_bytes
 from mcis.platform.reporting.html import picture_uri
@@ -100,7 +100,7 @@ def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dic
 def _open(uri: str) -> tuple[Image.Image | None, str | None]:
     """A small picture, or why there is none."""
     try:
-        picture = Image.fromarray(decode_rgb(read_bytes(uri), min_side=1))
+        picture = Image.fromarray(decode_rgb(read_bytes(uri), min_side=1, max_pixels=MOST_PIXELS))
     except RejectedImage as error:
         return None, error.reason
     except Exception as error:  # file systems raise what they like, and one file must not end the page

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from mcis.datasets.classes import VOC_CLASSES
-from mcis.datasets.decode import RejectedImage, decode_labels, decode_shape
-from mcis.datasets.errors import UserError
+from mcis.datasets.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_shape
+from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.files import read_bytes
 from mcis.datasets.index import shown
 from mcis.platform.reporting.files import names_of, table_of
@@ -137,7 +137,7 @@ def _mask_problems(content: bytes, shape: tuple[int, int] | None) -> Iterator[st
 def _shape(image: Path) -> tuple[int, int]:
     """Height and width of an image, pixels."""
     try:
-        return decode_shape(read_bytes(str(image)), min_side=1)
+        return decode_shape(read_bytes(str(image)), min_side=1, max_pixels=MOST_PIXELS)
     except (OSError, RejectedImage) as error:
         raise UserError(f"the image {image} cannot be read ({error})", "<id>.jpg of each mask", "add it") from None
 
@@ -181,7 +181,7 @@ def _members(file: Path, *, most: int) -> Iterator[tuple[str, bytes]]:
     except UserError:
         raise
     except Exception as error:  # whatever damaged bytes make gzip and tarfile raise
-        raise refused(f"cannot be read ({type(error).__name__}: {str(error)[:200]})") from None
+        raise refused(f"cannot be read ({type(error).__name__}: {unquoted(error)[:200]})") from None
 
 
 class _Bounded:

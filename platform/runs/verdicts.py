@@ -1,7 +1,7 @@
 """Verdicts on image files, kept by all runs of a workspace: an unchanged file is opened and hashed once.
 
 A file counts as unchanged while its size and the time of its last change stay the same. Verdicts do not depend on the
-least side that a run asks for.
+least side and the most pixels that a run asks for.
 """
 
 from collections.abc import Iterable, Mapping
@@ -61,15 +61,20 @@ def read_verdicts(workspace: Workspace) -> Verdicts:
 def keep_verdicts(workspace: Workspace, verdicts: Verdicts) -> None:
     """Adds verdicts to those of the workspace; they replace what is kept of the same files.
 
-    A file that could not even be read is not kept: its permissions may be corrected without a change of its stamp.
+    Kept is what follows from a file's content alone. Files that could not even be read are not kept, and neither are
+    those above a limit, as another index may have another one.
     """
     replaced = {file.uri for file in verdicts}
     with workspace.lock("cache", "verdicts"):
         kept = {file: verdict for file, verdict in read_verdicts(workspace).items() if file.uri not in replaced}
-        kept |= {file: verdict for file, verdict in verdicts.items() if verdict.content_hash}
+        kept |= {file: verdict for file, verdict in verdicts.items() if _lasts(verdict)}
         rows = [(*file, *verdict) for file, verdict in kept.items()]
         columns = {name: [row[i] for row in rows] for i, name in enumerate(VERDICT_SCHEMA.names)}
         write_table(workspace.verdicts, pa.table(columns, schema=VERDICT_SCHEMA))
+
+
+def _lasts(verdict: Verdict) -> bool:
+    return bool(verdict.content_hash) and not (verdict.reason or "").startswith("too large: ")
 
 
 def _rows(table: pa.Table, columns: Iterable[str]) -> list[tuple]:

@@ -21,6 +21,7 @@ from mcis.datasets.index import (
     duplicates,
     shown,
     verify,
+    with_verdicts,
 )
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.sections import Config
@@ -30,7 +31,6 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.verdicts import (
-    VERDICT_SCHEMA,
     ImageFile,
     Verdicts,
     image_files,
@@ -41,6 +41,7 @@ from mcis.platform.runs.verdicts import (
 from mcis.platform.runs.workspace import Workspace, file_stamps, fingerprint, read_table, write_table
 
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
+_OPENED = ["uri", *Verdict._fields]
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -57,8 +58,8 @@ def run(config: Config, context: RunContext) -> IndexResult:
     """Verifies in parallel every image that is new or changed and writes the index.
 
     Raises:
-        UserError: more images than data.max_rejected cannot be read, none is left to train on, or a class of a curated
-            source has none.
+        UserError: a file cannot be read at present or changes meanwhile, which leaves the stage unfinished; more images
+            than data.max_rejected are rejected, none is left to train on, or a class of a curated source has none.
     """
     if context.afresh:
         context.workspace.verdicts.unlink(missing_ok=True)
@@ -91,10 +92,17 @@ class _Verified(NamedTuple):
 
 
 class Verify:
-    """Rows of a listing -> the uri and the verdict of each, whatever its size."""
+    """Rows of a listing -> the uri and the verdict of each, however small.
+
+    Args:
+        max_pixels: greatest width x height that is decoded.
+    """
+
+    def __init__(self, max_pixels: int):
+        self.max_pixels = max_pixels
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return verify(rows, min_side=1).select(["uri", *Verdict._fields])
+        return verify(rows, min_side=1, max_pixels=self.max_pixels).select(_OPENED)
 
 
 def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
@@ -108,20 +116,39 @@ def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
         folder = context.part / f"verified-{fingerprint(opened)}"
         busy = _open(table.take(pa.array(unverified)), folder, config)
         fresh = _read_opened(folder, opened)
-        keep_verdicts(context.workspace, fresh)
+        changed = _changed(opened)
+        keep_verdicts(context.workspace, {file: verdict for file, verdict in fresh.items() if file not in changed})
         shutil.rmtree(folder)
+        if changed:
+            raise UserError(
+                f"{len(changed)} file(s) changed meanwhile: {shown(sorted(file.uri for file in changed))}",
+                "files that stay as they are meanwhile",
+                "repeat the command once they do: it opens these files again, and no others",
+            )
         verdicts = {**verdicts, **fresh}
-    of_rows = [verdicts[file].with_least_side(config.data.min_side) for file in files]
-    for name in Verdict._fields:
-        values = pa.array([getattr(verdict, name) for verdict in of_rows], VERDICT_SCHEMA.field(name).type)
-        table = table.append_column(name, values)
-    return _Verified(table, busy, len(unverified))
+    of_rows = [verdicts[file].within(config.data.min_side, config.data.max_pixels) for file in files]
+    return _Verified(with_verdicts(table, of_rows), busy, len(unverified))
+
+
+def _changed(opened: list[ImageFile]) -> set[ImageFile]:
+    """The files that were changed or removed after they were listed: which of their contents was read is unknown."""
+    now = image_files([file.uri for file in opened])
+    return {was for was, file in zip(opened, now, strict=True) if was != file}
 
 
 def _open(rows: pa.Table, folder: Path, config: Config) -> float:
     """Opens the images of a listing's rows in parallel and writes their verdicts; the seconds that all tasks took."""
     shard_rows = max(config.compute.shard_rows, _SHARD_ROWS)
-    return map_table(rows, Verify, (), folder, label="index", shard_rows=shard_rows).busy
+    arguments = (config.data.max_pixels,)
+    return map_table(rows, Verify, arguments, folder, label="index", shard_rows=shard_rows, instead=_kills).busy
+
+
+def _kills(row: pa.Table, what: str) -> pa.Table:
+    """The rejection of an image that ends each process that opens it, in place of what `Verify` makes of it.
+
+    It has no hash, so it is not kept for other indexes: the image may be as sound as its machine was short of memory.
+    """
+    return with_verdicts(row, [Verdict(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
 
 
 def _read_opened(folder: Path, files: list[ImageFile]) -> Verdicts:

@@ -35,12 +35,14 @@ class PredictRows:
         self.predictor = Predictor(config, weights, classes, gpu=gpu, max_side=self.max_side, processes=processes)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        images = rows.select(["image_id", "uri", "height", "width"]).to_pylist()
+        images = rows.select(["image_id", "uri", "height", "width", "content_hash"]).to_pylist()
         predictions = list(self.predictor.map(((row["image_id"], self._read(row)) for row in images), _as_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
     def _read(self, row: dict[str, Any]) -> Picture:
-        return Picture(read_rgb(row["uri"], max_side=self.max_side), row["height"], row["width"])
+        return Picture(
+            read_rgb(row["uri"], max_side=self.max_side, content_hash=row["content_hash"]), row["height"], row["width"]
+        )
 
 
 def _as_row(image_id: str, prediction: Prediction) -> dict[str, Any]:

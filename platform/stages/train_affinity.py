@@ -135,6 +135,7 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLea
         layout=layout,
         image_ids=rows["image_id"].to_pylist(),
         uris=rows["uri"].to_pylist(),
+        hashes=rows["content_hash"].to_pylist(),
         masks=Shards(context.part / "labels", ["mask"]),
         backbone=backbone,
         pretrained=later_weights(config, "affinity_net", context.workspace),

@@ -129,11 +129,17 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=np.array(rows["domain"].to_pylist()) == "source",
-        images=features or Squares(rows["uri"].to_pylist(), c.input_size, middle=middle, cache=cache),
+        images=features or _squares(rows, c.input_size, middle=middle, cache=cache),
         pretrained=pretrained,
         statistics=_statistics(config, context, rows) if c.standardize else None,
     )
     return learner, 0 if cache is None else len(rows)
+
+
+def _squares(rows: pa.Table, size: int, *, middle: bool = False, cache: Path | None = None) -> Squares:
+    """The images of an index's rows, each the file that was indexed."""
+    uris, hashes = rows["uri"].to_pylist(), rows["content_hash"].to_pylist()
+    return Squares(uris, size, middle=middle, cache=cache, hashes=hashes)
 
 
 def _features(config: Config, context: RunContext, rows: pa.Table, images: int | None = None) -> Features | None:
@@ -194,7 +200,7 @@ def _validation(config: Config, context: RunContext, *, cached: int) -> Validati
         rows = split_rows(context, "train", tagged=True)
         rows = rows.take(np.unique(np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)))
         return Validation(
-            images=Squares(rows["uri"].to_pylist(), c.input_size),
+            images=_squares(rows, c.input_size),
             tags=Tags.of_index(rows["tags"], len(context.classes)),
             scores=val_scores,
             every=c.epochs + 1,
@@ -210,7 +216,7 @@ def _validation(config: Config, context: RunContext, *, cached: int) -> Validati
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     cache = decoded_cache(rows, c.input_size, context, compute) if fits else None
     return Validation(
-        images=Squares(rows["uri"].to_pylist(), c.input_size, cache=cache),
+        images=_squares(rows, c.input_size, cache=cache),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         scores=val_scores,
         every=c.val_every,

@@ -110,6 +110,7 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> SegmenterLe
         classes=classes,
         image_ids=rows["image_id"].to_pylist(),
         uris=rows["uri"].to_pylist(),
+        hashes=rows["content_hash"].to_pylist(),
         masks=Shards(context.inputs["pseudo_masks"] / "masks", ["mask"]),
         backbone=backbone,
         pretrained=later_weights(config, "segmenter", context.workspace),

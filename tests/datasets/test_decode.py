@@ -1,7 +1,9 @@
 """Bytes to arrays: the array of each kind of picture, rejections, reasons; hostile bytes raise nothing else."""
 
 import pickle
+import re
 import struct
+import time
 import warnings
 import zlib
 from io import BytesIO
@@ -30,6 +32,7 @@ from mcis.datasets.decode import (
     encode_labels,
     fit_picture,
     fitted,
+    lies_upright_as_jpeg,
     resize_labels,
 )
 
@@ -272,8 +275,26 @@ def test_unusable_pictures_are_rejected_with_a_reason(data: bytes, kind: str):
     assert rejected.reason.startswith(f"{kind}: ")
 
 
-def test_html_named_jpg_shows_how_it_starts():
-    assert "<!DOCTYPE html>" in rejection(decode_rgb, b"<!DOCTYPE html><html><body>moved</body></html>").reason
+def test_html_named_jpg_is_recognized():
+    reason = rejection(decode_rgb, b"\n<!DOCTYPE html><html><body>moved</body></html>").reason
+    assert reason.startswith("not an image: seems to be HTML, XML or SVG; expected JPEG, ")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"hunter2",
+        b"MATLAB 4.0 hunter2" + bytes(200),
+        b"P5 hunter2 40 255\n" + bytes(99),
+        b"P5 40 40 hunter2\n" + bytes(99),
+        png(40, 40, 8, 2, b"", chunk(b"hunt", b"hunter2")),
+        b"\x89PNG\r\n\x1a\n" + bytes(3) + b"\7huntr2" + b"hunter2" * 9,
+    ],
+    ids=without_bytes,
+)
+def test_what_a_file_holds_is_not_quoted(data: bytes):
+    for decode in (decode_rgb, decode_labels, decode_saliency, decode_mask, decode_mat_labels):
+        assert "hunt" not in rejection(decode, data).reason
 
 
 @pytest.mark.parametrize(
@@ -306,9 +327,60 @@ def test_limits_are_arguments_and_inclusive():
     assert rejection(decode_rgb, data, max_pixels=H * W - 1).kind == "too large"
 
 
-@pytest.mark.parametrize(
-    "raised", [struct.error, SyntaxError, OverflowError, zlib.error, MemoryError, RecursionError, KeyError]
-)
+def with_scans(scans: int, side: int = 300) -> bytes:
+    """A progressive JPEG with further scans of the kind that it ends with, of some ten bytes each."""
+    data = encoded(np.zeros((side, side, 3), np.uint8), "JPEG", progressive=True)
+    starts = [match.start() for match in re.finditer(b"\xff\xda", data)]
+    return data[:-2] + data[starts[-1] : -2] * (scans - len(starts)) + data[-2:]
+
+
+def test_a_jpeg_of_many_scans_is_rejected_before_it_is_decoded():
+    """50,000 scans of 90,000 pixels would take ten seconds, those of a large picture hours."""
+    began = time.monotonic()
+    for decode in (decode_rgb, decode_shape, decode_saliency, lies_upright_as_jpeg):
+        reason = rejection(decode, with_scans(50_000)).reason
+        assert reason == "too large: 50000 scans of 300x300 pixels, more than 11111"
+    assert time.monotonic() - began < 2
+    assert rejection(decode_rgb, with_scans(11_112)).kind == "too large"
+    assert decode_rgb(with_scans(100)).shape == (300, 300, 3)
+
+
+def test_scans_that_are_none_of_the_picture_do_not_count():
+    """A film behind the picture, as telephones write it, and a thumbnail within."""
+    film = b"\xff\xda\0\0" * 100_000
+    thumbnail = b"\xff\xe1" + struct.pack(">H", 2 + 60_000) + b"\xff\xda" * 30_000
+    picture = with_scans(10)
+    assert decode_shape(picture[:2] + thumbnail + picture[2:] + film) == (300, 300)
+
+
+def test_scans_of_a_sequential_picture_count_where_they_do_not_have_all_components():
+    """Pillow writes one scan of all components; here each component has one, and the last has many."""
+    data = encoded(np.zeros((48, 48, 3), np.uint8), "JPEG", subsampling=0)
+    start = data.index(b"\xff\xda")
+    one = b"\xff\xda\0\x08\x01%c\x00\0\x3f\0" + bytes(40)
+    many = data[:start] + b"".join(one % component for component in (1, 2, 3)) + one % 3 * 500_000 + b"\xff\xd9"
+    assert rejection(decode_rgb, many).reason == "too large: 500003 scans of 48x48 pixels, more than 434027"
+    behind = data[:-2] + one % 3 * 500_000 + b"\xff\xd9"
+    began = time.monotonic()
+    assert rejection(decode_rgb, behind).kind == "corrupt", "libjpeg reads no scan behind one of all components"
+    assert time.monotonic() - began < 1
+
+
+def test_endless_padding_is_passed_over_at_once():
+    began = time.monotonic()
+    data = with_scans(10)
+    at = data.index(b"\xff\xda") + 14
+    assert rejection(decode_rgb, data[:at] + b"\xff" * 2_000_000).kind in ("truncated", "corrupt")
+    assert time.monotonic() - began < 2
+
+
+def test_padding_between_markers_hides_no_scan():
+    scan = with_scans(11)[len(with_scans(10)) - 2 : -2]
+    hidden = with_scans(10)[:-2] + (b"\xff\x01" + scan + b"\0\0\xff\xff") * 50_000 + b"\xff\xd9"
+    assert rejection(decode_rgb, hidden).reason.startswith("too large: ")
+
+
+@pytest.mark.parametrize("raised", [struct.error, SyntaxError, OverflowError, zlib.error, RecursionError, KeyError])
 @pytest.mark.parametrize("decode", [decode_rgb, decode_labels, decode_saliency])
 def test_any_exception_of_a_decoder_becomes_a_rejection(monkeypatch: pytest.MonkeyPatch, raised: type, decode):
     def load(self: ImageFile.ImageFile) -> None:
@@ -322,12 +394,13 @@ def test_any_exception_of_a_decoder_becomes_a_rejection(monkeypatch: pytest.Monk
     assert isinstance(rejected.__cause__, raised)
 
 
-def test_an_interrupt_is_no_rejection(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, MemoryError])
+def test_what_says_nothing_of_a_picture_is_no_rejection(monkeypatch: pytest.MonkeyPatch, raised: type[BaseException]):
     def load(self: ImageFile.ImageFile) -> None:
-        raise KeyboardInterrupt
+        raise raised
 
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(raised):
         decode_rgb(encoded(RAMP))
 
 

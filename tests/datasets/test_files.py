@@ -1,10 +1,27 @@
 """Files by path and URI: what is read, what is refused, and stamps under bad names."""
 
+import errno
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import tenacity
 
-from mcis.datasets.files import holds_credentials, is_remote, read_bytes, stamps, without_credentials
+from mcis.datasets import files
+from mcis.datasets.errors import UserError
+from mcis.datasets.files import holds_credentials, insist, is_remote, read_bytes, stamps, without_credentials
+
+if TYPE_CHECKING:
+    from tests.conftest import FaultyS3
+
+BROKEN = Path("/proc/self/mem")
+"""A file whose first byte cannot be read: EIO, as of a disk that fails."""
 
 
 def test_a_path_and_a_file_uri_are_the_same_file(tmp_path: Path) -> None:
@@ -52,3 +69,148 @@ def test_a_bad_name_fails_alone(uri: str, tmp_path: Path) -> None:
     assert second is not None
     with pytest.raises((OSError, ValueError)):
         read_bytes(uri)
+
+
+# --- faults that pass
+
+
+@pytest.mark.skipif(not BROKEN.exists(), reason="needs Linux")
+def test_a_disks_error_passes_while_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.symlink_to(BROKEN)
+
+    def repair() -> None:
+        (tmp_path / "whole").write_bytes(b"abc")
+        (tmp_path / "whole").rename(path)
+
+    timer = threading.Timer(0.3, repair)
+    timer.start()
+    assert read_bytes(str(path)) == b"abc"
+    timer.join()
+
+
+@pytest.mark.skipif(not BROKEN.exists(), reason="needs Linux")
+def test_a_disks_error_that_stays_is_the_users_and_the_same_call_goes_on(tmp_path: Path, no_pauses: None) -> None:
+    path = tmp_path / "a"
+    path.symlink_to(BROKEN)
+    with pytest.raises(UserError) as caught:
+        read_bytes(str(path))
+    assert f"{path} could not be read, however often that was tried: Input/output error" in caught.value.found
+    assert "repeat the command" in caught.value.remedy
+    path.unlink()
+    path.write_bytes(b"abc")
+    assert read_bytes(str(path)) == b"abc"
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE])
+def test_a_file_that_cannot_be_looked_at_is_not_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int
+) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    look, asked = os.stat, []
+
+    def stat(at: Any, **options: Any) -> os.stat_result:
+        if at == path:
+            asked.append(at)
+            raise OSError(number, os.strerror(number))
+        return look(at, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "stat", stat)
+        with pytest.raises(UserError, match=os.strerror(number)):
+            stamps([str(path), str(tmp_path / "absent")])
+    assert len(asked) == 8
+    assert stamps([str(path), str(tmp_path / "absent")]) == [(3, path.stat().st_mtime_ns), None]
+
+
+@pytest.mark.parametrize("name", ["absent", ".", "pipe", "a\0b", "loop", "x" * 300])
+def test_what_says_something_of_the_file_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def never(act: Callable[[], object]) -> None:
+        raise AssertionError("tried again")
+
+    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: an open would wait without end
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    monkeypatch.setattr(files, "_AGAIN", never)
+    with pytest.raises((OSError, ValueError)):
+        read_bytes(str(tmp_path / name))
+    stamps([str(tmp_path / name)])
+
+
+def test_a_server_that_is_busy_is_asked_again(faulty_s3: "FaultyS3") -> None:
+    faulty_s3.files["/bucket/a"] = b"abc"
+    faulty_s3.faults["/bucket/a"] = [503] * 33  # pyarrow gives up after 31
+    assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc"
+    assert faulty_s3.asked["/bucket/a"] == 35, "33 times in vain, for its size, for its content"
+
+
+@pytest.mark.slow
+def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "_AGAIN", files._AGAIN.copy(stop=tenacity.stop_after_attempt(1)))
+    faulty_s3.files["/bucket/a"] = b"abc"
+    uri, absent = faulty_s3.uri("/bucket/a"), faulty_s3.uri("/bucket/absent")
+    faulty_s3.stop()
+    with pytest.raises(UserError, match="s3://bucket/a could not be read") as caught:
+        read_bytes(uri)
+    assert "endpoint" not in str(caught.value)
+    with pytest.raises(UserError, match="could not be read"):
+        stamps([uri, absent])
+    faulty_s3.start()
+    assert read_bytes(uri) == b"abc"
+    first, second = stamps([uri, absent])
+    assert first is not None
+    assert (first.size, second) == (3, None)
+
+
+def test_a_server_that_refuses_access_is_asked_once(faulty_s3: "FaultyS3") -> None:
+    faulty_s3.files["/bucket/a"] = b"abc"
+    uri = faulty_s3.uri("/bucket/a")
+    faulty_s3.faults["/bucket/a"] = [403, 403]
+    with pytest.raises(PermissionError):
+        read_bytes(uri)
+    with pytest.raises(UserError, match="access to s3://bucket/a is refused"):
+        stamps([uri])
+    assert faulty_s3.asked["/bucket/a"] == 2
+    assert read_bytes(uri) == b"abc"
+
+
+def test_a_lack_of_memory_says_nothing_of_the_file(tmp_path: Path) -> None:
+    """In a process of its own, whose memory is really short and then is not."""
+    script = """
+import io, resource
+import numpy as np
+from PIL import Image
+import tenacity
+from mcis.datasets import files
+from mcis.datasets.decode import decode_rgb
+from mcis.datasets.errors import UserError
+
+files._AGAIN = files._AGAIN.copy(wait=tenacity.wait_none())
+stream = io.BytesIO()
+Image.new("RGB", (6000, 6000), "red").save(stream, "PNG")  # 108 MB as RGB, 144 MB as Pillow holds it
+open("a.png", "wb").write(stream.getvalue())
+used = 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1])
+unlimited = resource.getrlimit(resource.RLIMIT_AS)
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, unlimited[1]))
+try:
+    files.read_decoded("a.png", decode_rgb)
+except UserError as error:
+    print(error)
+else:
+    raise SystemExit("there was memory enough")
+resource.setrlimit(resource.RLIMIT_AS, unlimited)
+print(files.read_decoded("a.png", decode_rgb).shape)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "a.png could not be read, however often that was tried: not enough memory" in done.stdout
+    assert done.stdout.endswith("(6000, 6000, 3)\n")
+
+
+def test_insisting_costs_next_to_nothing_where_nothing_fails() -> None:
+    began = time.perf_counter()
+    for _ in range(10_000):
+        insist("a", int)
+    assert (time.perf_counter() - began) / 10_000 < 20e-6

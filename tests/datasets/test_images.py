@@ -1,6 +1,8 @@
 """Images at one size, from their files and from the cache: the same pixels, and clear words where there are none."""
 
+import hashlib
 import itertools
+import os
 import pickle
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import stamps
 from mcis.datasets.images import MakeSquares, Squares, image_bytes, read_rgb
 from mcis.platform.runs.workspace import write_table
 
@@ -27,7 +30,7 @@ def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(UserError, match=r"a\.png") as caught:
         read_rgb(str(path))
-    assert "repeat `index`" in caught.value.remedy
+    assert "its stage `index`" in caught.value.remedy
 
 
 @pytest.fixture
@@ -42,10 +45,14 @@ def uris(tmp_path: Path) -> list[str]:
     return out
 
 
+def rows_of(uris: list[str]) -> pa.Table:
+    return pa.table({"uri": uris, "content_hash": [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in uris]})
+
+
 def filled(folder: Path, uris: list[str], cuts: tuple[int, ...]) -> Path:
     """A cache with shards between the cuts."""
     for first, last in itertools.pairwise(cuts):
-        shard = MakeSquares(SIZE)(pa.table({"uri": uris[first:last]}))
+        shard = MakeSquares(SIZE)(rows_of(uris[first:last]))
         write_table(folder / f"part-{first:08d}-{last:08d}.arrow", shard)
     return folder
 
@@ -92,3 +99,21 @@ def test_a_shard_is_mapped_not_read(tmp_path: Path, uris: list[str]) -> None:
     before = pa.total_allocated_bytes()
     images(np.arange(10))
     assert pa.total_allocated_bytes() - before < image_bytes(SIZE)
+
+
+def test_a_file_that_was_replaced_is_noticed_though_size_and_time_are_the_same(tmp_path: Path, uris: list[str]) -> None:
+    rows, path = rows_of(uris), Path(uris[3])
+    images = Squares(uris, SIZE, hashes=rows["content_hash"].to_pylist())
+    before, content, stamp = images(np.array([3])), path.read_bytes(), stamps([uris[3]])
+    other = bytearray(content)
+    other[-20] ^= 1
+    path.write_bytes(other)
+    os.utime(path, ns=(0, stamp[0].changed if stamp[0] else 0))
+    assert stamps([uris[3]]) == stamp
+    for read in (lambda: images(np.array([3])), lambda: images.read(3), lambda: MakeSquares(SIZE)(rows)):
+        with pytest.raises(UserError, match=r"3\.png was replaced or changed since it was indexed") as caught:
+            read()
+        assert "stage `index`" in caught.value.remedy
+    path.write_bytes(content)
+    np.testing.assert_array_equal(images(np.array([3])), before)
+    assert len(MakeSquares(SIZE)(rows)) == len(uris)

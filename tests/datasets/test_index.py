@@ -3,12 +3,15 @@
 import hashlib
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from PIL import Image
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
     INDEX_SCHEMA,
     LISTING_SCHEMA,
@@ -17,6 +20,9 @@ from mcis.datasets.index import (
     shown,
     verify,
 )
+
+if TYPE_CHECKING:
+    from tests.conftest import FaultyS3
 
 
 def jpeg(height: int, width: int, **options: object) -> bytes:
@@ -144,3 +150,14 @@ def test_duplicates_are_contents_of_several_splits() -> None:
         ("2", [("train", "b"), ("test", "g")]),
     ]
     assert duplicates(table.filter(pa.compute.equal(table["split"], "val"))) == []
+
+
+def test_refused_access_is_no_verdict(faulty_s3: "FaultyS3") -> None:
+    faulty_s3.files["/bucket/a.jpg"] = jpeg(40, 40)
+    table = listing([Path("a.jpg")])
+    table = table.set_column(table.schema.get_field_index("uri"), "uri", [[faulty_s3.uri("/bucket/a.jpg")]])
+    faulty_s3.faults["/bucket/a.jpg"] = [403]
+    with pytest.raises(UserError, match=r"access to s3://bucket/a\.jpg is refused") as caught:
+        verify(table)
+    assert "repeat the command" in caught.value.remedy
+    assert verify(table)["reason"].to_pylist() == [None]

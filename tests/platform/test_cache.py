@@ -1,5 +1,6 @@
 """The cache of decoded images: made once, bounded, and never at the cost of one that another run is making."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from mcis.datasets.cached import CachedRows
+from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, image_bytes, read_rgb
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cache import decoded_cache
@@ -39,13 +42,13 @@ def context(ray_local: None, tmp_path: Path) -> RunContext:
 
 
 def pictures(folder: Path, name: str, count: int) -> pa.Table:
-    """Rows of `count` pictures of noise."""
-    rng = np.random.default_rng(0)
+    """Rows of `count` pictures of noise, others for each name."""
+    rng = np.random.default_rng(list(name.encode()))
     folder.mkdir(exist_ok=True)
     uris = [str(folder / f"{name}{n}.png") for n in range(count)]
     for uri in uris:
         Image.fromarray(rng.integers(0, 256, (40, 50, 3), np.uint8)).save(uri)
-    return pa.table({"uri": uris, "content_hash": [f"hash of {uri}" for uri in uris]})
+    return pa.table({"uri": uris, "content_hash": [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in uris]})
 
 
 def cached(rows: pa.Table, context: RunContext) -> Path:
@@ -111,3 +114,16 @@ def test_a_part_that_another_run_is_making_stays_and_one_left_half_made_goes(
     assert other.returncode == 0
     third = cached(pictures(tmp_path / "images", "c", 2), context)
     assert folders(context) == {second.name, third.name}
+
+
+def test_a_cache_is_not_made_of_a_file_that_was_replaced_and_is_once_it_is_back(
+    context: RunContext, tmp_path: Path
+) -> None:
+    rows = pictures(tmp_path / "images", "a", 3)
+    path = Path(rows["uri"][1].as_py())
+    content = path.read_bytes()
+    Image.new("RGB", (50, 40)).save(path)
+    with pytest.raises(UserError, match=r"a1\.png was replaced or changed since it was indexed"):
+        cached(rows, context)
+    path.write_bytes(content)
+    assert len(CachedRows(cached(rows, context), "pixels", (SIZE, SIZE, 3)).shards) == 2

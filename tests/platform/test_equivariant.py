@@ -1,5 +1,6 @@
 """Equivariant attention from the configuration to maps: terms of the loss, refined maps, keys, contradictions."""
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,9 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
     model = build_classifier(settings.classifier, K).eval()
     save_weights(model, tmp_path / WEIGHTS, {})
     tags = [np.flatnonzero(row).tolist() for row in TAGS]
-    rows = pa.table({"image_id": list("abc"), "uri": uris, "domain": ["target"] * 3, "tags": tags})
+    hashes = [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in uris]
+    columns = {"image_id": list("abc"), "uri": uris, "content_hash": hashes}
+    rows = pa.table({**columns, "domain": ["target"] * 3, "tags": tags})
     to_embed = embed_rows(rows, np.zeros(3, np.int64), np.arange(3), np.ones(3, bool))
     table = Embed(settings, tmp_path, K, False, None, None)(to_embed)
     assert table["class"].to_pylist() == [tag for row in tags for tag in row]

@@ -255,7 +255,7 @@ def test_a_broken_file_shows_its_reason_in_place_of_its_picture(tmp_path: Path) 
     index = index_of([{"uri": uri, "tags": [0]} for uri in [*files, str(tmp_path / "tiny.png")]])
     page = Page(browse_page(index, NO_REJECTS, CLASSES, notes=[], thumbnails=9, title="t"))
     assert len(page.of("img")) == 1
-    assert "not an image: starts with" in page.text
+    assert "not an image: expected JPEG" in page.text
     assert "No such file" in page.text
     assert "Of 5 the file could not be shown" in page.text
 

@@ -1,6 +1,7 @@
 """Mapping tables on Ray Data: every shard once, only what is missing again, and a worker's error as the user's own."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -137,6 +138,108 @@ def test_a_workers_user_error_arrives_as_it_was_raised(tmp_path: Path, ray_local
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
 
 
+def killing(rows_that_kill: set[int], diary: Path) -> Callable[[], Callable[[pa.Table], pa.Table]]:
+    """Makes a maker of workers that end their process, as a decoder's fault or the system does, at some rows."""
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            for row in rows["value"].to_pylist():
+                if row in rows_that_kill:
+                    with (diary / f"died of {row}").open("a") as file:
+                        file.write(f"{len(rows)}\n")
+                    os.kill(os.getpid(), signal.SIGKILL)
+            return rows.select(["value"])
+
+        return work
+
+    return make
+
+
+def deaths(diary: Path, row: int) -> list[int]:
+    """Of each death by a row, the number of rows that were mapped together."""
+    return [int(line) for line in (diary / f"died of {row}").read_text().split()]
+
+
+def test_an_image_that_ends_its_process_is_named_and_the_call_goes_on_without_it(
+    tmp_path: Path, ray_local: None
+) -> None:
+    def run(*rows_that_kill: int) -> MapResult:
+        make = killing(set(rows_that_kill), tmp_path)
+        return map_table(named, make, (), tmp_path / "out", label="squares", shard_rows=5)
+
+    named = TABLE.rename_columns(["image_id", "value", "list"])
+    with pytest.raises(UserError) as caught:
+        run(12)
+    assert f"squares: image i12 of shard {CUT[2]} cannot be mapped" in caught.value.found
+    assert "its process was ended by a signal, 3 times" in caught.value.found
+    assert deaths(tmp_path, 12) == [5, 5, 5, 3, 2, 1, 1, 1] or deaths(tmp_path, 12) == [5, 5, 5, 3, 1, 1, 1]
+    assert CUT[2] not in shards(tmp_path)
+    left = 23 - len(read_table(tmp_path / "out")) if shards(tmp_path) else 23
+    assert run().rows == left, "only what is missing"
+    assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
+
+
+def test_images_that_end_their_processes_are_replaced_where_that_is_asked_for(tmp_path: Path, ray_local: None) -> None:
+    def instead(row: pa.Table, what: str) -> pa.Table:
+        assert what == "its process was ended by a signal, 3 times"
+        return pa.table({"value": [-value for value in row["value"].to_pylist()]})
+
+    for _ in range(2):
+        result = map_table(
+            TABLE, killing({13, 14}, tmp_path), (), tmp_path / "out", label="some", shard_rows=5, instead=instead
+        )
+    assert result == MapResult(0, 0.0)
+    values = [-n if n in (13, 14) else n for n in range(23)]
+    assert read_table(tmp_path / "out")["value"].to_pylist() == values
+    assert len(deaths(tmp_path, 13)) <= 8
+    assert deaths(tmp_path, 14) == [1, 1, 1]
+
+
+def test_a_process_that_dies_by_chance_costs_nothing(tmp_path: Path, ray_local: None) -> None:
+    """Twice, as where another program took the memory for a while."""
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            died = len(list(tmp_path.glob("died *")))
+            if 12 in rows["value"].to_pylist() and died < 2:
+                (tmp_path / f"died {died}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rows.select(["value"])
+
+        return work
+
+    assert map_table(TABLE, make, (), tmp_path / "out", label="some", shard_rows=5).rows == 23
+    assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
+
+
+def test_a_shard_too_large_for_its_process_is_mapped_in_parts(tmp_path: Path, ray_local: None) -> None:
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            if len(rows) > 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rows.select(["value"])
+
+        return work
+
+    table = TABLE.slice(0, 7)
+    assert map_table(table, make, (), tmp_path / "out", label="some", shard_rows=5, suffix="arrow").rows == 7
+    files = sorted((tmp_path / "out").iterdir())
+    batches = [pa.ipc.open_file(str(file)).get_batch(0)["value"].to_pylist() for file in files]
+    assert batches == [[0, 1, 2, 3, 4], [5, 6]]
+
+
+def test_a_worker_that_cannot_be_made_names_no_image(tmp_path: Path, ray_local: None) -> None:
+    def make() -> Callable[[pa.Table], pa.Table]:
+        if not (tmp_path / "there is memory").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        return lambda rows: rows
+
+    with pytest.raises(UserError, match="some: no image can be mapped: its process was ended by a signal, 3 times"):
+        map_table(TABLE, make, (), tmp_path / "out", label="some", shard_rows=23)
+    (tmp_path / "there is memory").touch()
+    assert map_table(TABLE, make, (), tmp_path / "out", label="some", shard_rows=23).rows == 23
+
+
 def test_another_error_of_a_worker_is_not_taken_for_the_users(tmp_path: Path, ray_local: None) -> None:
     def make() -> Callable[[pa.Table], pa.Table]:
         def work(rows: pa.Table) -> pa.Table:
@@ -172,6 +275,48 @@ def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_machine_without_memory_ends_the_mapping_and_rejects_no_image(tmp_path: Path) -> None:
+    """In a Ray of its own, which takes a fiftieth of the memory for all of it, and then for what it is."""
+    script = tmp_path / "memory.py"
+    script.write_text(
+        """
+import sys, time
+from pathlib import Path
+import pyarrow as pa
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import ray_session
+
+def make():
+    def work(rows):
+        time.sleep(1 if sys.argv[2] == "enough" else 60)
+        return rows
+    return work
+
+def instead(row, what):
+    raise AssertionError("an image was rejected")
+
+with ray_session(ComputeConfig()):
+    try:
+        table, out = pa.table({"n": range(4)}), Path(sys.argv[1])
+        mapped = map_table(table, make, (), out, label="all", shard_rows=4, instead=instead)
+    except UserError as error:
+        print(error.found)
+    else:
+        print(mapped.rows)
+"""
+    )
+    for memory, said in (("short", "the machine's memory did not do for its process"), ("enough", "4")):
+        environment = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200"}
+        environment = dict(os.environ) | (environment if memory == "short" else {})
+        command = [sys.executable, str(script), str(tmp_path / "out"), memory]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert said in done.stdout, done.stdout
+
+
+@pytest.mark.slow
 def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
     script = tmp_path / "gpus.py"
@@ -179,7 +324,7 @@ def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
         """
 import os, sys, time
 from pathlib import Path
-import pyarrow as pa, ray
+import pyarrow as pa, pyarrow.parquet, ray
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
@@ -205,6 +350,25 @@ def share():
     return wait
 
 map_table(pa.table({"n": range(20)}), share, (), out / "shared", label="gpus", shard_rows=2, gpu=0.5)
+
+def make_poisoned():
+    def work(rows):
+        if 7 in rows["n"].to_pylist() and not (out / "replaced").exists():
+            os.kill(os.getpid(), 9)
+        return rows
+    return work
+
+table = pa.table({"n": range(20), "image_id": [f"i{n}" for n in range(20)]})
+try:
+    map_table(table, make_poisoned, (), out / "poisoned", label="gpus", shard_rows=2, gpu=True)
+except UserError as error:
+    assert "image i7 of shard part-00000006-00000008.parquet" in error.found, error
+else:
+    raise AssertionError("it should have died")
+replaced = lambda row, what: row.set_column(0, "n", [[-1]])
+map_table(table, make_poisoned, (), out / "poisoned", label="gpus", shard_rows=2, gpu=True, instead=replaced)
+found = [n for path in sorted((out / "poisoned").iterdir()) for n in pa.parquet.read_table(path)["n"].to_pylist()]
+assert found == [*range(7), -1, *range(8, 20)], found
 
 assert uses_gpu(ComputeConfig(workers=2))
 assert not uses_gpu(ComputeConfig(workers=4, gpu=False))

@@ -97,7 +97,7 @@ def test_without_rejects_the_status_is_0_and_a_second_call_replaces(
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["--set", "segmenter.width=3"], "keys predict.* or data.max_side"),
+        (["--set", "segmenter.width=3"], "keys predict.*, data.max_side, data.max_pixels or data"),
         (["--set", "predict.crop=no"], "predict.crop"),
         (["--name", "absent"], "has no trained segmentation network"),
     ],

@@ -1,5 +1,6 @@
 """What is made of images that are read smaller: predictions of their files' size, pseudo masks of the smaller one."""
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -48,6 +49,7 @@ def rows(tmp_path: Path) -> pa.Table:
     saliency[:, :40] = 255
     Image.fromarray(saliency).save(tmp_path / "saliency.png")
     row = {"image_id": "a", "uri": str(tmp_path / "a.png"), "height": 60, "width": 80, "tags": [0]}
+    row["content_hash"] = hashlib.sha256((tmp_path / "a.png").read_bytes()).hexdigest()
     return pa.Table.from_pylist([row | {"saliency_uri": str(tmp_path / "saliency.png")}])
 
 

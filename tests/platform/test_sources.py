@@ -163,7 +163,10 @@ def test_a_table_without_masks_and_val_ends_in_predictions(
     table = tmp_path / "photos.parquet"
     tags = [[listing.classes[k] for k in row["tags"]] for row in rows]
     pq.write_table(pa.table({"image": [row["uri"] for row in rows], "tags": tags}), table)
-    result = run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
+    with pytest.raises(UserError, match=r"--set data\.tags\.allow_absolute=true"):
+        run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
+    trusted = {"data.tags.table": str(table), "data.tags.allow_absolute": True}
+    result = run("tags", tmp_path / "workspace", trusted, "localize.related=1")
     assert result.scores == []
     assert result.context.classes == tuple(sorted(listing.classes))
     assert result.context.result("predict", PredictResult).split == "train"
@@ -172,7 +175,7 @@ def test_a_table_without_masks_and_val_ends_in_predictions(
     assert result.context.folder.report.is_file()
 
     with pytest.raises(UserError, match=r"predict\.split is val, which has no image"):
-        run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1", "predict.split=val")
+        run("tags", tmp_path / "workspace", trusted, "localize.related=1", "predict.split=val")
 
 
 def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
@@ -261,7 +264,8 @@ def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
         "split": [*["train"] * 6, "val"],
     }
     pq.write_table(pa.table(columns), table)
-    result = run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, until="index")
+    trusted = {"data.tags.table": str(table), "data.tags.allow_absolute": True}
+    result = run("tags", tmp_path / "workspace", trusted, until="index")
     notes = " ".join(result.context.result("index", StageResult).notes)
     assert "1 image(s) are in more than one split with the same content" in notes
     with pytest.raises(UserError, match="run 'other' has no index"):

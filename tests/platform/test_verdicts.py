@@ -30,6 +30,13 @@ def test_files_that_could_not_be_read_are_not_kept(tmp_path: Path) -> None:
     assert read_verdicts(workspace) == {}
 
 
+def test_what_a_limit_rejects_is_not_kept(tmp_path: Path) -> None:
+    """Another index may have another limit, and a verdict of this one has no size."""
+    workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
+    keep_verdicts(workspace, {file: Verdict(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")})
+    assert read_verdicts(workspace) == {}
+
+
 def test_a_damaged_table_counts_as_empty(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     keep_verdicts(workspace, {ImageFile("/a.jpg", 3, 1): SOUND})
@@ -49,7 +56,8 @@ def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
     ]
 
 
-def test_the_least_side_rejects_sound_images_alone() -> None:
-    assert SOUND.with_least_side(40) is SOUND
-    assert SOUND.with_least_side(41).reason == "too small: 50x40 pixels, both sides must be at least 41"
-    assert BROKEN.with_least_side(41) is BROKEN
+def test_limits_reject_sound_images_alone() -> None:
+    assert SOUND.within(40, 2000) is SOUND
+    assert SOUND.within(41, 2000).reason == "too small: 50x40 pixels, both sides must be at least 41"
+    assert SOUND.within(40, 1999).reason == "too large: 50x40 pixels, more than 1999"
+    assert BROKEN.within(41, 1) is BROKEN

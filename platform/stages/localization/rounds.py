@@ -117,7 +117,7 @@ def embed_rows(
         fresh: whether an image is embedded for the first time, (n,).
     """
     columns = {"slot": np.arange(len(images)), "position": images, "first_map": start[images], "fresh": fresh}
-    part = rows.select(["image_id", "uri", "domain", "tags"]).take(pa.array(images))
+    part = rows.select(["image_id", "uri", "content_hash", "domain", "tags"]).take(pa.array(images))
     return pa.table({**{name: part[name] for name in part.column_names}, **columns})
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import Features
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images import read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards, map_rows
 from mcis.models.backbones import to_unit
@@ -61,7 +61,7 @@ class Embed:
             side = self.config.classifier.input_size
             images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
         else:
-            images = self._images(rows["uri"].to_pylist())
+            images = self._images(rows)
         refine, backbone = self.config.classifier.equivariant.weight > 0, self.model.backbone
         with backbone.watching(*(backbone.middle if refine else ())) as middle:
             embedding = embed(
@@ -91,14 +91,14 @@ class Embed:
                 write_rows(self.selves, row["first_map"], total.cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, embedding).rows)
 
-    def _images(self, uris: list[str]) -> Tensor:
+    def _images(self, rows: pa.Table) -> Tensor:
         """Normalized images of a full batch, (batch, 3, S, S); the last image fills it up.
 
         Kernels are chosen by shape: with batches of one size, an image's features are the same to the bit whatever
         the other images of its batch.
         """
-        pixels = np.stack([read_rgb(uri, self.config.classifier.input_size) for uri in uris])
-        pixels = pixels[np.minimum(np.arange(self.batch), len(uris) - 1)]
+        pixels = read_squares(rows, self.config.classifier.input_size)
+        pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
         return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
 
     def _known(self, rows: pa.Table) -> tuple[Tensor, Tensor] | None:
@@ -288,7 +288,7 @@ class Pool:
             outputs = torch.from_numpy(self.outputs(rows["position"].to_numpy())).to(self.device).float()
         else:
             size = self.config.classifier.input_size
-            pixels = np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()])
+            pixels = read_squares(rows, size)
             images = to_unit(torch.from_numpy(pixels).to(self.device))
             outputs = self.model.backbone(self.model.backbone.normalize(images))
         return self.model.keys(self.model.embedding(outputs)).mean(dim=(2, 3))

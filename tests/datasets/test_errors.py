@@ -1,0 +1,35 @@
+"""Errors for users: texts that a terminal can show, whatever they name, and no content of files."""
+
+import json
+import pickle
+import tomllib
+
+import pytest
+
+from mcis.datasets.errors import UserError, unquoted
+
+
+def test_an_error_is_legible_whatever_it_names() -> None:
+    error = UserError("image \x1b[31m\u202e\udcff\0", "a\nb", "x" * 100_000)
+    assert str(error).startswith("image ?[31m???\n  expected: a\nb\n  remedy:   xxx")
+    assert len(str(error)) < 5000
+    again = pickle.loads(pickle.dumps(error))
+    assert (again.found, again.expected, again.remedy) == (error.found, error.expected, error.remedy)
+
+
+@pytest.mark.parametrize(
+    ("read", "data"),
+    [
+        (json.loads, '{"hunter2": hunter2}'),
+        (tomllib.loads, "hunter2 hunter2"),
+        (tomllib.loads, "hunter2 = 1\nhunter2 = 2"),
+        (lambda data: data.encode("utf-16").decode(), "hunter2"),
+        (lambda data: int(data), "hunter2"),
+        (lambda data: {}[data], "hunter2"),
+    ],
+)
+def test_what_a_parser_quotes_is_left_out(read, data) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        read(data)
+    assert "hunter2" not in unquoted(caught.value)
+    assert unquoted(caught.value)

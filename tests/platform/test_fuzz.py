@@ -1,0 +1,365 @@
+"""Thousands of damaged files of every kind that a user hands over: each is taken, or refused by a documented error.
+
+The files are opened in a process of their own, which this module is when it is run as a script: a reader that ends the
+process, or needs more than 30 seconds for a file, is found too.
+"""
+
+import collections
+import hashlib
+import importlib.util
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+Open = Callable[[Path], object]
+SECONDS = 30
+MESSAGE = 3 * 4000 + 100
+OF_IMAGES = Path(__file__).parents[1] / "datasets" / "test_fuzz.py"
+TOKENS = [b"", b"../../x", b"\0", b"1e999", b"-1", b"9" * 400, b"[" * 3000, b"{", b'"', b"\xef\xbb\xbf", b"\xff"]
+TOKENS += [b"nan", b"null", b"'", b"\r", b"/etc/passwd", b"file:///etc/passwd", b"s3://[b/a", b"a" * 70_000, b";"]
+TOKENS += [b"\xe2\x80\xae"]
+
+
+# --- sound files, and what opens them: kind -> content, name, and the function that reads the file
+
+
+def tables(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from mcis.datasets.sources.tagged import list_tagged
+
+    for n in range(6):
+        (folder / f"{n}.png").touch()
+    tags = ["potted plant", "cat;dog"] * 3
+    rows = [{"image": f"{n}.jpg", "tags": tags[n], "mask": f"{n}.png", "split": "train", "id": n} for n in range(6)]
+    csv = "image,tags,mask,split,id\n" + "".join(",".join(map(str, row.values())) + "\n" for row in rows)
+    parquet = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist([row | {"tags": str(row["tags"]).split(";")} for row in rows]), parquet)
+    return {
+        "table csv": (csv.encode(), "t.csv", list_tagged),
+        "table jsonl": ("".join(json.dumps(row) + "\n" for row in rows).encode(), "t.jsonl", list_tagged),
+        "table parquet": (parquet.getvalue(), "t.parquet", list_tagged),
+    }
+
+
+def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    from mcis.datasets.classes import read_classes
+    from mcis.datasets.sources.lid import list_lid
+    from mcis.datasets.sources.single_label import list_single_label
+    from mcis.datasets.sources.voc import list_voc
+
+    names = [f"2007_{n:06d}" for n in range(6)]
+    lid, voc, single = folder / "lid", folder / "voc", folder / "single"
+    for name in names:
+        for path in (lid / "img" / f"{name}.jpg", voc / "JPEGImages" / f"{name}.jpg", single / "n1" / f"{name}.jpg"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
+    sets, notes = voc / "ImageSets/Segmentation", voc / "Annotations"
+    sets.mkdir(parents=True)
+    notes.mkdir()
+    classes, last = b"cat\ndog\ncow\n", names.pop()
+    listed = "".join(f"img/{name}.jpg {n % 3} 1\n" for n, name in enumerate(names)).encode()
+    words = "".join(f"{name}\n" for name in names).encode()
+    tagged = "".join(f"{name} {n % 3}\n" for n, name in enumerate(names)).encode()
+    for root in (lid, voc):
+        (root / "classes.txt").write_bytes(classes)
+    (lid / "val.txt").write_text(f"img/{last}.jpg 0\n")
+    (sets / "v.txt").write_text(f"{last}\n")
+    (sets / "v_cls.txt").write_text(f"{last} 0\n")
+    for n, name in enumerate([*names, last]):
+        thing = f"<object><name>{['cat', 'dog', 'cow'][n % 3]}</name><difficult>0</difficult></object>"
+        (notes / f"{name}.xml").write_text(f"<annotation>{thing}</annotation>")
+
+    def of_lid(path: Path) -> object:
+        return list_lid(lid, train_list=path, val_list=Path("val.txt"), classes=Path("classes.txt"))
+
+    def of_voc(path: Path, name: str = "t.txt", tags_from: str = "xml") -> object:
+        (sets / "t.txt").write_bytes(words)
+        (sets / name).write_bytes(path.read_bytes())
+        return list_voc(voc, classes=voc / "classes.txt", train_list="t", val_list="v", tags_from=tags_from)
+
+    def of_tags(path: Path) -> object:
+        return of_voc(path, "t_cls.txt", "lists")
+
+    def of_annotation(path: Path) -> object:
+        return of_voc(path, f"../../Annotations/{names[0]}.xml")
+
+    def of_single(path: Path) -> object:
+        return list_single_label(single, ("cat", "dog", "cow"), layout="folders", classes=path)
+
+    folders = json.dumps({"n1": "cat", "n2": "dog"}).encode()
+    return {
+        "list lid": (listed, "l.txt", of_lid),
+        "list voc": (words, "l.txt", of_voc),
+        "list tagged": (tagged, "l.txt", of_tags),
+        "annotation": ((notes / f"{names[0]}.xml").read_bytes(), "a.xml", of_annotation),
+        "classes": (classes, "c.txt", read_classes),
+        "classes json": (folders, "c.json", of_single),
+        "classes text": (b"n1 cat\nn2 dog\n", "c.txt", of_single),
+    }
+
+
+def archives(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    from mcis.datasets.sources.download import Archive, fetch
+    from mcis.platform.reporting.voc_server import submission_problems
+
+    def tar(mode: str) -> bytes:
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode=mode) as archive:  # type: ignore[call-overload]
+            for name, kind in (("set", tarfile.DIRTYPE), ("set/a", tarfile.REGTYPE), ("set/b", tarfile.SYMTYPE)):
+                member = tarfile.TarInfo(name)
+                member.type, member.linkname = kind, "a" if kind == tarfile.SYMTYPE else ""
+                member.size, member.mode = 700 * (kind == tarfile.REGTYPE), 0o755
+                archive.addfile(member, io.BytesIO(bytes(member.size)))
+        return stream.getvalue()
+
+    def unpack(path: Path) -> object:
+        inner = Path(tempfile.mkdtemp(dir=folder)) / "inner"
+        inner.mkdir()
+        (inner / path.name).write_bytes(path.read_bytes())
+        md5 = hashlib.md5(path.read_bytes(), usedforsecurity=False).hexdigest()
+        try:
+            return fetch(Archive(f"http://127.0.0.1:9/{path.name}", md5, "set"), inner)
+        finally:
+            assert [at.name for at in inner.parent.iterdir()] == ["inner"], "it led out of its folder"
+
+    def submitted(path: Path) -> object:
+        return list(submission_problems(path, ids=None, images=None))
+
+    return {
+        "archive tar": (tar("w"), "a.tar", unpack),
+        "archive tgz": (tar("w:gz"), "a.tgz", unpack),
+        "submission": (tar("w:gz"), "s.tgz", submitted),
+    }
+
+
+def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    import safetensors.torch
+    import torch
+
+    from mcis.models.pretrained import read_state
+    from mcis.platform.networks.checkpoints import load_weights
+
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2))
+    plain, with_about = io.BytesIO(), io.BytesIO()
+    torch.save(network.state_dict(), plain)
+    torch.save({"state_dict": network.state_dict(), "about": {"classes": ["cat"]}}, with_about)
+
+    def read(path: Path) -> object:
+        return read_state(path, "name another file")
+
+    def load(path: Path) -> object:
+        return load_weights(network, path)
+
+    return {
+        "weights pth": (plain.getvalue(), "w.pth", read),
+        "weights safetensors": (safetensors.torch.save(network.state_dict()), "w.safetensors", read),
+        "checkpoint": (with_about.getvalue(), "c.pt", load),
+    }
+
+
+def texts(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    from mcis.platform.config.experiment import experiment_text, read_origins
+    from mcis.platform.config.resolve import resolve
+    from mcis.tuning.definition import LIBRARY, read_definition
+
+    def experiment(path: Path) -> object:
+        return resolve(file=path), read_origins(path)
+
+    def study(path: Path) -> object:
+        return read_definition(str(path))
+
+    resolved = resolve("voc", "small", {"data.voc": str(folder)})
+    short = experiment_text(resolved.config, resolved.origins).encode()
+    return {
+        "configuration": (short, "e.toml", experiment),
+        "study": (sorted(LIBRARY.glob("*.toml"))[0].read_bytes(), "s.toml", study),
+    }
+
+
+def pictures(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    """Images through the index, masks and saliency maps as stages read them."""
+    import pyarrow as pa
+
+    from mcis.datasets.index import LISTING_SCHEMA, REJECTIONS, verify
+    from mcis.datasets.masks import read_saliency, read_truth
+
+    of_images = images_module()
+
+    def image(path: Path) -> object:
+        row = {"image_id": "a", "uri": str(path), "domain": "web", "split": "train", "tags": []}
+        (reason,) = verify(pa.Table.from_pylist([row], schema=LISTING_SCHEMA))["reason"].to_pylist()
+        if reason is None:
+            return None
+        assert reason.partition(":")[0] in REJECTIONS, reason
+        raise Rejected
+
+    def truth(path: Path) -> object:
+        return read_truth(str(path), (40, 48), 20)
+
+    def saliency(path: Path) -> object:
+        return read_saliency(str(path), (40, 48))
+
+    labels = np.zeros((40, 48), np.uint8)
+    labels[10:30, 10:30] = 2
+    of_mask = of_images.saved(labels, "PNG")
+    return {
+        **{f"image {name}": (data, "a.img", image) for name, data in of_images.SEEDS.items()},
+        "mask png": (of_mask, "m.png", truth),
+        "mask mat": (of_images.mat(do_compression=True), "m.mat", truth),
+        "saliency": (of_images.saved(of_images.GREY, "PNG"), "s.png", saliency),
+    }
+
+
+class Rejected(Exception):
+    """An image was rejected with a reason of a known kind."""
+
+
+def images_module() -> Any:
+    """The module that damages images: tests are no package."""
+    spec = importlib.util.spec_from_file_location("fuzz_of_images", OF_IMAGES)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+# --- damages
+
+
+def swapped(data: bytes, draw: np.random.Generator) -> bytes:
+    """Some words of a text become others, or such as parsers stumble over."""
+    words = re.split(rb"([\s,;:\"\[\]{}=/<>]+)", data)
+    for _ in range(draw.integers(1, 4)):
+        at = int(draw.integers(len(words)))
+        words[at] = TOKENS[draw.integers(len(TOKENS))] if draw.random() < 0.7 else words[draw.integers(len(words))]
+    return b"".join(words)
+
+
+def nudged(data: bytes, draw: np.random.Generator) -> bytes:
+    """One byte becomes another, or one word the one before it: small files do not survive more."""
+    if draw.random() < 0.5:
+        at = int(draw.integers(len(data)))
+        return data[:at] + draw.bytes(1) + data[at + 1 :]
+    words = re.split(rb"(\W+)", data)
+    at = int(draw.integers(2, max(3, len(words))))
+    return b"".join([*words[:at], words[at - 2], *words[at + 1 :]])
+
+
+def sealed(data: bytes) -> bytes:
+    """A tar archive with the checksums of its headers made right, so that a damage gets further than to them."""
+    out = bytearray(data)
+    for at in range(0, len(out) - 511, 512):
+        if out[at + 257 : at + 262] == b"ustar":
+            out[at + 148 : at + 156] = b" " * 8
+            out[at + 148 : at + 156] = b"%06o\0 " % sum(out[at : at + 512])
+    return bytes(out)
+
+
+def run(count: int, seed: int) -> dict[str, dict[str, int]]:
+    """Damages and opens so many files, each kind equally often; kind -> outcome -> number.
+
+    Raises:
+        SystemExit: a reader raised another error than the documented ones.
+    """
+    from mcis.datasets.errors import UserError
+
+    of_images = images_module()
+    outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"more than {SECONDS} seconds")
+
+    signal.signal(signal.SIGALRM, late)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        kinds: dict[str, tuple[bytes, str, Open]] = {}
+        for made in (pictures, tables, lists, archives, weights, texts):
+            kinds |= made(folder)
+        for kind, (data, file, read) in kinds.items():  # sound files are taken
+            path = folder / file
+            path.write_bytes(data)
+            if kind != "submission":
+                read(path)
+        # Two dozen kinds of images are half of the files, the kinds of other files the other half.
+        others = [kind for kind in kinds if not kind.startswith("image ")]
+        images = [kind for kind in kinds if kind.startswith("image ")]
+        for number in range(count):
+            draw = np.random.default_rng([seed, number])
+            among = images if number % 2 else others
+            kind = among[number // 2 % len(among)]
+            data, file, read = kinds[kind]
+            of_kind = [of_images.claiming] if among is images else [nudged, nudged, nudged, swapped, swapped]
+            damages = [*of_images.DAMAGES[:-1], *of_kind]
+            damaged = damages[draw.integers(len(damages))](data, draw)
+            if damaged and draw.random() < 0.2:
+                damaged = damages[0](damaged, draw)
+            damaged = sealed(of_images.sealed(damaged)) if draw.random() < 0.8 else damaged
+            path = folder / file
+            path.write_bytes(damaged)
+            print(f"{number} {kind}", file=sys.stderr)  # the last line says which file ended the process
+            signal.alarm(SECONDS)
+            try:
+                read(path)
+                outcome = "taken"
+            except (UserError, Rejected) as refused:
+                text = str(refused)
+                legible = len(text) < MESSAGE and text.replace("\n", " ").isprintable()
+                outcome = "refused" if legible else f"refused by {text[:300]!r}"
+            except BaseException:
+                traceback.print_exc()
+                raise SystemExit(f"file {number}, {kind}") from None
+            finally:
+                signal.alarm(0)
+            outcomes[kind.partition(" ")[0] if kind in images else kind][outcome] += 1
+    return {kind: dict(counts) for kind, counts in outcomes.items()}
+
+
+def opened(count: int, seed: int) -> dict[str, dict[str, int]]:
+    """`run` in a process of its own."""
+    command = [sys.executable, __file__, str(count), str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-4000:]}"
+    outcomes: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    assert all(set(counts) <= {"taken", "refused"} for counts in outcomes.values()), f"illegible messages: {outcomes}"
+    assert sum(sum(counts.values()) for counts in outcomes.values()) == count, "each has one outcome"
+    return outcomes
+
+
+def test_damaged_files_of_every_kind_are_taken_or_refused() -> None:
+    outcomes = opened(600, seed=1)
+    assert len(outcomes) == 22
+    total = collections.Counter[str]()
+    for counts in outcomes.values():
+        total.update(counts)
+    assert min(total["taken"], total["refused"]) > 100, f"the damages differ in depth: {total}"
+
+
+@pytest.mark.slow
+def test_ten_thousand_damaged_files_are_taken_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    outcomes = opened(10_000, seed=2)
+    with capsys.disabled():
+        print()
+        for kind, counts in sorted(outcomes.items()):
+            print(f"{kind:22}{counts.get('taken', 0):6} taken {counts.get('refused', 0):6} refused")
+    for kind, counts in outcomes.items():
+        assert counts.get("refused", 0) > 0, f"no damage reaches {kind}"
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(int(sys.argv[1]), int(sys.argv[2]))))

@@ -1,0 +1,126 @@
+"""Stage 1 under faults: what passes leaves no trace in the index, and what ends a process is listed."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from PIL import Image
+
+from mcis.datasets.errors import UserError
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import resolve
+from mcis.platform.runs.read_index import open_index
+from mcis.platform.runs.results import IndexResult
+from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages import index
+from mcis.platform.stages.index import Verify
+
+IMAGES = 8
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A table of eight sound images."""
+    for n in range(IMAGES):
+        pixels = np.random.default_rng(n).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{n}.png")
+    lines = [f"{n}.png,{'cat' if n % 2 else 'dog'}" for n in range(IMAGES)]
+    (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
+    return tmp_path / "photos.csv"
+
+
+def indexed(photos: Path, *assignments: str) -> tuple[list[str], dict[str, str], int]:
+    """What `mcis index tags` leaves: the images, the reasons of those that are rejected, and how many were opened."""
+    resolved = resolve("tags", "small", {"data.tags.table": str(photos)}, ["compute.shard_rows=4", *assignments])
+    result = pipeline.run(resolved, Workspace(photos.parent / "workspace"), "index-tags", until="index")
+    found = open_index(Workspace(photos.parent / "workspace"), "index-tags")
+    rejects = dict(zip(found.rejects["image_id"].to_pylist(), found.rejects["reason"].to_pylist(), strict=True))
+    return found.index["image_id"].to_pylist(), rejects, result.context.result("index", IndexResult).counts["opened"]
+
+
+def all_but(*absent: int) -> list[str]:
+    return [f"{n}.png" for n in range(IMAGES) if n not in absent]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
+def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
+    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/proc/self/mem cannot be read, EIO, and can be stamped."""
+
+    class Impatient(Verify):
+        def __call__(self, rows: pa.Table) -> pa.Table:
+            import tenacity
+
+            from mcis.datasets import files
+
+            files._AGAIN = files._AGAIN.copy(wait=tenacity.wait_none())
+            return super().__call__(rows)
+
+    path = photos.parent / "3.png"
+    path.rename(photos.parent / "whole")
+    path.symlink_to("/proc/self/mem")
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "Verify", Impatient)
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"3\.png could not be read, .*: Input/output error") as caught:
+                indexed(photos)
+            assert "repeat the command" in caught.value.remedy
+    path.unlink()
+    (photos.parent / "whole").rename(path)
+    assert indexed(photos)[:2] == (all_but(), {})
+
+
+def test_a_file_that_changes_meanwhile_is_opened_again(
+    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Changing(Verify):
+        def __call__(self, rows: pa.Table) -> pa.Table:
+            verified = super().__call__(rows)
+            for uri in rows["uri"].to_pylist():
+                if uri.endswith("3.png"):
+                    Image.new("RGB", (64, 64), "red").save(uri)
+                if uri.endswith("5.png"):
+                    os.unlink(uri)
+            return verified
+
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "Verify", Changing)
+        with pytest.raises(UserError, match=r"2 file\(s\) changed meanwhile: .*3\.png, .*5\.png"):
+            indexed(photos)
+    images, rejects, opened = indexed(photos)
+    assert images == all_but(5)
+    assert rejects == {"5.png": "cannot be read: No such file or directory"}
+    assert opened == 2
+    found = open_index(Workspace(photos.parent / "workspace"), "index-tags").index
+    assert found["height"].to_pylist()[3] == 64
+
+
+def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another_index(
+    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killing(Verify):
+        def __call__(self, rows: pa.Table) -> pa.Table:
+            if any(uri.endswith("6.png") for uri in rows["uri"].to_pylist()):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(rows)
+
+    listed: dict[str, Any] = {"6.png": "kills the decoder: its process was ended by a signal, 3 times"}
+    with monkeypatch.context() as patched:
+        patched.setattr(index, "Verify", Killing)
+        assert indexed(photos) == (all_but(6), listed, 8)
+    assert indexed(photos)[:2] == (all_but(6), listed), "the index is finished"
+    assert indexed(photos, "data.min_side=33") == (all_but(), {}, 1), "another one opens this image again, and no other"
+
+
+def test_the_most_pixels_are_a_key_and_no_verdict(photos: Path, ray_local: None) -> None:
+    Image.new("RGB", (64, 64), "red").save(photos.parent / "3.png")
+    images, rejects, opened = indexed(photos, "data.max_pixels=4095")
+    assert (images, opened) == (all_but(3), 8)
+    assert rejects == {"3.png": "too large: 64x64 pixels, more than 4095"}
+    assert indexed(photos) == (all_but(), {}, 1)
+    assert indexed(photos, "data.max_pixels=4095")[:2] == (all_but(3), rejects)
