@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.index import Listing
@@ -17,8 +18,8 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import point_to
-from mcis.platform.runs.results import StageResult, write_result
-from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, disk_errors, fingerprint
+from mcis.platform.runs.results import StageResult, flaw, write_result
+from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, fingerprint
 
 
 class StageModule(Protocol):
@@ -119,7 +120,7 @@ def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afr
         begun += sum(bytes_in(workspace.finished(stage.name, key)) for key in list(outputs)[1:])
         if stage.name in afresh:
             return Unfinished(names, begun + bytes_in(folder))
-        if not (folder / SUMMARY).exists():
+        if not _is_whole(folder):
             return Unfinished(names, begun)
         context = context.after(stage.name, folder, seconds=0.0, computed=False)
     return Unfinished((), 0)
@@ -147,24 +148,27 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
 
 
 def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, afresh: bool) -> bool:
-    """Computes a stage if its output is absent or `afresh` asks for it; True if it did.
+    """Computes a stage if its output is absent or not whole, or `afresh` asks for it; True if it did.
 
     Args:
         outputs: as of `_outputs`. What is absent of them is computed in the same pass.
     """
     workspace, wanted = context.workspace, next(iter(outputs))
-    if not afresh and (workspace.finished(stage.name, wanted) / SUMMARY).exists():
+    if not afresh and _is_whole(workspace.finished(stage.name, wanted)):
         return False  # whoever holds a lock may be computing another output for hours
     with contextlib.ExitStack() as locks:
         for key in sorted(outputs):  # in the same order everywhere, or two runs might wait for each other
             locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))
-        absent = [key for key in outputs if not (workspace.finished(stage.name, key) / SUMMARY).exists()]
+        absent = [key for key in outputs if not _is_whole(workspace.finished(stage.name, key))]
         if afresh:
             absent = list(dict.fromkeys([wanted, *absent]))
             for key in absent:
                 workspace.forget(stage.name, key)
         elif wanted not in absent:
             return False
+        for folder in (workspace.finished(stage.name, key) for key in absent):
+            if folder.exists():
+                console.print(f"note: {folder.name} is computed again: {flaw(folder)}", markup=False)
         parts, began = [workspace.part(stage.name, key) for key in absent], time.monotonic()
         caches: list[str] = []
         contexts = [dataclasses.replace(context, part=part, afresh=afresh, caches=caches) for part in parts]
@@ -180,3 +184,8 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
             write_result(part, result, stage=stage.name, key=key, seconds=seconds, caches=caches)
             workspace.finish(stage.name, key)
         return True
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a finished output is there with all its files."""
+    return folder.exists() and flaw(folder) is None

@@ -52,10 +52,15 @@ def file_stamps(uris: Sequence[str | None]) -> str:
     return fingerprint(list(zip(named, stamps(named), strict=True)))
 
 
-def bytes_in(folder: Path) -> int:
-    """Bytes of the files below a folder, 0 if it is absent; what is renamed or removed meanwhile is not counted."""
+def files_in(folder: Path) -> dict[str, int]:
+    """Bytes of each file below a folder by its path from there; what is renamed or removed meanwhile is left out."""
     files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    return sum(stamp.size for stamp in stamps(files) if stamp)
+    return {os.path.relpath(file, folder): at.size for file, at in zip(files, stamps(files), strict=True) if at}
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files below a folder, 0 if it is absent."""
+    return sum(files_in(folder).values())
 
 
 def free_bytes(folder: Path) -> int:
@@ -208,9 +213,25 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
         yield _read_file(file, columns)
 
 
+def table_rows(file: Path) -> int:
+    """The number of rows of a Parquet file, by its footer alone.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    with _table_errors(file):
+        return int(pq.read_metadata(file).num_rows)
+
+
 def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
-    try:
+    with _table_errors(file):
         return pq.read_table(file, columns=columns)
+
+
+@contextlib.contextmanager
+def _table_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(
             f"{file} cannot be read ({str(error)[:200]})",
