@@ -1,5 +1,6 @@
 """The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
+import zipfile
 from pathlib import Path
 
 import torch
@@ -20,6 +21,26 @@ def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Opti
     save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
 
 
+def drop_damaged(folder: Path) -> bool:
+    """Removes a checkpoint that is cut or whose bytes changed, if there is one; True if it did.
+
+    All of the file is read, as checksums of its parts lie in it.
+    """
+    file = folder / CHECKPOINT
+    try:
+        with zipfile.ZipFile(file) as parts:
+            if parts.testzip() is None:
+                return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        raise
+    except Exception:  # whatever a damaged file makes the reader raise
+        pass
+    file.unlink()
+    return True
+
+
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
     """Loads the last checkpoint, if there is one, into the network and its optimizer; returns the updates done.
 
@@ -27,7 +48,7 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, dev
         folder: of the training.
 
     Raises:
-        UserError: the checkpoint is damaged, or of another configuration.
+        UserError: the checkpoint is of another configuration.
         OSError: it cannot be read.
         RuntimeError: a worker of the group found another checkpoint than this one.
     """

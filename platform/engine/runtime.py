@@ -15,6 +15,7 @@ from typing import Any
 from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.runs.workspace import full_disk
 
 _GIB = 2**30
 _ENVIRONMENT = {
@@ -191,7 +192,10 @@ def check_cpus(compute: ComputeConfig, decode_in: DecodeIn) -> None:
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it."""
+    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it.
+
+    A full disk is one, wherever in Ray it was met.
+    """
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -206,4 +210,5 @@ def user_error_in(error: BaseException) -> UserError | None:
             getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
         ]
         waiting += failures.values()
-    return None
+    full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in seen)
+    return next(filter(None, full), None)

@@ -11,11 +11,11 @@ from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
-from mcis.platform.engine.resuming import CHECKPOINT
+from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in, uses_gpu
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
-from mcis.platform.runs.progress import bar, follow
+from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import read_json
 
@@ -35,8 +35,8 @@ def fit(
 ) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
-    A second call on the same folder continues from the last checkpoint in it, and does nothing if the training had
-    ended. Meanwhile the log of the steps moves a progress bar and goes to MLflow.
+    A second call on the same folder continues from the last checkpoint in it, where that is damaged from the beginning,
+    and does nothing if the training had ended. Meanwhile the log of the steps moves a progress bar and goes to MLflow.
 
     Args:
         label: name of the network in messages, and section of its configuration.
@@ -51,6 +51,8 @@ def fit(
     gpu = uses_gpu(compute)
     decode_in = _choose_decoding(compute)
     check_cpus(compute, decode_in)
+    if drop_damaged(folder):
+        console.print(f"note: the checkpoint of the {label} was damaged: its training begins again", markup=False)
     job = TrainingJob(
         learner=learner,
         compute=compute,

@@ -74,19 +74,39 @@ def in_words(count: float) -> str:
     return f"{count / size:.1f} {unit}"
 
 
+_FULL = re.compile(
+    "No space left on device|Disk quota exceeded|File too large"  # the system
+    "|database or disk is full|Local disk is full"  # SQLite, Ray
+    r"|PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear"  # torch
+)
+
+
+def full_disk(error: BaseException, disk: str) -> UserError | None:
+    """The UserError of a disk without space where an error says so, in a number or, as libraries hand it on, in words.
+
+    Args:
+        disk: which disk it is, in words.
+    """
+    numbered = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    said = _FULL.search(str(error))
+    if isinstance(error, UserError) or not (numbered or said):
+        return None
+    return UserError(
+        f"no space left on {disk} ({said[0] if said else error.strerror})",
+        "space for the next file",
+        "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
+    )
+
+
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns the OSError of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
+    """Turns errors of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(
-                f"no space left on the disk of {folder} ({error.strerror})",
-                "space for the next file",
-                "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
-            ) from None
-        if error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
+    except Exception as error:
+        if full := full_disk(error, f"the disk of {folder}"):
+            raise full from None
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise UserError(
                 f"{folder} cannot be written ({error.strerror})",
                 "a writable workspace",

@@ -162,6 +162,42 @@ def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None)
     assert str(error) == str(UserError("no map of i12", "a map", "draw one"))
 
 
+def test_a_bare_task_that_fills_the_disk_is_the_users_error(small_disk: Callable[..., Path], ray_local: None) -> None:
+    """Torch says so in words of its own, and Ray wraps them."""
+    import ray
+
+    def fill(folder: Path) -> None:
+        import torch
+
+        torch.save(torch.zeros(100_000), folder / "a.pt")
+
+    with pytest.raises(Exception, match="inline_container") as caught:
+        ray.get(ray.remote(num_cpus=1)(fill).remote(small_disk("64k")))
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert error.found.startswith("no space left on the disk of a worker")
+
+
+def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(
+    small_disk: Callable[..., Path], ray_local: None
+) -> None:
+    disk = small_disk("128k")
+    (disk / "ballast").write_bytes(bytes(112 * 1024))
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        return lambda rows: rows.append_column("noise", pa.array([os.urandom(1000) for _ in range(len(rows))]))
+
+    def run() -> MapResult:
+        return map_table(TABLE, make, (), disk / "out", label="noise", shard_rows=5)
+
+    with pytest.raises(UserError, match=f"no space left on the disk of {disk / 'out'}"):
+        run()
+    assert all(not file.name.startswith(".") for file in (disk / "out").iterdir()), "half a file would keep it full"
+    (disk / "ballast").unlink()
+    run()
+    assert read_table(disk / "out")["value"].to_pylist() == list(range(23))
+
+
 def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
     def make(*arguments: Any) -> Callable[[pa.Table], pa.Table]:
         raise AssertionError("nothing is to be done")
