@@ -17,11 +17,11 @@ from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.mapping import Worker, map_table
-from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
-from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, file_stamps, fingerprint
+from mcis.platform.runs.version import made_with
+from mcis.platform.runs.workspace import Workspace, bytes_in, content_digest, disk_errors, fingerprint
 
 _GIB = 2**30
 
@@ -73,10 +73,10 @@ def features_cache(
     size = len(rows) * features_bytes(shape)
     if images * features_bytes(shape) > compute.cache_gb * _GIB:
         return None
-    made_of = (config.backbone, config.channels, config.stride, config.input_size, file_stamps([str(pretrained)]))
-    name = f"features-{fingerprint(made_of)}"
-    arguments = (config, pretrained, uses_gpu(compute))
-    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=uses_gpu(compute))
+    of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
+    name = f"features-{fingerprint(of_network, made_with(compute.device))}"
+    arguments = (config, pretrained, compute.gpu)
+    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=compute.gpu)
     return Features(rows["uri"].to_pylist(), folder, shape)
 
 

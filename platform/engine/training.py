@@ -12,7 +12,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
-from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in, uses_gpu
+from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.progress import bar, console, follow
@@ -48,7 +48,7 @@ def fit(
     """
     if (folder / FIT).exists():
         return _finished(folder)
-    gpu = uses_gpu(compute)
+    gpu = compute.gpu
     decode_in = _choose_decoding(compute)
     check_cpus(compute, decode_in)
     if drop_damaged(folder):

@@ -1,7 +1,8 @@
 """A stage of the pipeline: what its module offers, and how its output is computed once and kept under a key.
 
-The key is the fingerprint of the stage's part of the configuration, of its outer inputs and of the identities of the
-stages it needs. Outputs with the same key are the same: they are computed once, in one run or another.
+The key is the fingerprint of the stage's part of the configuration, of its outer inputs, of the identities of the
+stages it needs, and of code, torch and class of device that it is computed with. Outputs with the same key are the
+same: they are computed once, in one run or another.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import point_to
 from mcis.platform.runs.results import StageResult, flaw, write_result
+from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, fingerprint
 
 
@@ -61,7 +63,6 @@ class Stage:
         module: does the work.
         needs: stages whose output it reads; those that the run did not reach are left out.
         sections: parts of the configuration that its output depends on.
-        version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
         closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         takes_part: whether a run of a configuration has this stage.
@@ -72,7 +73,6 @@ class Stage:
     module: StageModule
     needs: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
-    version: int = 1
     closes: str | None = None
     kept: bool = True
     takes_part: Callable[[Config], bool] = _always
@@ -139,7 +139,7 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
     return fingerprint(
         {
             "stage": stage.name,
-            "version": stage.version,
+            "made with": made_with(config.compute.device),
             "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
             "inputs": stage.module.inputs(config, context),
             "needs": {name: context.result(name, StageResult).identity for name in reached},

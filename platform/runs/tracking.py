@@ -18,7 +18,7 @@ from mcis.platform.runs.logged_models import TrainedModel, log_model
 from mcis.platform.runs.outbox import Outbox
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking_store import EXPERIMENT, is_local, store_error, store_errors, tracking_uri
-from mcis.platform.runs.version import git_commit, project_version
+from mcis.platform.runs.version import code_digest, git_commit, project_version
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 
 if TYPE_CHECKING:
@@ -331,7 +331,12 @@ class Tracker:
 def _origin(parent: str | None) -> dict[str, str]:
     """The tags by which MLflow shows where a run comes from."""
     commit = git_commit()
-    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": "mcis", "mcis.version": project_version()}
+    tags = {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": "mcis",
+        "mcis.version": project_version(),
+        "mcis.code": code_digest(),
+    }
     with contextlib.suppress(OSError, KeyError, ImportError):  # a user id without a name
         tags["mlflow.user"] = getpass.getuser()
     if parent:

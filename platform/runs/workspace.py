@@ -16,6 +16,7 @@ WORKSPACE/
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -34,7 +35,7 @@ from filelock import FileLock
 
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
+from mcis.datasets.files import Stamp, stamps
 
 SUMMARY = "summary.json"
 """The file beside a stage's output that holds its result."""
@@ -50,6 +51,17 @@ def file_stamps(uris: Sequence[str | None]) -> str:
     """Fingerprint of names, sizes and modification times of files."""
     named = [uri for uri in uris if uri is not None]
     return fingerprint(list(zip(named, stamps(named), strict=True)))
+
+
+def content_digest(file: Path) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
+    return _content_digest(file, *stamps([str(file)]))
+
+
+@functools.lru_cache
+def _content_digest(file: Path, stamp: Stamp | None) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
 
 def files_in(folder: Path) -> dict[str, int]:

@@ -219,7 +219,7 @@ import pyarrow as pa, ray
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.engine.runtime import check_gpus
 
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
 out = Path(sys.argv[1])
@@ -232,10 +232,10 @@ def make():
 result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)
 assert result.rows == 20
 
-assert uses_gpu(ComputeConfig(workers=2))
-assert not uses_gpu(ComputeConfig(workers=4, gpu=False))
+check_gpus(ComputeConfig(workers=2, gpu=True))
+check_gpus(ComputeConfig(workers=4))
 try:
-    uses_gpu(ComputeConfig(workers=4))
+    check_gpus(ComputeConfig(workers=4, gpu=True))
 except UserError as error:
     assert "2 GPU(s) in the cluster for compute.workers=4" in error.found
 else:
