@@ -1,6 +1,9 @@
 """The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
+import contextlib
+import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -10,6 +13,28 @@ from mcis.datasets.errors import UserError
 from mcis.platform.networks.checkpoints import save
 
 CHECKPOINT = "checkpoint.pt"
+_ASKED = "checkpoint.asked"
+"""The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
+
+
+def ask_for_checkpoint(folder: Path, is_training: Callable[[], bool], patience: float = 15.0) -> None:
+    """Has a training in progress write a checkpoint behind its step, and waits for it, so many seconds at most.
+
+    Args:
+        folder: of the training.
+        is_training: whether there is still somebody to wait for.
+    """
+    until = time.monotonic() + patience
+    with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
+        (folder / _ASKED).touch()
+        while (folder / _ASKED).exists() and is_training() and time.monotonic() < until:
+            time.sleep(0.05)
+        (folder / _ASKED).unlink(missing_ok=True)
+
+
+def is_asked_for_checkpoint(folder: Path) -> bool:
+    """Whether the driver waits for a checkpoint."""
+    return (folder / _ASKED).exists()
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -19,6 +44,7 @@ def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Opti
     whatever the number of workers), and what is random (drawn from seed and row).
     """
     save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
+    (folder / _ASKED).unlink(missing_ok=True)
 
 
 def drop_damaged(folder: Path) -> bool:

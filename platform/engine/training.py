@@ -11,7 +11,7 @@ from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
-from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
+from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
@@ -63,7 +63,7 @@ def fit(
         decode_in=decode_in,
     )
     train = _train_alone if compute.workers == 1 else _train_together
-    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder / STEPS, tracker, label)
+    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder, tracker, label)
     return _finished(folder)
 
 
@@ -153,8 +153,8 @@ def _stop_at_user_errors() -> Any:
     return StopAtUserErrors()
 
 
-def _follow_log(train: Callable[[], Any], schedule: Schedule, log: Path, tracker: Tracker, label: str) -> None:
-    """Runs `train` while the records of its log move a progress bar and go to MLflow."""
+def _follow_log(train: Callable[[], Any], schedule: Schedule, folder: Path, tracker: Tracker, label: str) -> None:
+    """Runs `train` in a folder while the records of its log move a progress bar and go to MLflow."""
     images = schedule.images_per_step
     with bar(label, schedule.steps * images, "images") as progress:
 
@@ -163,12 +163,12 @@ def _follow_log(train: Callable[[], Any], schedule: Schedule, log: Path, tracker
             progress.update(newest["step"] * images, f"epoch {newest['epoch']:.1f} loss {newest['loss']:.3f}")
             tracker.follow(label, records)
 
-        with follow(log, on_records):
-            _run_interruptibly(train)
+        with follow(folder / STEPS, on_records):
+            _run_interruptibly(train, folder)
 
 
-def _run_interruptibly(call: Callable[[], Any]) -> None:
-    """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere.
+def _run_interruptibly(call: Callable[[], Any], folder: Path) -> None:
+    """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere, once a checkpoint is kept.
 
     In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
     """
@@ -182,7 +182,11 @@ def _run_interruptibly(call: Callable[[], Any]) -> None:
 
     thread = threading.Thread(target=target, daemon=True)
     thread.start()
-    while thread.is_alive():
-        thread.join(timeout=0.2)
+    try:
+        while thread.is_alive():
+            thread.join(timeout=0.2)
+    except KeyboardInterrupt:
+        ask_for_checkpoint(folder, thread.is_alive)
+        raise
     if failure:
         raise failure[0]
