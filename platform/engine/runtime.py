@@ -123,13 +123,18 @@ def _termination_interrupts() -> Iterator[None]:
         yield
         return
 
+    received: list[int] = []
+
     def interrupt(number: int, frame: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt(number)
+        received.append(number)
+        raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(*received) from error  # Ray's calls raise one of their own
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 

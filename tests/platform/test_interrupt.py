@@ -126,7 +126,7 @@ def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Pat
 
 
 QUICK = (
-    "classifier.epochs=100",
+    "classifier.epochs=400",
     "segmenter.steps=60",
     "segmenter.batch=4",
     "segmenter.width=16",
@@ -137,7 +137,7 @@ QUICK = (
     "compute.stop_if_nothing_is_learnt=false",
     "tracking.model=false",
 )
-"""A whole run of seconds, whose classifier is trained for 200 steps."""
+"""A whole run of seconds, whose classifier is trained for 800 steps."""
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
     assert "Traceback" not in shown
     (part,) = (workspace / "store").glob("train_classifier-*.part")
     done = torch.load(part / "checkpoint.pt", weights_only=True)["step"]
-    assert 20 < done < 200
+    assert 20 < done < 800
     (listed,) = json.loads(
         subprocess.run(
             [*call[:3], "runs", "--json", "--workspace", str(workspace)], capture_output=True, check=True
@@ -224,7 +224,7 @@ def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
     assert listed["state"] == "interrupted"
     run_to_the_end(call)
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
-    assert json.loads(fitted.read_text())["steps"] == 200 - done
+    assert json.loads(fitted.read_text())["steps"] == 800 - done
     assert scores(workspace) == undisturbed
     assert half_written(workspace) == []
 
