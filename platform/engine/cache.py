@@ -21,7 +21,7 @@ from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import Workspace, bytes_in, content_digest, disk_errors, fingerprint
+from mcis.platform.runs.workspace import Workspace, bytes_in, content_digest, disk_errors, fingerprint, rename_folder
 
 _GIB = 2**30
 
@@ -106,7 +106,7 @@ def _made(
             part.mkdir(exist_ok=True)
         map_table(rows, make, arguments, part, label=label, shard_rows=compute.shard_rows, suffix="arrow", gpu=gpu)
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
-            part.rename(folder)
+            rename_folder(part, folder)
     return folder
 
 

@@ -146,16 +146,42 @@ CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(?P<suffix>\.part|\.
 
 
 @contextlib.contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
-    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed."""
+def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
+
+    Args:
+        durable: whether the content is on the disk before it has the name; otherwise a machine that loses power may
+            leave an empty file under it. False for files that are easily written again.
+    """
     aside = aside_of(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield aside
+            if durable:
+                _sync(aside)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Returns once a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename_folder(folder: Path, final: Path) -> None:
+    """Renames a folder of files that were written aside, once all names in it are on the disk, and has the new name
+    there too."""
+    with disk_errors(folder):
+        for parent, _, _ in os.walk(folder):
+            _sync(Path(parent))
+        os.replace(folder, final)
+        _sync(final.parent)
 
 
 def discard(path: Path) -> bool:
@@ -333,6 +359,11 @@ class RunFolder:
         return self.path / "mlflow.json"
 
     @property
+    def unsent(self) -> Path:
+        """What MLflow lacks of a run that ended while its server was away; see `runs.tracking`."""
+        return self.path / "unsent.json"
+
+    @property
     def study(self) -> Path:
         """The figures of a study."""
         return self.path / "study.json"
@@ -489,7 +520,7 @@ class Workspace:
         """Renames the work in progress to the finished output, in place of an older one."""
         final = self.finished(stage, key)
         discard(final)
-        os.replace(self.part(stage, key), final)
+        rename_folder(self.part(stage, key), final)
         return final
 
     def forget(self, stage: str, key: str) -> None:

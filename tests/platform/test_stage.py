@@ -1,5 +1,6 @@
 """Stages: outputs of several configurations in one pass, outputs that lost a file, and kills at every moment."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -222,6 +223,25 @@ def test_an_output_that_lost_a_file_is_computed_again_and_says_which(
     assert found in shown
     work.go(workspace)
     assert work.calls == 2
+
+
+def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file before its rename, and every folder of a stage before the stage's."""
+    synced, fsync, replace = set[int](), os.fsync, os.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def watched_replace(source: Any, target: Any) -> None:
+        for path in (Path(source), *Path(source).rglob("*")):
+            assert path.stat().st_ino in synced, f"{path} is renamed to {target} before it is on the disk"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    folder = Tables().go(Workspace(tmp_path))
+    assert {path.stat().st_ino for path in (folder.parent, folder, *folder.rglob("*"))} <= synced
 
 
 KILLED = """
