@@ -281,6 +281,40 @@ def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_sam
 
 
 @pytest.mark.slow
+def test_a_run_whose_server_goes_for_good_ends_well_and_is_sent_once_there_is_one(
+    root: Path,
+    tmp_path: Path,
+    tracking_server: Callable[..., Any],
+    undisturbed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    server, workspace = tracking_server(), tmp_path / "workspace"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    call = command(root, workspace, *QUICK)
+    with running(call, lambda: steps_logged(workspace) > 2) as run:
+        server.stop()
+        shown, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, shown
+    assert "`mcis sync run`" in shown
+    assert scores(workspace) == undisturbed
+    server.start()
+    sync = [*call[:3], "sync", "--workspace", str(workspace)]
+    assert "sent: run" in run_to_the_end(sync).stdout
+    client = MlflowClient(server.uri)
+    (tracked_run,) = client.search_runs([client.get_experiment_by_name("mcis").experiment_id])  # type: ignore[union-attr]
+    assert tracked_run.info.status == "FINISHED"
+    (log,) = (workspace / "store").glob("train_classifier-*/steps.jsonl")
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert [m.step for m in client.get_metric_history(tracked_run.info.run_id, "classifier.loss")] == steps
+    for score in undisturbed:
+        assert score["miou"] in tracked_run.data.metrics.values()
+    assert {"report.html", "scores.json"} <= {file.path for file in client.list_artifacts(tracked_run.info.run_id)}
+    assert "lacks nothing" in run_to_the_end(sync).stdout
+
+
+@pytest.mark.slow
 def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_and_what_it_left_stays(
     root: Path, tmp_path: Path
 ) -> None:

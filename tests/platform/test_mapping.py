@@ -1,6 +1,7 @@
 """Mapping tables on Ray Data: every shard once, only what is missing again, and a worker's error as the user's own."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -162,6 +163,24 @@ def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None)
     assert str(error) == str(UserError("no map of i12", "a map", "draw one"))
 
 
+def test_a_shard_whose_process_is_killed_is_mapped_again(tmp_path: Path, ray_local: None) -> None:
+    killed = tmp_path / "killed"
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            if 12 in rows["value"].to_pylist() and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rows
+
+        return work
+
+    map_table(TABLE, make, (), tmp_path / "out", label="killed", shard_rows=5)
+    assert killed.exists()
+    assert read_table(tmp_path / "out").equals(TABLE)
+    assert shards(tmp_path) == CUT
+
+
 def test_a_bare_task_that_fills_the_disk_is_the_users_error(small_disk: Callable[..., Path], ray_local: None) -> None:
     """Torch says so in words of its own, and Ray wraps them."""
     import ray
@@ -205,6 +224,37 @@ def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
     result = map_table(TABLE.slice(0, 0), make, (), tmp_path / "out", label="none", shard_rows=5)
     assert result == MapResult(0, 0.0)
     assert shards(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_table_larger_than_the_object_store_is_mapped_all_the_same(tmp_path: Path) -> None:
+    """Ray keeps on the disk what its store has no space for, in a Ray as commands start it."""
+    script = tmp_path / "large.py"
+    script.write_text(
+        """
+import sys
+import numpy as np, pyarrow as pa
+from pathlib import Path
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.workspace import read_table
+
+rows = [np.random.default_rng(n).bytes(2**20) for n in range(240)]
+table = pa.table({"n": range(240), "noise": rows})
+
+def make():
+    return lambda part: pa.table({"n": part["n"], "first": [value[:8] for value in part["noise"].to_pylist()]})
+
+with ray_session(ComputeConfig(cpus=2, object_store_gb=0.1)):
+    map_table(table, make, (), Path(sys.argv[1]), label="large", shard_rows=20)
+mapped = read_table(Path(sys.argv[1]))
+assert mapped["n"].to_pylist() == list(range(240))
+assert mapped["first"].to_pylist() == [row[:8] for row in rows]
+"""
+    )
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "out")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -523,6 +523,50 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
     assert [m.step for m in logged] == [10, 20]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Mortal:
+    """Decodes pairs, but kills its process once, as it begins with step 9."""
+
+    decoder: PairDecoder
+    killed: Path
+    batch_type = PairBatch
+
+    @property
+    def row_bytes(self) -> int:
+        return self.decoder.row_bytes
+
+    def __call__(self, steps: np.ndarray) -> PairBatch:
+        if 9 in steps and not self.killed.exists():
+            self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.decoder(steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedByMortals(ClassifierLearner):
+    """Its batches come from such decoders."""
+
+    folder: Path
+
+    def decoder(self, shard: WorkerShard) -> Any:
+        return Mortal(decoder=super().decoder(shard), killed=self.folder / "killed")
+
+
+@pytest.mark.slow
+def test_a_data_task_that_is_killed_changes_nothing_of_a_training(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    by_value()
+    learner = DecodedByMortals(**vars(here.learner), folder=tmp_path)
+    compute = ComputeConfig(threads=1, decode="tasks", max_failures=0)
+    fit(learner, tmp_path, compute, here.tracker("mortal"), label="classifier")
+    assert (tmp_path / "killed").exists()
+    weights, _ = plain_loop(here.learner)
+    for key, value in trained(tmp_path).items():
+        assert torch.equal(value, weights[key])
+    assert steps_of(tmp_path / STEPS) == [10, 20]
+
+
 class Cramped(Struck):
     """Has all space for its files, until the blow."""
 
