@@ -1,9 +1,9 @@
 """The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
 import contextlib
+import threading
 import time
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,17 +17,17 @@ _ASKED = "checkpoint.asked"
 """The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
 
 
-def ask_for_checkpoint(folder: Path, is_training: Callable[[], bool], patience: float = 15.0) -> None:
+def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 15.0) -> None:
     """Has a training in progress write a checkpoint behind its step, and waits for it, so many seconds at most.
 
     Args:
         folder: of the training.
-        is_training: whether there is still somebody to wait for.
+        ended: is set when there is nobody to wait for.
     """
     until = time.monotonic() + patience
     with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
         (folder / _ASKED).touch()
-        while (folder / _ASKED).exists() and is_training() and time.monotonic() < until:
+        while (folder / _ASKED).exists() and not ended.is_set() and time.monotonic() < until:
             time.sleep(0.05)
         (folder / _ASKED).unlink(missing_ok=True)
 

@@ -173,20 +173,22 @@ def _run_interruptibly(call: Callable[[], Any], folder: Path) -> None:
     In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
     """
     failure: list[BaseException] = []
+    ended = threading.Event()  # a thread whose `join` was interrupted counts as ended in Python 3.11
 
     def target() -> None:
         try:
             call()
         except BaseException as error:  # handed on to the caller's thread
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
+    threading.Thread(target=target, daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(timeout=0.2)
+        while not ended.wait(timeout=0.2):
+            pass
     except KeyboardInterrupt:
-        ask_for_checkpoint(folder, thread.is_alive)
+        ask_for_checkpoint(folder, ended)
         raise
     if failure:
         raise failure[0]
