@@ -1,7 +1,6 @@
 """The commands `mcis runs`, `mcis gc`, `mcis sync`: what a workspace holds, what nobody needs, what MLflow lacks."""
 
 import contextlib
-import functools
 import json
 import shlex
 from typing import Annotated
@@ -110,7 +109,6 @@ def sync(
 
         for name in lacking:
             with hold_run(opened, name):
-                model = functools.partial(trained_segmenter, folders[name])
-                if not send_unsent(opened, name, lambda register, model=model: model(register=register)):
+                if not send_unsent(opened, name, trained_segmenter):
                     raise typer.Exit(1)
             typer.echo(f"sent: {name}")

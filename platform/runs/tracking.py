@@ -65,11 +65,11 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
         client.set_terminated(kept["run_id"], status=status)
 
 
-def send_unsent(workspace: Workspace, name: str, model: Callable[[str | None], TrainedModel]) -> bool:
+def send_unsent(workspace: Workspace, name: str, model: Callable[..., TrainedModel]) -> bool:
     """Sends what MLflow lacks of a run, whose name is held; True if it has taken all of it.
 
     Args:
-        model: makes the run's trained network, to be registered under a name or not.
+        model: makes the trained network of a run's folder, to be registered under `register` or not.
 
     Raises:
         UserError: the store cannot be used, or is not the run's.
@@ -92,7 +92,7 @@ def send_unsent(workspace: Workspace, name: str, model: Callable[[str | None], T
         "metric_at": tracker.metric_at,
         "system_metrics": tracker.system_metrics,
         "artifact": lambda path: tracker.artifact(Path(path)) if Path(path).exists() else None,
-        "model": lambda register: tracker.model(model(register)),
+        "model": lambda register: tracker.model(model(folder, register=register)),
         "finish": tracker.finish,
     }
     for call, *arguments in kept["calls"]:

@@ -99,12 +99,14 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
     Args:
         disk: which disk it is, in words.
     """
-    numbered = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     said = _FULL.search(str(error))
-    if isinstance(error, UserError) or not (numbered or said):
+    why = said[0] if said else None
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        why = error.strerror
+    if isinstance(error, UserError) or why is None:
         return None
     return UserError(
-        f"no space left on {disk} ({said[0] if said else error.strerror})",
+        f"no space left on {disk} ({why})",
         "space for the next file",
         "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
     )

@@ -2,6 +2,8 @@
 with the scores of a run that nothing disturbed."""
 
 import contextlib
+import functools
+import glob
 import json
 import shutil
 import signal
@@ -240,7 +242,8 @@ def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
     call = command(root, workspace, *QUICK)
     before = set(Path("/tmp").glob("mcis-*"))
     for stage in KEPT:
-        with running(call, lambda stage=stage: list((workspace / "store").glob(f"{stage}-*"))) as run:
+        begun = functools.partial(glob.glob, str(workspace / "store" / f"{stage}-*"))
+        with running(call, begun) as run:
             run.kill()
             assert run.wait() == -signal.SIGKILL
     with running(call, lambda: list((workspace / "store").glob("evaluate-*[0-9a-f]"))) as run:

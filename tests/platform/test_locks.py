@@ -155,12 +155,12 @@ def test_a_file_system_whose_locks_do_not_exclude_is_the_users_error(
 
 MOUNTS = """\
 /dev/vda / ext4 rw,relatime 0 0
-server:/home /home nfs4 rw,vers=4.2,local_lock=none,addr=10.0.0.1 0 0
-server:/old /home/old nfs rw,vers=3,nolock,local_lock=all,addr=10.0.0.1 0 0
-server:/two\\040words /home/two\\040words nfs rw,vers=3,local_lock=flock 0 0
+server:/net /net nfs4 rw,vers=4.2,local_lock=none,addr=10.0.0.1 0 0
+server:/old /net/old nfs rw,vers=3,nolock,local_lock=all,addr=10.0.0.1 0 0
+server:/two\\040words /net/two\\040words nfs rw,vers=3,local_lock=flock 0 0
 10.0.0.2@tcp:/scratch /scratch lustre rw,localflock 0 0
 10.0.0.2@tcp:/shared /scratch/shared lustre rw,flock 0 0
-/dev/vdb /home/old/local ext4 rw 0 0
+/dev/vdb /net/old/local ext4 rw 0 0
 """
 
 
@@ -168,12 +168,12 @@ server:/two\\040words /home/two\\040words nfs rw,vers=3,local_lock=flock 0 0
     ("folder", "option"),
     [
         ("/var/workspace", None),
-        ("/home/workspace", None),
-        ("/home/old", "nolock"),
-        ("/home/old/workspace", "nolock"),
-        ("/home/older", None),
-        ("/home/two words/workspace", "local_lock=flock"),
-        ("/home/old/local/workspace", None),
+        ("/net/workspace", None),
+        ("/net/old", "nolock"),
+        ("/net/old/workspace", "nolock"),
+        ("/net/older", None),
+        ("/net/two words/workspace", "local_lock=flock"),
+        ("/net/old/local/workspace", None),
         ("/scratch/workspace", "localflock"),
         ("/scratch/shared/workspace", None),
     ],

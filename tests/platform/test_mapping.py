@@ -287,7 +287,7 @@ check_gpus(ComputeConfig(workers=4))
 try:
     check_gpus(ComputeConfig(workers=4, gpu=True))
 except UserError as error:
-    assert "2 GPU(s) in the cluster for compute.workers=4" in error.found
+    assert "2 GPU(s) for compute.workers=4" in error.found
 else:
     raise AssertionError("four workers on two GPUs")
 ray.shutdown()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
