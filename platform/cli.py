@@ -9,7 +9,7 @@ from mcis.platform.commands.index import index_app
 from mcis.platform.commands.machine import doctor, ui
 from mcis.platform.commands.predict import predict
 from mcis.platform.commands.run import demo, run
-from mcis.platform.commands.runs import gc, runs
+from mcis.platform.commands.runs import gc, runs, sync
 from mcis.platform.commands.study import study_app
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command(
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
 app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table7 --delete`")(gc)
+app.command(epilog="Examples: `mcis sync` · `mcis sync first`")(sync)
 app.command(
     epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second --what segmentation` · "
     "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"

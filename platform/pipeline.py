@@ -10,6 +10,7 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.runtime import check_gpus
 from mcis.platform.networks.needs import counts_of, needs
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.data_sets import data_sets
@@ -54,7 +55,7 @@ def walks(config: Config) -> bool:
 
 
 STAGES = (
-    Stage(name="index", module=index, sections=("data", "setting"), version=2),
+    Stage(name="index", module=index, sections=("data", "setting")),
     Stage(
         name="train_classifier",
         module=train_classifier,
@@ -67,7 +68,6 @@ STAGES = (
         module=localization,
         needs=("index", "train_classifier"),
         sections=("seed", "classifier", "localize"),
-        version=2,
         takes_part=learns_from_tags,
         together=Together(localization.for_each_number, localization.run_together),
     ),
@@ -83,7 +83,6 @@ STAGES = (
         module=pseudo_masks,
         needs=("index", "localize", "train_affinity"),
         sections=("supervision", "maps", "pseudo_masks"),
-        version=3,
     ),
     Stage(
         name="train_segmenter",
@@ -96,14 +95,12 @@ STAGES = (
         module=predict,
         needs=("index", "train_segmenter"),
         sections=("segmenter", "predict"),
-        version=3,
     ),
     Stage(
         name="evaluate",
         module=evaluation,
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
-        version=6,
         closes="localize",
     ),
     Stage(name="report", module=report, closes="index", kept=False),
@@ -168,10 +165,11 @@ def run(
         watch: is told what trainings log, beside MLflow.
 
     Raises:
-        UserError: another process runs under this name in the workspace; or a stage found that its output teaches
-            nothing: what was reached by then is scored and reported.
+        UserError: another process runs under this name in the workspace; GPUs are asked for and absent; or a stage
+            found that its output teaches nothing: what was reached by then is scored and reported.
     """
     config, folder, last = resolved.config, workspace.run(name, create=False), _number(until)
+    check_gpus(config.compute)
     problem = None
     values = dict(leaves(config))
     with contextlib.ExitStack() as blocks:

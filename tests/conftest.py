@@ -82,6 +82,25 @@ def mlflow_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts a file system in memory of so many bytes, such as 64k; skips the test where this user may not."""
+    mounted: list[Path] = []
+
+    def mount(size: str, **options: int) -> Path:
+        folder = tmp_path / f"disk-{len(mounted)}"
+        folder.mkdir()
+        given = ",".join([f"size={size}", *(f"{name}={value}" for name, value in options.items())])
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", given, "tmpfs", folder], capture_output=True).returncode:
+            pytest.skip("this user may not mount a small disk")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
 class TrackingServer:
     """MLflow's server on a port of loopback, which can be ended and started again.
 

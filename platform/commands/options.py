@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import inspect
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -185,10 +186,10 @@ def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[Non
     """
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         after = "what is finished is kept; the same command goes on from there" if resumes else "nothing is complete"
         typer.echo(f"\ninterrupted: {after}", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(128 + (error.args[0] if error.args else signal.SIGINT)) from None
     except Exception as error:
         from mcis.datasets.errors import UserError
 

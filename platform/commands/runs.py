@@ -1,4 +1,4 @@
-"""The commands `mcis runs` and `mcis gc`: what a workspace holds, and the removal of what no run of it needs."""
+"""The commands `mcis runs`, `mcis gc`, `mcis sync`: what a workspace holds, what nobody needs, what MLflow lacks."""
 
 import contextlib
 import json
@@ -78,3 +78,37 @@ def gc(
             typer.echo(f"nothing was removed; to remove it: {shlex.join(words)}")
         else:
             typer.echo("nothing to remove")
+
+
+def sync(
+    run: Annotated[
+        list[str] | None, typer.Argument(help="Runs and studies; by default all.", autocompletion=complete_run)
+    ] = None,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+) -> None:
+    """Send MLflow what it lacks of runs that ended while its server was away.
+
+    A run goes on without its server, and keeps what it could not send in its folder.
+    """
+    with plain_errors():
+        from mcis.datasets.errors import UserError
+        from mcis.platform.runs.locks import hold_run
+        from mcis.platform.runs.workspace import Workspace
+
+        opened = Workspace(workspace, create=False)
+        folders = {path.name: opened.run(path.name, create=False) for path in opened.in_runs() if path.is_dir()}
+        if unknown := [name for name in run or [] if name not in folders]:
+            raise UserError(f"no run {unknown[0]} in {opened.root}", "runs of the workspace", "see `mcis runs`")
+        lacking = [name for name in run or folders if folders[name].unsent.exists()]
+        if not lacking:
+            typer.echo("MLflow lacks nothing that was kept for it")
+            return
+
+        from mcis.platform.networks.served import trained_segmenter
+        from mcis.platform.runs.tracking import send_unsent
+
+        for name in lacking:
+            with hold_run(opened, name):
+                if not send_unsent(opened, name, trained_segmenter):
+                    raise typer.Exit(1)
+            typer.echo(f"sent: {name}")

@@ -12,15 +12,16 @@ class ComputeConfig(Section):
     """How the work is spread; nothing here changes a result, but for rounding."""
 
     workers: Positive = 1
-    """Ray Train workers, each on one GPU where there are any."""
+    """Ray Train workers, with `gpu` each on one."""
     min_workers: int | None = Field(default=None, gt=0)
     """With it a training is elastic: it starts, and goes on, with as many of the `workers` as fit on the cluster, and
     no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
     micro_batch: int | None = Field(default=None, gt=0)
     """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
     takes less memory. None = all of its part of a batch."""
-    gpu: bool | None = None
-    """Train on GPUs; None = if the cluster has them."""
+    gpu: bool = False
+    """Run networks on GPUs. It is said, and never found out from the nodes that are up, since outputs of GPUs and of
+    CPUs have keys of their own."""
     gpu_share: float = Field(default=1.0, gt=0, le=1)
     """Part of a GPU that one training worker, and each task that maps, reserves. Less lets trials of a study that run
     side by side, or other runs, share a GPU, whose memory they have to divide among themselves."""
@@ -49,6 +50,11 @@ class ComputeConfig(Section):
     """End a run, with its report, behind a training that learnt nothing or pseudo masks that teach nothing; else a note
     says so and the run goes on. Tags that are no better ranked than by chance are judged from 20 tags of val images on,
     a loss that does not fall from 20 records of its log on."""
+
+    @property
+    def device(self) -> Literal["cpu", "cuda"]:
+        """The class of device that networks run on."""
+        return "cuda" if self.gpu else "cpu"
 
     @property
     def least_workers(self) -> int:

@@ -5,6 +5,7 @@ A value that a recipe states counts as set, even where it is the default: `keys.
 
 from collections.abc import Callable
 
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import PredictConfig
 from mcis.platform.config.maps import (
@@ -40,6 +41,7 @@ def paper() -> Config:
     """
     return Config(
         recipe="paper",
+        compute=ComputeConfig(gpu=True),
         weights=WeightsConfig(backbone="download"),
         classifier=ClassifierConfig(
             optimizer=Optimizer(step_epochs=(6, 12), weight_decay=2e-4, new_layer_rate=1.0, precision="float32"),
@@ -61,6 +63,7 @@ def released() -> Config:
     """
     return Config(
         recipe="released",
+        compute=ComputeConfig(gpu=True),
         weights=WeightsConfig(backbone="download"),
         classifier=ClassifierConfig(
             head="own",
@@ -249,6 +252,7 @@ def lid() -> Config:
     """
     return Config(
         recipe="lid",
+        compute=ComputeConfig(gpu=True),
         data=DataConfig(max_side=512),
         weights=WeightsConfig(backbone="download", segmenter="download"),
         classifier=ClassifierConfig(

@@ -17,11 +17,19 @@ from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.mapping import Worker, map_table
-from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
-from mcis.platform.runs.workspace import CACHE, Workspace, bytes_in, disk_errors, file_stamps, fingerprint
+from mcis.platform.runs.version import made_with
+from mcis.platform.runs.workspace import (
+    CACHE,
+    Workspace,
+    bytes_in,
+    content_digest,
+    disk_errors,
+    fingerprint,
+    rename_folder,
+)
 
 _GIB = 2**30
 
@@ -73,10 +81,9 @@ def features_cache(
     size = len(rows) * features_bytes(shape)
     if images * features_bytes(shape) > compute.cache_gb * _GIB:
         return None
-    made_of = (config.backbone, config.channels, config.stride, config.input_size, file_stamps([str(pretrained)]))
-    name = f"features-{fingerprint(made_of)}"
-    gpu = uses_gpu(compute)
-    arguments, share = (config, pretrained, gpu), gpu * compute.gpu_share
+    of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
+    name = f"features-{fingerprint(of_network, made_with(compute.device))}"
+    arguments, share = (config, pretrained, compute.gpu), compute.gpu * compute.gpu_share
     folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=share)
     return Features(rows["uri"].to_pylist(), folder, shape)
 
@@ -107,7 +114,7 @@ def _made(
             part.mkdir(exist_ok=True)
         map_table(rows, make, arguments, part, label=label, shard_rows=compute.shard_rows, suffix="arrow", gpu=gpu)
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
-            part.rename(folder)
+            rename_folder(part, folder)
     return folder
 
 

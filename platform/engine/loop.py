@@ -27,7 +27,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
-from mcis.platform.engine.resuming import resume, write_checkpoint
+from mcis.platform.engine.resuming import is_asked_for_checkpoint, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
@@ -195,6 +195,7 @@ class Trainer(Generic[AnyBatch]):
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
         keep = is_last or done % self.job.compute.checkpoint_steps == 0
+        keep = keep or (self.rank == 0 and is_asked_for_checkpoint(self.job.folder))
         validate = self.scorer is not None and self.scorer.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
         )

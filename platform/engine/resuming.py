@@ -1,5 +1,9 @@
 """The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
+import contextlib
+import threading
+import time
+import zipfile
 from pathlib import Path
 
 import torch
@@ -9,6 +13,28 @@ from mcis.datasets.errors import UserError
 from mcis.platform.networks.checkpoints import save
 
 CHECKPOINT = "checkpoint.pt"
+_ASKED = "checkpoint.asked"
+"""The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
+
+
+def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 15.0) -> None:
+    """Has a training in progress write a checkpoint behind its step, and waits for it, so many seconds at most.
+
+    Args:
+        folder: of the training.
+        ended: is set when there is nobody to wait for.
+    """
+    until = time.monotonic() + patience
+    with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
+        (folder / _ASKED).touch()
+        while (folder / _ASKED).exists() and not ended.is_set() and time.monotonic() < until:
+            time.sleep(0.05)
+        (folder / _ASKED).unlink(missing_ok=True)
+
+
+def is_asked_for_checkpoint(folder: Path) -> bool:
+    """Whether the driver waits for a checkpoint."""
+    return (folder / _ASKED).exists()
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -18,6 +44,27 @@ def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Opti
     whatever the number of workers), and what is random (drawn from seed and row).
     """
     save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
+    (folder / _ASKED).unlink(missing_ok=True)
+
+
+def drop_damaged(folder: Path) -> bool:
+    """Removes a checkpoint that is cut or whose bytes changed, if there is one; True if it did.
+
+    All of the file is read, as checksums of its parts lie in it.
+    """
+    file = folder / CHECKPOINT
+    try:
+        with zipfile.ZipFile(file) as parts:
+            if parts.testzip() is None:
+                return False
+    except FileNotFoundError:
+        return False
+    except OSError:
+        raise
+    except Exception:  # whatever a damaged file makes the reader raise
+        pass
+    file.unlink()
+    return True
 
 
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
@@ -27,7 +74,7 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, dev
         folder: of the training.
 
     Raises:
-        UserError: the checkpoint is damaged, or of another configuration.
+        UserError: the checkpoint is of another configuration.
         OSError: it cannot be read.
         RuntimeError: a worker of the group found another checkpoint than this one.
     """

@@ -7,14 +7,20 @@ import logging
 import os
 import secrets
 import shutil
+import signal
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.workspace import full_disk
 
 _GIB = 2**30
 _ENVIRONMENT = {
@@ -24,6 +30,8 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
 }
 """Variables that Ray reads when it is imported; those that the user set are left."""
+_HELD = "driver.lock"
+"""The file in a session's folder that its process holds."""
 _SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Torch's threads wait for each other at the end of each operator. Where another process takes a core from one of them,
 the others had better sleep than spin: with a competitor on two cores, a spinning training takes 1.7 times as long.
@@ -54,7 +62,7 @@ def local_cpus(compute: ComputeConfig) -> int:
 def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool = False) -> Iterator[None]:
     """Connects to the cluster of RAY_ADDRESS (also inside a submitted job), else starts a local Ray for the block.
 
-    A Ray that is already connected is used as it is.
+    A Ray that is already connected is used as it is. Otherwise SIGTERM raises KeyboardInterrupt in the block.
 
     Args:
         shared: whether trainings share their cores with other work, as they do on a cluster.
@@ -70,28 +78,69 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
     if ray.is_initialized():
         yield
         return
-    folder = None
-    if os.environ.get("RAY_ADDRESS"):
-        ray.init(
-            address="auto",
-            runtime_env={"env_vars": {name: os.environ[name] for name in of_workers}},
-            log_to_driver=verbose,
-            logging_level=logging.INFO if verbose else logging.ERROR,
-        )
-    else:
-        # Unix sockets allow about 100 characters, so the folder's name is short.
-        folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp" if os.path.isdir("/tmp") else None)
-        _start_local(compute, folder, verbose=verbose)
-    _quiet_libraries(verbose=verbose)
-    try:
+    with contextlib.ExitStack() as blocks:
+        if os.environ.get("RAY_ADDRESS"):
+            blocks.callback(ray.shutdown)
+            ray.init(
+                address="auto",
+                runtime_env={"env_vars": {name: os.environ[name] for name in of_workers}},
+                log_to_driver=verbose,
+                logging_level=logging.INFO if verbose else logging.ERROR,
+            )
+        else:
+            folder = blocks.enter_context(session_folder())
+            blocks.callback(ray.shutdown)
+            _start_local(compute, folder, verbose=verbose)
+        _quiet_libraries(verbose=verbose)
+        blocks.enter_context(_termination_interrupts())
         yield
-    finally:
-        ray.shutdown()
-        if folder:
+
+
+@contextlib.contextmanager
+def session_folder() -> Iterator[Path]:
+    """A temporary folder for a Ray while the block runs; those that killed processes left behind are removed first."""
+    place = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
+    for left in place.glob(f"mcis-*/{_HELD}"):
+        with contextlib.suppress(OSError, Timeout):  # another user's, or a living process's
+            if left.parent.stat(follow_symlinks=False).st_uid == os.geteuid():
+                with FileLock(left).acquire(blocking=False):
+                    shutil.rmtree(left.parent, ignore_errors=True)
+    # Unix sockets allow about 100 characters, so the folder's name is short.
+    folder = Path(tempfile.mkdtemp(prefix="mcis-", dir=place))
+    with FileLock(folder / _HELD):
+        try:
+            yield folder
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start_local(compute: ComputeConfig, folder: str, *, verbose: bool) -> None:
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Makes SIGTERM end the block as Ctrl-C does, in the main thread, and but once: the end is not to be interrupted.
+
+    Ray, when it starts, has put a handler of its own in its place, which ends the process where it stands.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    received: list[int] = []
+
+    def interrupt(number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        received.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(*received) from error  # Ray's calls raise one of their own
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def _start_local(compute: ComputeConfig, folder: Path, *, verbose: bool) -> None:
     import ray
 
     # A token of this process and its children; else Ray writes one into the home directory, readable by everyone.
@@ -103,7 +152,7 @@ def _start_local(compute: ComputeConfig, folder: str, *, verbose: bool) -> None:
         include_dashboard=False,
         log_to_driver=verbose,
         logging_level=logging.INFO if verbose else logging.ERROR,
-        _temp_dir=folder,
+        _temp_dir=str(folder),
     )
 
 
@@ -147,23 +196,27 @@ def cpus_per_gpu() -> int:
     return max(1, int(resources.get("CPU", 1) / resources["GPU"]))
 
 
-def uses_gpu(compute: ComputeConfig) -> bool:
-    """Whether training and mapping run on GPUs.
+def check_gpus(compute: ComputeConfig) -> None:
+    """Stops a run whose GPUs are not there; says so where GPUs would be idle, or where a cluster has yet to add some.
 
     Raises:
-        UserError: there are GPUs, or they are asked for, but too few for the workers.
+        UserError: a Ray of this machine has no GPU for each worker.
     """
     import ray
 
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    workers = compute.least_workers
-    if (compute.gpu is not False and 0 < gpus < workers) or (compute.gpu and not gpus):
-        raise UserError(
-            f"{gpus} GPU(s) in the cluster for compute.{'min_' if compute.min_workers else ''}workers={workers}",
-            "a GPU for each training worker",
-            "lower it, or set compute.gpu=false",
-        )
-    return gpus > 0 if compute.gpu is None else compute.gpu
+    gpus, workers = int(ray.cluster_resources().get("GPU", 0)), compute.least_workers
+    if gpus and not compute.gpu:
+        console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them", markup=False)
+    if not compute.gpu or gpus >= workers:
+        return
+    if os.environ.get("RAY_ADDRESS"):
+        console.print(f"note: the cluster has {gpus} GPU(s) now, and trainings wait for {workers}", markup=False)
+        return
+    raise UserError(
+        f"{gpus} GPU(s) for compute.{'min_' if compute.min_workers else ''}workers={workers} and compute.gpu=true",
+        "a GPU for each training worker",
+        "lower it, or set compute.gpu=false to run on CPUs",
+    )
 
 
 def check_cpus(compute: ComputeConfig, decode_in: DecodeIn) -> None:
@@ -218,7 +271,10 @@ def check_trials(compute: ComputeConfig, parallel: int) -> None:
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it."""
+    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it.
+
+    A full disk is one, wherever in Ray it was met.
+    """
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -233,4 +289,5 @@ def user_error_in(error: BaseException) -> UserError | None:
             getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
         ]
         waiting += failures.values()
-    return None
+    full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in seen)
+    return next(filter(None, full), None)

@@ -11,11 +11,11 @@ from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
-from mcis.platform.engine.resuming import CHECKPOINT
-from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in, uses_gpu
+from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
+from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
-from mcis.platform.runs.progress import bar, follow
+from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import read_json
 
@@ -35,8 +35,8 @@ def fit(
 ) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
-    A second call on the same folder continues from the last checkpoint in it, and does nothing if the training had
-    ended. Meanwhile the log of the steps moves a progress bar and goes to MLflow.
+    A second call on the same folder continues from the last checkpoint in it, where that is damaged from the beginning,
+    and does nothing if the training had ended. Meanwhile the log of the steps moves a progress bar and goes to MLflow.
 
     Args:
         label: name of the network in messages, and section of its configuration.
@@ -48,9 +48,11 @@ def fit(
     """
     if (folder / FIT).exists():
         return _finished(folder)
-    gpu = uses_gpu(compute)
+    gpu = compute.gpu
     decode_in = _choose_decoding(compute)
     check_cpus(compute, decode_in)
+    if drop_damaged(folder):
+        console.print(f"note: the checkpoint of the {label} was damaged: its training begins again", markup=False)
     job = TrainingJob(
         learner=learner,
         compute=compute,
@@ -61,7 +63,7 @@ def fit(
         decode_in=decode_in,
     )
     train = _train_alone if compute.workers == 1 else _train_together
-    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder / STEPS, tracker, label)
+    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder, tracker, label)
     return _finished(folder)
 
 
@@ -151,8 +153,8 @@ def _stop_at_user_errors() -> Any:
     return StopAtUserErrors()
 
 
-def _follow_log(train: Callable[[], Any], schedule: Schedule, log: Path, tracker: Tracker, label: str) -> None:
-    """Runs `train` while the records of its log move a progress bar and go to MLflow."""
+def _follow_log(train: Callable[[], Any], schedule: Schedule, folder: Path, tracker: Tracker, label: str) -> None:
+    """Runs `train` in a folder while the records of its log move a progress bar and go to MLflow."""
     images = schedule.images_per_step
     with bar(label, schedule.steps * images, "images") as progress:
 
@@ -161,26 +163,32 @@ def _follow_log(train: Callable[[], Any], schedule: Schedule, log: Path, tracker
             progress.update(newest["step"] * images, f"epoch {newest['epoch']:.1f} loss {newest['loss']:.3f}")
             tracker.follow(label, records)
 
-        with follow(log, on_records):
-            _run_interruptibly(train)
+        with follow(folder / STEPS, on_records):
+            _run_interruptibly(train, folder)
 
 
-def _run_interruptibly(call: Callable[[], Any]) -> None:
-    """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere.
+def _run_interruptibly(call: Callable[[], Any], folder: Path) -> None:
+    """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere, once a checkpoint is kept.
 
     In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
     """
     failure: list[BaseException] = []
+    ended = threading.Event()  # a thread whose `join` was interrupted counts as ended in Python 3.11
 
     def target() -> None:
         try:
             call()
         except BaseException as error:  # handed on to the caller's thread
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
-    while thread.is_alive():
-        thread.join(timeout=0.2)
+    threading.Thread(target=target, daemon=True).start()
+    try:
+        while not ended.wait(timeout=0.2):
+            pass
+    except KeyboardInterrupt:
+        ask_for_checkpoint(folder, ended)
+        raise
     if failure:
         raise failure[0]

@@ -366,8 +366,8 @@ def expected_duration(config: Config, listing: Listing, stages: Collection[str] 
         stages: None = all.
     """
     head = "time:    "
-    if torch.cuda.is_available() and config.compute.gpu is not False:
-        return f"{head}not estimated, as this machine has a GPU"
+    if config.compute.gpu:
+        return f"{head}not estimated, as GPUs compute"
     if address := os.environ.get("RAY_ADDRESS"):
         return f"{head}not estimated, as the cluster {address} computes"
     pictures = _pictures(listing.table, config.data.max_side)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
@@ -16,8 +15,9 @@ from mcis.models.backbones import Backbone
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_bytes, pretrained_url
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import TIMM
+from mcis.platform.networks.checkpoints import save
 from mcis.platform.runs.arguments import errors_name_keys
-from mcis.platform.runs.workspace import Workspace, written_aside
+from mcis.platform.runs.workspace import Workspace, disk_errors
 
 
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
@@ -143,14 +143,14 @@ def _download(backbone: str, path: Path) -> None:
             from mcis.models.timm_backbones import downloaded_state
 
             state = downloaded_state(backbone.removeprefix(TIMM))
-            with written_aside(path) as aside:
-                torch.save(state, aside)
+            save(state, path)
         else:
             from torch.hub import load_state_dict_from_url
 
-            load_state_dict_from_url(
-                pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
-            )
+            with disk_errors(path.parent):
+                load_state_dict_from_url(
+                    pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
+                )
     except (urllib.error.URLError, OSError, RuntimeError) as error:
         hub = "timm's hub" if backbone.startswith(TIMM) else "torchvision's model zoo"
         raise UserError(

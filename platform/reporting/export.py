@@ -1,6 +1,6 @@
 """What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network, a submission."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_rgb
+from mcis.datasets.index import shown
 from mcis.datasets.maps import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network
@@ -41,25 +42,45 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     Each map is clipped at 0 and divided by its maximum, for any `maps.scale`.
     """
     index, shards = open_index(workspace, name), Shards(table_of(workspace, name, "localize", "maps"))
-    names = names_of(shards, out)
+    names, files = names_of(shards, out), _files_of_classes(index.classes)
     rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
     count = write_all(
         (rows[image_id] for image_id in shards),
-        lambda row: _write_maps(shards, row, index.classes, out / names[row["image_id"]]),
+        lambda row: _write_maps(shards, row, index.classes, files, out / names[row["image_id"]]),
         label="export maps",
         total=len(names),
     )
     return f"{count} maps below {out}"
 
 
-def _write_maps(shards: Shards, row: dict[str, Any], classes: tuple[str, ...], folder: Path) -> int:
+def _files_of_classes(classes: Sequence[str]) -> list[str]:
+    """A file name of each class, without its suffix.
+
+    Raises:
+        UserError: two classes have the same one.
+    """
+    files = [name.replace("/", "_") for name in classes]
+    folded = [name.casefold() for name in files]
+    same = [name for name, file in zip(classes, folded, strict=True) if folded.count(file) > 1]
+    if same:
+        raise UserError(
+            f"classes whose maps have the same file name: {shown(same)}",
+            "names that differ in more than case, / and _",
+            "rename one of them in the data set",
+        )
+    return files
+
+
+def _write_maps(
+    shards: Shards, row: dict[str, Any], classes: tuple[str, ...], files: Sequence[str], folder: Path
+) -> int:
     image_maps = shards.maps(row["image_id"])
     assert image_maps is not None, f"no localization map of {row['image_id']} in its own table"
     activations = torch.from_numpy(image_maps.maps)
     maps = score_maps(activations, image_maps.grids, "maximum", row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
     for k, heat in zip(image_maps.classes.tolist(), maps, strict=True):
-        name = classes[k].replace("/", "_")
+        name = files[k]
         gray = BytesIO()
         Image.fromarray((heat * 255).round().astype(np.uint8)).save(gray, "PNG")
         write_bytes(folder / f"{name}.png", gray.getvalue())

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mcis.datasets.classes import palette
@@ -38,7 +38,8 @@ def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
     """A relative path for each image id, which may be an absolute path or a URI, to name files below a folder.
 
     Raises:
-        UserError: an id would lead out of `out`, two lead to the same file, or one cannot stand in a list of lines.
+        UserError: an id would lead out of `out`, two lead to the same file, one leads below another's file, or one
+            cannot stand in a list of lines.
     """
     names = {image_id: name_below(image_id) for image_id in image_ids}
     inside = {image_id: name for image_id, name in names.items() if name is not None}
@@ -49,6 +50,10 @@ def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
     same = [image_id for image_id, name in inside.items() if first.setdefault(name.casefold(), image_id) != image_id]
     if same:
         raise UserError(f"image id(s) that lead to the file of another: {shown(same)}", "ids apart", _REMEDY)
+    pictures = {f"{name.casefold()}{suffix}": image_id for image_id, name in inside.items() for suffix in _SUFFIXES}
+    below = [i for i, name in inside.items() if any(str(p) in pictures for p in PurePosixPath(name.casefold()).parents)]
+    if below:
+        raise UserError(f"image id(s) that lead below the file of another: {shown(below)}", "ids apart", _REMEDY)
     broken = [image_id for image_id, name in inside.items() if name != name.strip() or not name.isprintable()]
     if broken:
         raise UserError(
@@ -58,6 +63,8 @@ def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
 
 
 _REMEDY = "correct the ids of the data set"
+_SUFFIXES = (".png", ".jpg")
+"""Of the files that exports name after an image."""
 
 
 def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, total: int) -> int:
@@ -88,5 +95,5 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file atomically."""
-    with written_aside(path) as aside:
+    with written_aside(path, durable=False) as aside:
         aside.write_bytes(content)

@@ -36,7 +36,7 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
     content = {f"{name}.png": encode(picture, "PNG") for name, picture in drawn.items()}
     content |= {f"{name}.png": plot.light for name, plot in plots.items()}
     for name, png in content.items():
-        with written_aside(folder.pictures / name) as aside:
+        with written_aside(folder.pictures / name, durable=False) as aside:
             aside.write_bytes(png)
     for path in folder.pictures.glob("*.png"):
         if path.name not in content and _PICTURE_NAME.fullmatch(path.name):

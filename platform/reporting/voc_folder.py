@@ -79,7 +79,7 @@ def _write_image(uri: str, path: Path) -> None:
     elif is_remote(uri):
         write_bytes(path, read_bytes(uri))
     else:
-        with written_aside(path) as aside:
+        with written_aside(path, durable=False) as aside:
             try:
                 os.link(os.path.realpath(uri), aside)
             except OSError:  # another disk, or one without links

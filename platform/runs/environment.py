@@ -4,11 +4,13 @@ import importlib.metadata
 import os
 import platform
 
+from mcis.platform.runs.version import code_digest, project_version
+
 _PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
 
 
-def environment() -> dict[str, str]:
-    """Versions of Python, the machine and the packages that results depend on."""
+def environment(device: str) -> dict[str, str]:
+    """Versions of Python, the machine, the packages and the project's own code, and the class of device."""
     versions = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     versions["cores"] = str(os.cpu_count())
     for name in _PACKAGES:
@@ -16,4 +18,4 @@ def environment() -> dict[str, str]:
             versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             versions[name] = "absent"
-    return versions
+    return versions | {"mcis": project_version(), "code": code_digest(), "device": device}

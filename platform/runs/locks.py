@@ -13,6 +13,8 @@ import errno
 import functools
 import json
 import os
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,7 +24,7 @@ from filelock import FileLock, Timeout, lock_descriptor
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.workspace import Workspace, disk_errors, host_name
+from mcis.platform.runs.workspace import Workspace, aside_of, disk_errors, host_name
 
 _LOOK = 1.0
 """Seconds after which a lock counts as held. Those who only look whether one is held hold it for less themselves."""
@@ -56,6 +58,7 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
         UserError: another process holds the name, or the file system has no locks.
     """
     who = f"run {name}"
+    check_locks(workspace.store)
     with _held(workspace.lock_file("run", name), who, _refuse_second):
         with _held(_of_all(workspace), who, _announce("the run begins when this has ended")):
             pass
@@ -82,6 +85,7 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
     Raises:
         UserError: a run is in progress, the workspace is held already, or the file system has no locks.
     """
+    check_locks(workspace.store)
     with _held(_of_all(workspace), who, functools.partial(_refuse, expected="one such command at a time")):
         for holder in runs_in_progress(workspace):
             _refuse(holder, expected="a workspace in which no run is in progress")
@@ -106,6 +110,55 @@ def refuse_if_running(workspace: Workspace, name: str) -> None:
     """Raises the UserError of `hold_run` where another process holds a run's name."""
     if holder := run_holder(workspace, name):
         _refuse_second(holder)
+
+
+_MOUNTS = Path("/proc/mounts")
+_LOCAL = {
+    "nfs": ("nolock", "local_lock=all", "local_lock=flock"),
+    "nfs4": ("nolock", "local_lock=all", "local_lock=flock"),
+    "lustre": ("localflock",),
+}
+"""By kind of file system, the options with which its locks hold on one machine alone (nfs(5), mount.lustre(8))."""
+
+
+@functools.cache
+def check_locks(folder: Path) -> None:
+    """Tries once whether locks of a folder's file system exclude, and says so where they hold on this machine alone.
+
+    Raises:
+        UserError: two hold the same lock at a time, or the file system has no locks.
+    """
+    file = aside_of(folder / f"locks-{threading.get_ident()}")
+    with _lock_errors(file), contextlib.ExitStack() as open_files:
+        open_files.callback(file.unlink, missing_ok=True)
+        first, second = (open_files.enter_context(file.open("a+b")).fileno() for _ in range(2))
+        if not lock_descriptor(first, blocking=False) or lock_descriptor(second, blocking=False):
+            raise UserError(
+                f"locks of the file system of {folder} do not exclude: two had the same one at a time",
+                "locks (flock), by which runs that share a workspace notice each other",
+                "choose a --workspace on another file system",
+            )
+    if _MOUNTS.exists() and (option := local_locks(folder, _MOUNTS.read_text())):
+        console.print(
+            f"note: the file system of {folder} is mounted with {option}: its locks hold on this machine alone, so run "
+            "mcis on no other one in this workspace at the same time",
+            markup=False,
+        )
+
+
+def local_locks(folder: Path, mounts: str) -> str | None:
+    """The option by which the locks of a folder's file system hold on one machine alone; None where there is none.
+
+    Args:
+        mounts: the content of /proc/mounts, where the last of those that hold the folder counts.
+    """
+    found = None
+    for line in mounts.splitlines():
+        _, place, kind, options, *_ = line.split(" ")
+        above = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
+        if folder.is_relative_to(above) and (found is None or above.is_relative_to(found[0])):
+            found = above, [option for option in options.split(",") if option in _LOCAL.get(kind, ())]
+    return found[1][0] if found and found[1] else None
 
 
 def _of_all(workspace: Workspace) -> Path:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 
 class Outbox:
@@ -22,21 +23,24 @@ class Outbox:
         self, *, away: Callable[[Exception], bool], on_away: Callable[[Exception], None], pause: float = 5.0
     ) -> None:
         self._away, self._on_away, self._pause = away, on_away, pause
-        self._calls: deque[Callable[[], None]] = deque()
+        self._calls: deque[tuple[Callable[[], None], Any]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._away_since: float | None = None
 
-    def put(self, call: Callable[[], None]) -> None:
+    def put(self, call: Callable[[], None], words: Any = None) -> None:
         """Hands a call over, to be made after those before it.
+
+        Args:
+            words: what says the same to another process, see `waiting`.
 
         Raises:
             Exception: an earlier call failed for good.
         """
         with self._changed:
             self._raise_failure()
-            self._calls.append(call)
+            self._calls.append((call, words))
             if self._thread is None:
                 self._thread = threading.Thread(target=self._make_calls, daemon=True)
                 self._thread.start()
@@ -59,6 +63,11 @@ class Outbox:
             self._raise_failure()
         return True
 
+    def waiting(self) -> list[Any]:
+        """The words of the calls that wait, in their order; the first may be under way."""
+        with self._changed:
+            return [words for _, words in self._calls]
+
     def __len__(self) -> int:
         """Calls that wait."""
         return len(self._calls)
@@ -73,7 +82,7 @@ class Outbox:
                 if not self._calls:
                     self._thread = None
                     return
-                call = self._calls[0]
+                call, _ = self._calls[0]
             try:
                 call()
             except Exception as error:

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.workspace import SUMMARY, read_json, write_json
+from mcis.datasets.index import shown
+from mcis.platform.runs.workspace import ASIDE, SUMMARY, files_in, read_json, table_rows, write_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,10 +106,36 @@ Result = TypeVar("Result", bound=StageResult)
 def write_result(
     folder: Path, result: StageResult, *, stage: str, key: str, seconds: float, caches: Sequence[str] = ()
 ) -> None:
-    """Writes a stage's result into the folder of its output, with its name, key, seconds and the caches it read."""
+    """Writes a stage's result into the folder of its output: with its name, key, seconds, the caches it read, and by
+    name the bytes of its files and the rows of those that are tables, which `flaw` goes by.
+
+    Raises:
+        UserError: a table is damaged.
+    """
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
     about = {"stage": stage, "key": key, "seconds": seconds, "caches": list(dict.fromkeys(caches))}
-    write_json(folder / SUMMARY, about | record)
+    # What a process that is gone left under a temporary name is not of the output: `mcis gc` removes it.
+    files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
+    files.pop(SUMMARY, None)
+    rows = {name: table_rows(folder / name) for name in files if name.endswith(".parquet")}
+    write_json(folder / SUMMARY, about | record | {"files": files, "rows": rows})
+
+
+def flaw(folder: Path) -> str | None:
+    """What a finished output lacks of the files that its summary lists, in words; None where they all have their size.
+
+    Files are listed, not read.
+    """
+    try:
+        listed = dict(read_json(folder / SUMMARY)["files"])
+    except FileNotFoundError:
+        return f"{SUMMARY} is missing"
+    except (UserError, KeyError, TypeError, ValueError):
+        return f"{SUMMARY} is damaged"
+    there = files_in(folder)
+    flaws = [f"{name} is missing" for name in listed if name not in there]
+    flaws += [f"{n} has {there[n]} of {size} bytes" for n, size in listed.items() if there.get(n, size) != size]
+    return shown(flaws) if flaws else None
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:

@@ -19,7 +19,7 @@ Scored = Literal["localization_maps", "pseudo_masks", "baseline", "segmentation"
 """What a score is of; a baseline is made of tags and saliency maps, without a classifier."""
 
 
-ORIGIN = ("seed", "recipe", "weights", "git")
+ORIGIN = ("seed", "recipe", "weights", "git", "code")
 """The headings of the configuration and the revision that a score comes from."""
 HEADINGS = (
     "split", "images",
@@ -63,7 +63,8 @@ class Score:
         by_maps: share of pixels in [0, 1] of pseudo masks that saliency and tags alone do not decide.
         trained_on: what taught the segmentation network, where it is not tags: `ground truth`.
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
-        git: commit of the project that ran.
+        git: commit of the project that ran, None outside a checkout.
+        code: what `version.code_digest` said of it.
     """
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -94,6 +95,7 @@ class Score:
     recipe: str
     weights: str
     git: str | None
+    code: str | None = None
 
     @classmethod
     def from_json(cls, value: Any, file: Path) -> "Score":
@@ -156,7 +158,9 @@ class Score:
     def origin(self) -> dict[str, str]:
         """Heading -> text of the configuration and the revision that the score comes from."""
         texts = {"seed": str(self.seed), "recipe": self.recipe, "weights": self.weights}
-        return texts | ({"git": short_commit(self.git)} if self.git else {})
+        if self.git:
+            texts["git"] = short_commit(self.git)
+        return texts | ({"code": self.code} if self.code else {})
 
     def meaning(self) -> dict[str, str]:
         """Heading -> text for every value that applies, in the order of HEADINGS."""

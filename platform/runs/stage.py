@@ -1,13 +1,15 @@
 """A stage of the pipeline: what its module offers, and how its output is computed once and kept under a key.
 
-The key is the fingerprint of the stage's part of the configuration, of its outer inputs and of the identities of the
-stages it needs. Outputs with the same key are the same: they are computed once, in one run or another.
+The key is the fingerprint of the stage's part of the configuration, of its outer inputs, of the identities of the
+stages it needs, and of code, torch and class of device that it is computed with. Outputs with the same key are the
+same: they are computed once, in one run or another.
 """
 
 import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mcis.datasets.index import Listing
@@ -17,8 +19,9 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import point_to
-from mcis.platform.runs.results import StageResult, write_result
-from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, disk_errors, fingerprint
+from mcis.platform.runs.results import StageResult, flaw, write_result
+from mcis.platform.runs.version import made_with
+from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, fingerprint
 
 
 class StageModule(Protocol):
@@ -60,7 +63,6 @@ class Stage:
         module: does the work.
         needs: stages whose output it reads; those that the run did not reach are left out.
         sections: parts of the configuration that its output depends on.
-        version: raised when the meaning of its output changes, so that older outputs are not taken for new ones.
         closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         takes_part: whether a run of a configuration has this stage.
@@ -71,7 +73,6 @@ class Stage:
     module: StageModule
     needs: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
-    version: int = 1
     closes: str | None = None
     kept: bool = True
     takes_part: Callable[[Config], bool] = _always
@@ -119,7 +120,7 @@ def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afr
         begun += sum(bytes_in(workspace.finished(stage.name, key)) for key in list(outputs)[1:])
         if stage.name in afresh:
             return Unfinished(names, begun + bytes_in(folder))
-        if not (folder / SUMMARY).exists():
+        if not _is_whole(folder):
             return Unfinished(names, begun)
         context = context.after(stage.name, folder, seconds=0.0, computed=False)
     return Unfinished((), 0)
@@ -138,7 +139,7 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
     return fingerprint(
         {
             "stage": stage.name,
-            "version": stage.version,
+            "made with": made_with(config.compute.device),
             "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
             "inputs": stage.module.inputs(config, context),
             "needs": {name: context.result(name, StageResult).identity for name in reached},
@@ -147,24 +148,27 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
 
 
 def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, afresh: bool) -> bool:
-    """Computes a stage if its output is absent or `afresh` asks for it; True if it did.
+    """Computes a stage if its output is absent or not whole, or `afresh` asks for it; True if it did.
 
     Args:
         outputs: as of `_outputs`. What is absent of them is computed in the same pass.
     """
     workspace, wanted = context.workspace, next(iter(outputs))
-    if not afresh and (workspace.finished(stage.name, wanted) / SUMMARY).exists():
+    if not afresh and _is_whole(workspace.finished(stage.name, wanted)):
         return False  # whoever holds a lock may be computing another output for hours
     with contextlib.ExitStack() as locks:
         for key in sorted(outputs):  # in the same order everywhere, or two runs might wait for each other
             locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))
-        absent = [key for key in outputs if not (workspace.finished(stage.name, key) / SUMMARY).exists()]
+        absent = [key for key in outputs if not _is_whole(workspace.finished(stage.name, key))]
         if afresh:
             absent = list(dict.fromkeys([wanted, *absent]))
             for key in absent:
                 workspace.forget(stage.name, key)
         elif wanted not in absent:
             return False
+        for folder in (workspace.finished(stage.name, key) for key in absent):
+            if folder.exists():
+                console.print(f"note: {folder.name} is computed again: {flaw(folder)}", markup=False)
         parts, began = [workspace.part(stage.name, key) for key in absent], time.monotonic()
         caches: list[str] = []
         contexts = [dataclasses.replace(context, part=part, afresh=afresh, caches=caches) for part in parts]
@@ -180,3 +184,8 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
             write_result(part, result, stage=stage.name, key=key, seconds=seconds, caches=caches)
             workspace.finish(stage.name, key)
         return True
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether a finished output is there with all its files."""
+    return folder.exists() and flaw(folder) is None

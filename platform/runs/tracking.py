@@ -1,9 +1,11 @@
 """MLflow: one MLflow run per run of the pipeline; those of a study are children of its own.
 
-What is logged goes through an outbox, so that nothing here waits for MLflow, or is lost where a server is away.
+What is logged goes through an outbox, so that nothing here waits for MLflow, or is lost where a server is away. What an
+outbox still has when its run ends is kept in the run's folder, as calls of the tracker, and `mcis sync` makes them.
 """
 
 import contextlib
+import functools
 import getpass
 import logging
 import time
@@ -18,7 +20,7 @@ from mcis.platform.runs.logged_models import TrainedModel, log_model
 from mcis.platform.runs.outbox import Outbox
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking_store import EXPERIMENT, is_local, store_error, store_errors, tracking_uri
-from mcis.platform.runs.version import git_commit, project_version
+from mcis.platform.runs.version import code_digest, git_commit, project_version
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 
 if TYPE_CHECKING:
@@ -63,6 +65,41 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
         client.set_terminated(kept["run_id"], status=status)
 
 
+def send_unsent(workspace: Workspace, name: str, model: Callable[..., TrainedModel]) -> bool:
+    """Sends what MLflow lacks of a run, whose name is held; True if it has taken all of it.
+
+    Args:
+        model: makes the trained network of a run's folder, to be registered under `register` or not.
+
+    Raises:
+        UserError: the store cannot be used, or is not the run's.
+    """
+    folder, uri = workspace.run(name, create=False), tracking_uri(workspace)
+    kept = read_json(folder.unsent)
+    if kept["uri"] != uri:
+        raise UserError(
+            f"run {name} was logged in {kept['uri']}, and MLflow's store is {uri}",
+            "the same store",
+            "set or unset MLFLOW_TRACKING_URI as it was for the run, or remove the run's unsent.json",
+        )
+    tracker = Tracker(workspace, name, identity=kept["identity"])
+    makes: dict[str, Callable[..., None]] = {
+        "parameters": tracker.parameters,
+        "tags": tracker.tags,
+        "data_sets": lambda rows: tracker.data_sets([DataSet(*row) for row in rows]),
+        "steps": tracker.steps,
+        "metrics": tracker.metrics,
+        "metric_at": tracker.metric_at,
+        "system_metrics": tracker.system_metrics,
+        "artifact": lambda path: tracker.artifact(Path(path)) if Path(path).exists() else None,
+        "model": lambda register: tracker.model(model(folder, register=register)),
+        "finish": tracker.finish,
+    }
+    for call, *arguments in kept["calls"]:
+        makes[call](*arguments)
+    return not folder.unsent.exists()
+
+
 class Tracker:
     """The MLflow run of a run or study; a restart continues it.
 
@@ -95,14 +132,15 @@ class Tracker:
             logging.getLogger(logger).setLevel(logging.WARNING)
         logging.getLogger("mlflow.store.db").setLevel(logging.CRITICAL)  # what it logs, it raises too
 
-        self.uri, self.parent, self._scratch = tracking_uri(workspace), parent, workspace.run(name).path
+        self.uri, self.parent, self._folder = tracking_uri(workspace), parent, workspace.run(name)
+        self._identity = identity
         self._logged_steps: dict[str, set[int]] = {}
         self._watch, self._told = watch, dict[str, int]()
         self._outbox = Outbox(away=self._away, on_away=self._tell_away)
         with store_errors(self.uri):
             self.client = MlflowClient(tracking_uri=self.uri)
             self.experiment_id = self._experiment(workspace)
-            record = workspace.run(name).tracking
+            record = self._folder.tracking
             earlier = read_json(record) if record.exists() else {}
             run = self._find(earlier) if earlier.get("uri") == self.uri else None
             self._continues = run is not None and earlier.get("identity") == identity and not afresh
@@ -110,6 +148,7 @@ class Tracker:
                 self.client.set_terminated(run.info.run_id, status="KILLED")  # its call cannot have ended it
             if run is None or not self._continues:
                 # Written before the run is made: whoever is killed in between finds it again, and makes no second one.
+                self._folder.unsent.unlink(missing_ok=True)
                 written = {"identity": identity, "uri": self.uri, "mark": uuid.uuid4().hex}
                 write_json(record, written)
                 run = self.client.create_run(
@@ -189,14 +228,14 @@ class Tracker:
                 self._parameters |= {param.key: param.value for param in new[start : start + _MOST_PARAMETERS]}
 
         texts = {key: _plain(value) for key, value in values.items()}
-        self._put(send)
+        self._put(send, "parameters", texts)
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Sets tags such as setting and recipe."""
         from mlflow.entities import RunTag
 
         tags = [RunTag(key, value) for key, value in values.items()]
-        self._put(lambda: self.client.log_batch(self.run_id, tags=tags))
+        self._put(lambda: self.client.log_batch(self.run_id, tags=tags), "tags", dict(values))
 
     def data_sets(self, data_sets: Sequence[DataSet]) -> None:
         """Logs the images that a run reads as data sets."""
@@ -209,7 +248,7 @@ class Tracker:
             )
             for of in data_sets
         ]
-        self._put(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+        self._put(lambda: self.client.log_inputs(self.run_id, datasets=inputs), "data_sets", list(data_sets))
 
     def steps(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Logs the records of a training's step log, but for those that MLflow has."""
@@ -234,7 +273,7 @@ class Tracker:
                 self.client.log_batch(self.run_id, metrics=metrics)
                 logged.update(record["step"] for record in batch)
 
-        self._put(send)
+        self._put(send, "steps", network, list(records))
 
     def follow(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
         """As `steps`, while the training goes on: whoever watches the run is told what is new."""
@@ -252,7 +291,7 @@ class Tracker:
             self._log(new, time.time(), 0)
             self._metrics |= new
 
-        self._put(send)
+        self._put(send, "metrics", dict(values))
 
     def metric_at(self, key: str, value: float, step: int) -> None:
         """Logs one point of a curve, unless MLflow has it."""
@@ -262,13 +301,18 @@ class Tracker:
             if (step, value) not in [(point.step, point.value) for point in history]:
                 self._log({key: value}, time.time(), step)
 
-        self._put(send)
+        self._put(send, "metric_at", key, value, step)
 
-    def system_metrics(self, values: Mapping[str, float]) -> None:
-        """Logs a sample of the machine's use, at the seconds since the MLflow run began."""
-        now = time.time()
+    def system_metrics(self, values: Mapping[str, float], at: float | None = None) -> None:
+        """Logs a sample of the machine's use, at the seconds since the MLflow run began.
+
+        Args:
+            at: seconds since 1970; None = now.
+        """
+        taken = time.time() if at is None else at
         system = {f"system/{key}": value for key, value in values.items()}
-        self._put(lambda: self._log(system, now, int(now - self._began)))
+        log = functools.partial(self._log, system, taken, int(taken - self._began))
+        self._put(log, "system_metrics", dict(values), taken)
 
     def _log(self, values: Mapping[str, float], at: float, step: int) -> None:
         from mlflow.entities import Metric
@@ -286,11 +330,12 @@ class Tracker:
             else:
                 self.client.log_artifact(self.run_id, str(path))
 
-        self._put(send)
+        self._put(send, "artifact", str(path))
 
     def model(self, model: TrainedModel) -> None:
         """Logs a trained network as a model that the run has made, and registers it where that is asked for."""
-        self._put(lambda: log_model(self.client, self.experiment_id, self.run_id, model, self._scratch))
+        log = functools.partial(log_model, self.client, self.experiment_id, self.run_id, model, self._folder.path)
+        self._put(log, "model", model.register)
 
     def flush(self) -> None:
         """Waits until everything is logged, or a server is away for long."""
@@ -311,27 +356,36 @@ class Tracker:
     def finish(self, status: str, *, patience: float = PATIENCE) -> None:
         """Ends the MLflow run as FINISHED, FAILED or KILLED.
 
-        Where a server has not come back after `patience` seconds, a note says so: the run's own files have everything,
-        and repeating the command sends it.
+        Where a server has not come back after `patience` seconds, what it lacks is kept, and a note says so.
         """
-        self._put(lambda: self.client.set_terminated(self.run_id, status=status))
+        self._put(functools.partial(self.client.set_terminated, self.run_id, status=status), "finish", status)
         with self._errors():
-            if not self._outbox.drain(patience):
-                console.print(
-                    f"note: MLflow's store {self.uri} is away and lacks the last of this run; its files in the "
-                    "workspace are complete, and repeating the command sends what is missing",
-                    markup=False,
-                )
+            if self._outbox.drain(patience):
+                self._folder.unsent.unlink(missing_ok=True)
+                return
+        kept = {"uri": self.uri, "identity": self._identity, "calls": self._outbox.waiting()}
+        write_json(self._folder.unsent, kept)
+        console.print(
+            f"note: MLflow's store {self.uri} is away and lacks the last of this run; its files in the workspace are "
+            f"complete, and `mcis sync {self._folder.path.name}` or repeating the command sends what is missing",
+            markup=False,
+        )
 
-    def _put(self, send: Any) -> None:
+    def _put(self, send: Callable[[], Any], *words: Any) -> None:
+        """Hands a call over; `words` are the name of the method that was called, and its arguments for JSON."""
         with self._errors():
-            self._outbox.put(send)
+            self._outbox.put(send, words)
 
 
 def _origin(parent: str | None) -> dict[str, str]:
     """The tags by which MLflow shows where a run comes from."""
     commit = git_commit()
-    tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": "mcis", "mcis.version": project_version()}
+    tags = {
+        "mlflow.source.type": "LOCAL",
+        "mlflow.source.name": "mcis",
+        "mcis.version": project_version(),
+        "mcis.code": code_digest(),
+    }
     with contextlib.suppress(OSError, KeyError, ImportError):  # a user id without a name
         tags["mlflow.user"] = getpass.getuser()
     if parent:

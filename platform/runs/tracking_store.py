@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import SECRET, holds_credentials
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, full_disk
 
 # Read when MLflow is imported or first used: it is to tell nobody what runs here, nor to ask for git; and a server that
 # is away is asked again by the tracker, which goes on meanwhile.
@@ -81,6 +81,8 @@ def without_secrets(text: str, environment: Mapping[str, str]) -> str:
 
 def store_error(uri: str, error: Exception) -> UserError:
     """An error of MLflow or its database as one that names the store."""
+    if full := full_disk(error, f"the disk of MLflow's store {uri}"):
+        return full
     return UserError(
         f"MLflow's store {uri} cannot be used: {without_secrets(str(error), os.environ)[:300]}",
         "a reachable MLflow tracking store with space on its disk",

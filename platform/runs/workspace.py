@@ -16,6 +16,7 @@ WORKSPACE/
 
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -34,7 +35,7 @@ from filelock import FileLock
 
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
+from mcis.datasets.files import Stamp, stamps
 
 SUMMARY = "summary.json"
 """The file beside a stage's output that holds its result."""
@@ -52,10 +53,26 @@ def file_stamps(uris: Sequence[str | None]) -> str:
     return fingerprint(list(zip(named, stamps(named), strict=True)))
 
 
-def bytes_in(folder: Path) -> int:
-    """Bytes of the files below a folder, 0 if it is absent; what is renamed or removed meanwhile is not counted."""
+def content_digest(file: Path) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
+    return _content_digest(file, *stamps([str(file)]))
+
+
+@functools.lru_cache
+def _content_digest(file: Path, stamp: Stamp | None) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    """Bytes of each file below a folder by its path from there; what is renamed or removed meanwhile is left out."""
     files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    return sum(stamp.size for stamp in stamps(files) if stamp)
+    return {os.path.relpath(file, folder): at.size for file, at in zip(files, stamps(files), strict=True) if at}
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files below a folder, 0 if it is absent."""
+    return sum(files_in(folder).values())
 
 
 def free_bytes(folder: Path) -> int:
@@ -69,19 +86,41 @@ def in_words(count: float) -> str:
     return f"{count / size:.1f} {unit}"
 
 
+_FULL = re.compile(
+    "No space left on device|Disk quota exceeded|File too large"  # the system
+    "|database or disk is full|Local disk is full"  # SQLite, Ray
+    r"|PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear"  # torch
+)
+
+
+def full_disk(error: BaseException, disk: str) -> UserError | None:
+    """The UserError of a disk without space where an error says so, in a number or, as libraries hand it on, in words.
+
+    Args:
+        disk: which disk it is, in words.
+    """
+    said = _FULL.search(str(error))
+    why = said[0] if said else None
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        why = error.strerror
+    if isinstance(error, UserError) or why is None:
+        return None
+    return UserError(
+        f"no space left on {disk} ({why})",
+        "space for the next file",
+        "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
+    )
+
+
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns the OSError of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
+    """Turns errors of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
     try:
         yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise UserError(
-                f"no space left on the disk of {folder} ({error.strerror})",
-                "space for the next file",
-                "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
-            ) from None
-        if error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
+    except Exception as error:
+        if full := full_disk(error, f"the disk of {folder}"):
+            raise full from None
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
             raise UserError(
                 f"{folder} cannot be written ({error.strerror})",
                 "a writable workspace",
@@ -109,16 +148,42 @@ CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(?P<suffix>\.part|\.
 
 
 @contextlib.contextmanager
-def written_aside(path: Path) -> Iterator[Path]:
-    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed."""
+def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
+
+    Args:
+        durable: whether the content is on the disk before it has the name; otherwise a machine that loses power may
+            leave an empty file under it. False for files that are easily written again.
+    """
     aside = aside_of(path)
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             yield aside
+            if durable:
+                _sync(aside)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Returns once a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def rename_folder(folder: Path, final: Path) -> None:
+    """Renames a folder of files that were written aside, once all names in it are on the disk, and has the new name
+    there too."""
+    with disk_errors(folder):
+        for parent, _, _ in os.walk(folder):
+            _sync(Path(parent))
+        os.replace(folder, final)
+        _sync(final.parent)
 
 
 def discard(path: Path) -> bool:
@@ -208,9 +273,25 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
         yield _read_file(file, columns)
 
 
+def table_rows(file: Path) -> int:
+    """The number of rows of a Parquet file, by its footer alone.
+
+    Raises:
+        UserError: it is damaged.
+    """
+    with _table_errors(file):
+        return int(pq.read_metadata(file).num_rows)
+
+
 def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
-    try:
+    with _table_errors(file):
         return pq.read_table(file, columns=columns)
+
+
+@contextlib.contextmanager
+def _table_errors(file: Path) -> Iterator[None]:
+    try:
+        yield
     except (pa.ArrowInvalid, OSError) as error:
         raise UserError(
             f"{file} cannot be read ({str(error)[:200]})",
@@ -278,6 +359,11 @@ class RunFolder:
     def tracking(self) -> Path:
         """Which MLflow run continues this one."""
         return self.path / "mlflow.json"
+
+    @property
+    def unsent(self) -> Path:
+        """What MLflow lacks of a run that ended while its server was away; see `runs.tracking`."""
+        return self.path / "unsent.json"
 
     @property
     def study(self) -> Path:
@@ -436,7 +522,7 @@ class Workspace:
         """Renames the work in progress to the finished output, in place of an older one."""
         final = self.finished(stage, key)
         discard(final)
-        os.replace(self.part(stage, key), final)
+        rename_folder(self.part(stage, key), final)
         return final
 
     def forget(self, stage: str, key: str) -> None:

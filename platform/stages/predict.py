@@ -13,7 +13,7 @@ from mcis.datasets.index import Listing
 from mcis.datasets.maps import PREDICTIONS_SCHEMA
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import cpus_per_gpu, uses_gpu
+from mcis.platform.engine.runtime import cpus_per_gpu
 from mcis.platform.networks.predictor import Prediction, Predictor
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
@@ -67,7 +67,7 @@ def inputs(config: Config, context: RunContext) -> int | None:
 
 def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, over the configured scales and mirror images."""
-    gpu = uses_gpu(config.compute)
+    gpu = config.compute.gpu
     split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     mapped = map_table(

@@ -22,7 +22,6 @@ from mcis.models.pseudo_masks import PseudoMask, decided_by_maps, from_saliency
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import of_split, split_rows, truth_of_row
@@ -238,7 +237,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     full = config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
     side = config.data.max_side
-    gpu = config.walks and uses_gpu(config.compute)
+    gpu = config.walks and config.compute.gpu
     made_of: tuple[Any, ...] = (len(context.classes), side)
     if not full:
         maps = Shards(context.inputs["localize"] / "maps")

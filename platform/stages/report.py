@@ -94,7 +94,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         training=training,
         curves=_curves(context),
         config=[ConfigValue(key, str(value), context.origins[key]) for key, value in leaves(config)],
-        environment=environment(),
+        environment=environment(config.compute.device),
         panels=panels,
         attention=_attention(config, context, relations, panels),
         explorer=explorer_of_run(config, context, panels, relations),

@@ -19,7 +19,6 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze, load_classifier
 from mcis.platform.networks.masks import mask_by_crf, pixel_scores
@@ -27,7 +26,7 @@ from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -43,10 +42,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The pretrained weights' file, the precision, the scale of the maps and the size at which images are read."""
+    """The content of the pretrained weights' file, and the size at which images are read."""
     path = later_weights(config, "affinity_net", context.workspace)
-    stamps = file_stamps([str(path)] if path else [])
-    return stamps, precision_key(config.affinity_net.optimizer, config.compute), config.data.max_side
+    return path and content_digest(path), config.data.max_side
 
 
 class MakeLabels:

@@ -21,8 +21,6 @@ from mcis.platform.engine.classifier_learner import ClassifierLearner, val_score
 from mcis.platform.engine.learnt import Chance, LossTrend
 from mcis.platform.engine.loop import FitResult
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.precision import precision_key
-from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
@@ -33,7 +31,7 @@ from mcis.platform.networks.trained import classifier_description, load_trained_
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 
 _VAL_PAIRS = 512  # at most
 _SAMPLE = 256
@@ -56,9 +54,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The pretrained weights' file, or the trained classifier's, and the precision."""
+    """The content of the pretrained weights' file, or of the trained classifier's."""
     path = trained_classifier(config) or classifier_weights(config, context.workspace)
-    return file_stamps([str(path)] if path else []), precision_key(config.classifier.optimizer, config.compute)
+    return path and content_digest(path)
 
 
 def run(config: Config, context: RunContext) -> TrainingResult:
@@ -302,7 +300,7 @@ def _exclusive_precision(config: Config, context: RunContext) -> Facts:
     source = np.array(rows["domain"].to_pylist()) == "source"
     pairs = PairSampler(tags, seed=config.seed, source=source).rows(0, min(2 * len(rows), _VAL_PAIRS))
     table = pa.table({"m": pa.array(pairs.m), "n": pa.array(pairs.n), "kind": pa.array(pairs.kind)})
-    gpu, folder = uses_gpu(config.compute), context.part / "pairs"
+    gpu, folder = config.compute.gpu, context.part / "pairs"
     outputs = _features(config, context, rows) if c.from_features else None
     arguments = c, context.part, len(context.classes), gpu, outputs or rows["uri"].to_pylist()
     share = gpu * config.compute.gpu_share

@@ -11,7 +11,6 @@ from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.learnt import LossTrend
-from mcis.platform.engine.precision import precision_key
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, build_segmenter, freeze, load_classifier
@@ -19,7 +18,7 @@ from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -35,9 +34,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The pretrained weights' file, and the precision."""
+    """The content of the pretrained weights' file."""
     path = later_weights(config, "segmenter", context.workspace)
-    return file_stamps([str(path)] if path else []), precision_key(config.segmenter.optimizer, config.compute)
+    return path and content_digest(path)
 
 
 def run(config: Config, context: RunContext) -> TrainingResult:

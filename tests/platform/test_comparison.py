@@ -110,7 +110,7 @@ def test_rows_tell_what_scores_mean_and_what_is_not_the_baselines(root: Path) ->
 def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:
     assert compared(root, "a-s0", "b-s0").same_origin.keys() >= {"seed", "recipe", "weights"}
     scored(root, "paper", data=root.parent / "data", recipe="paper")
-    assert compared(root, "a-s1", "paper").same_origin.keys() <= {"git"}
+    assert compared(root, "a-s1", "paper").same_origin.keys() <= {"git", "code"}
 
 
 def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None:

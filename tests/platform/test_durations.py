@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.index import LISTING_SCHEMA, Listing
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import durations as module
 from mcis.platform.networks.durations import (
@@ -193,8 +194,8 @@ def test_what_is_not_estimated_is_said(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
     assert "the cluster head:6379 computes" in expected_duration(config, listed)
     monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert "this machine has a GPU" in expected_duration(config, listed)
+    on_gpus = config.model_copy(update={"compute": ComputeConfig(gpu=True)})
+    assert "GPUs compute" in expected_duration(on_gpus, listed)
     monkeypatch.undo()
     for path in tmp_path.iterdir():
         path.write_bytes(b"damaged")

@@ -26,7 +26,7 @@ from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.maps import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
-from mcis.platform.reporting.export import export
+from mcis.platform.reporting.export import _files_of_classes, export
 from mcis.platform.reporting.files import names_of
 from mcis.platform.reporting.voc_server import submission_problems
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
@@ -128,11 +128,45 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
 
 @pytest.mark.parametrize(
     ("ids", "found"),
-    [(["a", "../b"], "lead out of"), (["s3://x/a", "s3/x/A"], "the file of another"), (["a\nb"], "line breaks")],
+    [
+        (["a", "../b"], "lead out of"),
+        (["s3://x/a", "s3/x/A"], "the file of another"),
+        (["cat/1", "CAT/1"], "the file of another"),
+        (["cat", "cat.png/1"], "below the file of another: cat.png/1"),
+        (["a\nb"], "line breaks"),
+    ],
 )
 def test_ids_that_name_no_file_of_their_own_are_an_error(ids: list[str], found: str) -> None:
     with pytest.raises(UserError, match=found):
         names_of(ids, Path("out"))
+
+
+def test_images_of_two_sources_that_would_be_one_file_are_named_before_anything_is_written(
+    images: dict[str, Path], tmp_path: Path
+) -> None:
+    """A photograph `web/1` and a crawled image `Web/1`: on some disks one mask would be written over the other."""
+    ids = {"web/1": images["plain"], "Web/1": images["s3://bucket/web/turned.jpg"]}
+    png = encode_labels(labels(60, 80, 2))
+    masks = {"image_id": list(ids), "labels": [png] * 2, "mask": [png] * 2, "cue": ["crf"] * 2}
+    masks |= {"ignored": [0.0] * 2, "foreground": [0.5] * 2, "by_maps": [1.0] * 2}
+    workspace = made(Workspace(tmp_path / "workspace"), ids, ("cat", "dog"), pseudo_masks=pa.table(masks))
+    with pytest.raises(UserError, match=r"the file of another: Web/1"):
+        export(workspace, "made", "masks", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    apart = {"web/1": images["plain"], "crawled/1": images["s3://bucket/web/turned.jpg"]}
+    masks["image_id"] = list(apart)
+    made(workspace, apart, ("cat", "dog"), pseudo_masks=pa.table(masks))
+    export(workspace, "made", "masks", tmp_path / "out")
+    devkit = tmp_path / "out" / "VOCdevkit" / "VOC2012"
+    assert {str(path.relative_to(devkit / "SegmentationClass")) for path in devkit.rglob("*.png")} == {
+        "web/1.png", "crawled/1.png"
+    }  # fmt: skip
+
+
+def test_classes_whose_maps_would_be_one_file_are_named() -> None:
+    assert _files_of_classes(["cat", "sea/lion"]) == ["cat", "sea_lion"]
+    with pytest.raises(UserError, match="sea/lion, Sea_lion"):
+        _files_of_classes(["sea/lion", "cat", "Sea_lion"])
 
 
 LOADS = """

@@ -1,16 +1,21 @@
-"""A run that is interrupted, or whose disk is full, ends in one message and leaves what was finished intact."""
+"""A run that is interrupted, killed, or whose disk is full leaves what was finished intact, and the same command ends
+with the scores of a run that nothing disturbed."""
 
+import contextlib
+import functools
+import glob
 import json
-import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mcis.datasets.synthetic import devkit as synthetic
 
@@ -122,26 +127,194 @@ def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Pat
     assert {run.data.tags.get("mlflow.parentRunId") for run in runs[1:]} == {runs[0].info.run_id}
 
 
+QUICK = (
+    "classifier.epochs=400",
+    "segmenter.steps=60",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+    "report.panels=2",
+    "compute.shard_rows=4",
+    "compute.stop_if_nothing_is_learnt=false",
+    "tracking.model=false",
+)
+"""A whole run of seconds, whose classifier is trained for 800 steps."""
+
+
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a file system of 3 MiB."""
-    place = tmp_path / "small-disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("this user may not mount a file system")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+def workspace(tmp_path: Path, mlflow_store: Path) -> Path:
+    """An empty workspace, whose MLflow store is made."""
+    return prepared(tmp_path / "workspace", mlflow_store)
+
+
+def prepared(workspace: Path, mlflow_store: Path) -> Path:
+    workspace.mkdir()
+    shutil.copy(mlflow_store, workspace / "mlflow.db")
+    return workspace
+
+
+def run_to_the_end(call: list[str]) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(call, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def scores(workspace: Path) -> Any:
+    return json.loads((workspace / "runs" / "run" / "scores.json").read_text())["scores"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, mlflow_store: Path) -> Any:
+    """The scores of a run that nothing disturbed, of images drawn as those of `root`."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    synthetic.draw(folder / "VOC2012", train=16, val=4, size=64, classes=2)
+    workspace = prepared(folder / "workspace", mlflow_store)
+    run_to_the_end(command(folder / "VOC2012", workspace, *QUICK))
+    return scores(workspace)
+
+
+@contextlib.contextmanager
+def running(call: list[str], until: Callable[[], Any]) -> Any:
+    """Starts a command and yields its process once something is so."""
+    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            deadline = time.monotonic() + 300
+            while not until():
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline
+                time.sleep(0.005)
+            yield process
+        finally:
+            process.kill()
+
+
+def steps_logged(workspace: Path) -> int:
+    """Lines of the classifier's log, while it is trained."""
+    logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+    return len(logs[0].read_text().splitlines()) if logs else 0
+
+
+def half_written(workspace: Path) -> list[str]:
+    """What is under a temporary name, or unfinished, once a run has ended."""
+    found = [path for pattern in ("store/*.part", "**/.*.*") for path in workspace.glob(pattern)]
+    return sorted(str(path.relative_to(workspace)) for path in found if path.suffix != ".lock")
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_with_a_remedy(root: Path, full_disk: Path) -> None:
-    (full_disk / "ballast").write_bytes(os.urandom(1_500_000))
-    done = subprocess.run(command(root, full_disk / "workspace"), capture_output=True, text=True, timeout=300)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    assert "no space left" in done.stderr or "disk" in done.stderr
-    assert "remedy:" in done.stderr
+def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
+    root: Path, workspace: Path, undisturbed: Any
+) -> None:
+    """SIGTERM, as schedulers send it before they kill; no other checkpoint than that is due."""
+    call = command(root, workspace, *QUICK)
+    with running(call, lambda: steps_logged(workspace) > 15) as run:
+        began = time.monotonic()
+        run.send_signal(signal.SIGTERM)
+        shown, _ = run.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert run.returncode == 128 + signal.SIGTERM, shown
+    assert "interrupted: what is finished is kept" in shown
+    assert "Traceback" not in shown
+    (part,) = (workspace / "store").glob("train_classifier-*.part")
+    done = torch.load(part / "checkpoint.pt", weights_only=True)["step"]
+    assert 20 < done < 800
+    (listed,) = json.loads(
+        subprocess.run(
+            [*call[:3], "runs", "--json", "--workspace", str(workspace)], capture_output=True, check=True
+        ).stdout
+    )
+    assert listed["state"] == "interrupted"
+    run_to_the_end(call)
+    (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
+    assert json.loads(fitted.read_text())["steps"] == 800 - done
+    assert scores(workspace) == undisturbed
+    assert half_written(workspace) == []
+
+
+KEPT = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
+    root: Path, workspace: Path, undisturbed: Any
+) -> None:
+    """One command, killed as soon as it works at a stage, and given again; the last time it is killed in its report."""
+    call = command(root, workspace, *QUICK)
+    before = set(Path("/tmp").glob("mcis-*"))
+    for stage in KEPT:
+        begun = functools.partial(glob.glob, str(workspace / "store" / f"{stage}-*"))
+        with running(call, begun) as run:
+            run.kill()
+            assert run.wait() == -signal.SIGKILL
+    with running(call, lambda: list((workspace / "store").glob("evaluate-*[0-9a-f]"))) as run:
+        run.kill()
+        assert run.wait() == -signal.SIGKILL
+    assert not (workspace / "runs" / "run" / "report.html").exists()
+    last = run_to_the_end(call)
+    assert last.stdout.count("is there already") == len(KEPT)
+    assert scores(workspace) == undisturbed
+    assert not set(Path("/tmp").glob("mcis-*")) - before, "temporary folders of processes that were killed"
+    subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
+    assert half_written(workspace) == []
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_same(
+    root: Path, small_disk: Callable[..., Path], mlflow_store: Path, undisturbed: Any
+) -> None:
+    """It fills up while the classifier is trained: the next checkpoint, log line or call of MLflow finds no space."""
+    disk = small_disk("64m")
+    workspace = prepared(disk / "workspace", mlflow_store)
+    call = command(root, workspace, *QUICK, "compute.checkpoint_steps=10")
+    with running(call, lambda: list((workspace / "store").glob("train_classifier-*.part/checkpoint.pt"))) as run:
+        with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        shown, _ = run.communicate(timeout=120)
+    assert run.returncode == 1, shown
+    assert "Traceback" not in shown
+    assert "error: no space left on" in shown
+    assert "remedy:" in shown
+    (part,) = (workspace / "store").glob("train_classifier-*.part")
+    assert torch.load(part / "checkpoint.pt", weights_only=True)["step"] >= 10
+    (disk / "ballast").unlink()
+    run_to_the_end(call)
+    assert scores(workspace) == undisturbed
+    assert half_written(workspace) == []
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_goes_for_good_ends_well_and_is_sent_once_there_is_one(
+    root: Path,
+    tmp_path: Path,
+    tracking_server: Callable[..., Any],
+    undisturbed: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from mlflow.tracking import MlflowClient
+
+    server, workspace = tracking_server(), tmp_path / "workspace"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
+    call = command(root, workspace, *QUICK)
+    with running(call, lambda: steps_logged(workspace) > 2) as run:
+        server.stop()
+        shown, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, shown
+    assert "`mcis sync run`" in shown
+    assert scores(workspace) == undisturbed
+    server.start()
+    sync = [*call[:3], "sync", "--workspace", str(workspace)]
+    assert "sent: run" in run_to_the_end(sync).stdout
+    client = MlflowClient(server.uri)
+    (tracked_run,) = client.search_runs([client.get_experiment_by_name("mcis").experiment_id])  # type: ignore[union-attr]
+    assert tracked_run.info.status == "FINISHED"
+    (log,) = (workspace / "store").glob("train_classifier-*/steps.jsonl")
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert [m.step for m in client.get_metric_history(tracked_run.info.run_id, "classifier.loss")] == steps
+    for score in undisturbed:
+        assert score["miou"] in tracked_run.data.metrics.values()
+    assert {"report.html", "scores.json"} <= {file.path for file in client.list_artifacts(tracked_run.info.run_id)}
+    assert "lacks nothing" in run_to_the_end(sync).stdout
 
 
 @pytest.mark.slow

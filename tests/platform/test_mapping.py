@@ -265,6 +265,60 @@ def test_a_bare_tasks_user_error_is_found_without_its_traceback(ray_local: None)
     assert str(error) == str(UserError("no map of i12", "a map", "draw one"))
 
 
+def test_a_shard_whose_process_is_killed_is_mapped_again(tmp_path: Path, ray_local: None) -> None:
+    killed = tmp_path / "killed"
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            if 12 in rows["value"].to_pylist() and not killed.exists():
+                killed.touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rows
+
+        return work
+
+    map_table(TABLE, make, (), tmp_path / "out", label="killed", shard_rows=5)
+    assert killed.exists()
+    assert read_table(tmp_path / "out").equals(TABLE)
+    assert shards(tmp_path) == CUT
+
+
+def test_a_bare_task_that_fills_the_disk_is_the_users_error(small_disk: Callable[..., Path], ray_local: None) -> None:
+    """Torch says so in words of its own, and Ray wraps them."""
+    import ray
+
+    def fill(folder: Path) -> None:
+        import torch
+
+        torch.save(torch.zeros(100_000), folder / "a.pt")
+
+    with pytest.raises(Exception, match="inline_container") as caught:
+        ray.get(ray.remote(num_cpus=1)(fill).remote(small_disk("64k")))
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert error.found.startswith("no space left on the disk of a worker")
+
+
+def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(
+    small_disk: Callable[..., Path], ray_local: None
+) -> None:
+    disk = small_disk("128k")
+    (disk / "ballast").write_bytes(bytes(112 * 1024))
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        return lambda rows: rows.append_column("noise", pa.array([os.urandom(1000) for _ in range(len(rows))]))
+
+    def run() -> MapResult:
+        return map_table(TABLE, make, (), disk / "out", label="noise", shard_rows=5)
+
+    with pytest.raises(UserError, match=f"no space left on the disk of {disk / 'out'}"):
+        run()
+    assert all(not file.name.startswith(".") for file in (disk / "out").iterdir()), "half a file would keep it full"
+    (disk / "ballast").unlink()
+    run()
+    assert read_table(disk / "out")["value"].to_pylist() == list(range(23))
+
+
 def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
     def make(*arguments: Any) -> Callable[[pa.Table], pa.Table]:
         raise AssertionError("nothing is to be done")
@@ -317,6 +371,37 @@ with ray_session(ComputeConfig()):
 
 
 @pytest.mark.slow
+def test_a_table_larger_than_the_object_store_is_mapped_all_the_same(tmp_path: Path) -> None:
+    """Ray keeps on the disk what its store has no space for, in a Ray as commands start it."""
+    script = tmp_path / "large.py"
+    script.write_text(
+        """
+import sys
+import numpy as np, pyarrow as pa
+from pathlib import Path
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.workspace import read_table
+
+rows = [np.random.default_rng(n).bytes(2**20) for n in range(240)]
+table = pa.table({"n": range(240), "noise": rows})
+
+def make():
+    return lambda part: pa.table({"n": part["n"], "first": [value[:8] for value in part["noise"].to_pylist()]})
+
+with ray_session(ComputeConfig(cpus=2, object_store_gb=0.1)):
+    map_table(table, make, (), Path(sys.argv[1]), label="large", shard_rows=20)
+mapped = read_table(Path(sys.argv[1]))
+assert mapped["n"].to_pylist() == list(range(240))
+assert mapped["first"].to_pylist() == [row[:8] for row in rows]
+"""
+    )
+    done = subprocess.run([sys.executable, str(script), str(tmp_path / "out")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
 def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
     script = tmp_path / "gpus.py"
@@ -328,7 +413,7 @@ import pyarrow as pa, pyarrow.parquet, ray
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import uses_gpu
+from mcis.platform.engine.runtime import check_gpus
 
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
 out = Path(sys.argv[1])
@@ -370,12 +455,12 @@ map_table(table, make_poisoned, (), out / "poisoned", label="gpus", shard_rows=2
 found = [n for path in sorted((out / "poisoned").iterdir()) for n in pa.parquet.read_table(path)["n"].to_pylist()]
 assert found == [*range(7), -1, *range(8, 20)], found
 
-assert uses_gpu(ComputeConfig(workers=2))
-assert not uses_gpu(ComputeConfig(workers=4, gpu=False))
+check_gpus(ComputeConfig(workers=2, gpu=True))
+check_gpus(ComputeConfig(workers=4))
 try:
-    uses_gpu(ComputeConfig(workers=4))
+    check_gpus(ComputeConfig(workers=4, gpu=True))
 except UserError as error:
-    assert "2 GPU(s) in the cluster for compute.workers=4" in error.found
+    assert "2 GPU(s) for compute.workers=4" in error.found
 else:
     raise AssertionError("four workers on two GPUs")
 ray.shutdown()

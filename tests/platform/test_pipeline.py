@@ -49,6 +49,7 @@ SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
     "precision", "recall", "boundary_miou", "boundary_iou", "confusion",
     "map_scale", "related", "method", "ignored_share", "by_maps", "trained_on", "seed", "recipe", "weights", "git",
+    "code",
 }  # fmt: skip
 
 

@@ -1,15 +1,16 @@
-"""The Ray that a command starts: what its processes are told of memory."""
+"""The Ray that a command starts: what its processes are told of memory, and its temporary folder."""
 
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, check_trials
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, check_trials, session_folder
 
 IN_A_TASK = """
 import json, os, ray
@@ -73,3 +74,36 @@ def test_trials_whose_workers_would_take_every_cpu_are_refused(
     check_trials(compute, most)
     share = float(caught.value.remedy.split("worker_cpus=")[1].partition(",")[0])
     check_trials(ComputeConfig(workers=workers, worker_cpus=share), parallel)
+
+
+SESSION = """
+import sys
+from mcis.platform.engine.runtime import session_folder
+with session_folder() as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_temporary_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay() -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", SESSION], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        folders = [Path(process.stdout.readline().strip()) for process in processes if process.stdout]
+        (folders[0] / "session_1" / "logs").mkdir(parents=True)
+        processes[0].kill()
+        processes[0].wait()
+        assert folders[0].is_dir()
+        with session_folder() as own:
+            assert own.is_dir()
+            assert not folders[0].exists()
+            assert folders[1].is_dir()
+        assert not own.exists()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    with session_folder():
+        assert not folders[1].exists()

@@ -1,5 +1,9 @@
-"""Stages whose outputs are computed for several configurations in one pass, each under a key of its own."""
+"""Stages: outputs of several configurations in one pass, outputs that lost a file, and kills at every moment."""
 
+import os
+import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -7,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
 from mcis.platform.config.sections import Config
@@ -15,7 +20,7 @@ from mcis.platform.runs.garbage import plan_removal
 from mcis.platform.runs.record import recorded
 from mcis.platform.runs.results import StageResult, read_result
 from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import SUMMARY, Workspace, read_json, read_table, write_json, write_table, write_text
 
 
 class Work:
@@ -141,3 +146,153 @@ def test_a_run_whose_output_is_there_waits_for_no_other_of_the_pass(tmp_path: Pa
     assert other.is_alive()
     end.set()
     other.join(30)
+
+
+# --- files that are lost
+
+
+class Tables:
+    """A stage that writes a table of two shards and a text."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        module = cast(Any, SimpleNamespace(inputs=lambda config, context: None, run=self.run))
+        self.stage = Stage(name="work", module=module, sections=("seed",))
+
+    def run(self, config: Config, context: RunContext) -> StageResult:
+        self.calls += 1
+        for first in (0, 2):
+            shard = context.part / "maps" / f"part-{first:08d}-{first + 2:08d}.parquet"
+            if not shard.exists():
+                write_table(shard, pa.table({"n": [first, first + 1]}))
+        write_text(context.part / "weights.pt", "weights")
+        return StageResult(counts={"seed": config.seed})
+
+    def go(self, workspace: Workspace, *, afresh: bool = False) -> Path:
+        """Runs it; returns the folder of its output, which is whole."""
+        context = run_stage(self.stage, Config(seed=1), a_run(workspace), afresh=afresh)
+        folder = context.inputs["work"]
+        assert read_table(folder / "maps")["n"].to_pylist() == [0, 1, 2, 3]
+        assert (folder / "weights.pt").read_text() == "weights"
+        return folder
+
+
+def test_a_summary_lists_the_files_their_bytes_and_the_rows_of_tables(tmp_path: Path) -> None:
+    folder = Tables().go(Workspace(tmp_path))
+    (folder / ".maps.elsewhere.7").write_text("left by a kill")
+    summary = read_json(folder / SUMMARY)
+    shards = {f"maps/part-0000000{first}-0000000{first + 2}.parquet": first for first in (0, 2)}
+    assert summary["rows"] == dict.fromkeys(shards, 2)
+    assert summary["files"] == {name: (folder / name).stat().st_size for name in (*shards, "weights.pt")}
+
+
+SHARD = "maps/part-00000002-00000004.parquet"
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.parametrize(
+    ("damage", "found"),
+    [
+        (lambda folder: (folder / SHARD).unlink(), f"{SHARD} is missing"),
+        (lambda folder: cut(folder / SHARD), f"{SHARD} has "),
+        (lambda folder: (folder / "weights.pt").write_bytes(b""), "weights.pt has 0 of 7 bytes"),
+        (lambda folder: shutil.rmtree(folder / "maps"), f"{SHARD} is missing"),
+        (lambda folder: (folder / SUMMARY).unlink(), f"{SUMMARY} is missing"),
+        (lambda folder: cut(folder / SUMMARY), f"{SUMMARY} is damaged"),
+        (lambda folder: write_json(folder / SUMMARY, {"stage": "work"}), f"{SUMMARY} is damaged"),
+    ],
+    ids=["no shard", "half a shard", "an empty file", "no table", "no summary", "half a summary", "no list of files"],
+)
+def test_an_output_that_lost_a_file_is_computed_again_and_says_which(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Any, found: str
+) -> None:
+    work, workspace = Tables(), Workspace(tmp_path)
+    folder = work.go(workspace)
+    (folder / "notes.txt").write_text("of a user")
+    work.go(workspace)
+    assert work.calls == 1, "a file more is no flaw"
+    capsys.readouterr()
+    damage(folder)
+    assert unfinished([work.stage], Config(seed=1), a_run(workspace), ()).stages == ("work",)
+    assert work.go(workspace) == folder
+    shown = capsys.readouterr().out
+    assert f"note: {folder.name} is computed again: " in shown
+    assert found in shown
+    work.go(workspace)
+    assert work.calls == 2
+
+
+def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every file before its rename, and every folder of a stage before the stage's."""
+    synced, fsync, replace = set[int](), os.fsync, os.replace
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    def watched_replace(source: Any, target: Any) -> None:
+        for path in (Path(source), *Path(source).rglob("*")):
+            assert path.stat().st_ino in synced, f"{path} is renamed to {target} before it is on the disk"
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    monkeypatch.setattr(os, "replace", watched_replace)
+    folder = Tables().go(Workspace(tmp_path))
+    assert {path.stat().st_ino for path in (folder.parent, folder, *folder.rglob("*"))} <= synced
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+import test_stage
+from mcis.platform.runs.workspace import Workspace
+
+root, afresh = Path(sys.argv[2]), sys.argv[3] == "afresh"
+CHANGES = ("open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate")
+
+def killed_at(workspace, number):
+    # Computes in a process that is killed before it changes the disk for the n-th time; returns whether it came so far.
+    if process := os.fork():
+        return os.WIFSIGNALED(os.waitpid(process, 0)[1])
+    left = number
+    def on_event(event, arguments):
+        nonlocal left
+        reads = event == "open" and not (arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+        if event in CHANGES and not reads:
+            left -= 1
+            if left < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+    sys.addaudithook(on_event)
+    sys.stdout = open(os.devnull, "w")
+    test_stage.Tables().go(workspace, afresh=afresh)
+    os._exit(0)
+
+for number in range(500):
+    workspace = Workspace(root / str(number))
+    if afresh:
+        before = test_stage.Tables()
+        folder = before.go(workspace)
+    killed = killed_at(workspace, number)
+    again = test_stage.Tables()
+    folder = again.go(workspace)
+    again.go(workspace)
+    assert again.calls <= 1, "what is whole is computed twice"
+    outputs = [path.name for path in workspace.store.iterdir() if not path.name.startswith(".")]
+    assert outputs == [folder.name], outputs
+    if not killed:
+        break
+print(number)
+"""
+
+
+@pytest.mark.parametrize("how", ["first", "afresh"])
+def test_a_kill_at_any_change_of_the_disk_leaves_nothing_that_is_half(tmp_path: Path, how: str) -> None:
+    """A stage is computed for the first time, or again as by --from, in as many processes as it changes the disk."""
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path), how]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.splitlines()[-1]) > 20, "so many changes of the disk"

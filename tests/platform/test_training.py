@@ -1,8 +1,10 @@
 """Training: on two workers, in micro batches, or through a kill, the loop ends in the same weights."""
 
+import contextlib
 import json
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -470,13 +472,13 @@ def by_value() -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def check_that_it_went_on(folder: Path, learner: ClassifierLearner) -> None:
+def check_that_it_went_on(folder: Path, learner: ClassifierLearner, starts: str = "0 8 ") -> None:
     """The training was cut in the middle of an epoch, went on from step 8, and ended in the bits of a plain loop.
 
     Checkpoints lie behind steps 8 and 16. Its log's line of step 10, already written, was cut off and came again.
     """
     assert (8 / learner.schedule.steps_per_epoch) % 1 > 0.1, "a checkpoint at an epoch's end proves less"
-    assert (folder / "starts").read_text() == "0 8 "
+    assert (folder / "starts").read_text() == starts
     weights, terms = plain_loop(learner)
     for key, value in trained(folder).items():
         assert torch.equal(value, weights[key]), f"{key} differs by {(value - weights[key]).abs().max():.1e}"
@@ -519,6 +521,140 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
     tracker.flush()
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [m.step for m in logged] == [10, 20]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mortal:
+    """Decodes pairs, but kills its process once, as it begins with step 9."""
+
+    decoder: PairDecoder
+    killed: Path
+    batch_type = PairBatch
+
+    @property
+    def row_bytes(self) -> int:
+        return self.decoder.row_bytes
+
+    def __call__(self, steps: np.ndarray) -> PairBatch:
+        if 9 in steps and not self.killed.exists():
+            self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.decoder(steps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodedByMortals(ClassifierLearner):
+    """Its batches come from such decoders."""
+
+    folder: Path
+
+    def decoder(self, shard: WorkerShard) -> Any:
+        return Mortal(decoder=super().decoder(shard), killed=self.folder / "killed")
+
+
+@pytest.mark.slow
+def test_a_data_task_that_is_killed_changes_nothing_of_a_training(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    by_value()
+    learner = DecodedByMortals(**vars(here.learner), folder=tmp_path)
+    compute = ComputeConfig(threads=1, decode="tasks", max_failures=0)
+    fit(learner, tmp_path, compute, here.tracker("mortal"), label="classifier")
+    assert (tmp_path / "killed").exists()
+    weights, _ = plain_loop(here.learner)
+    for key, value in trained(tmp_path).items():
+        assert torch.equal(value, weights[key])
+    assert steps_of(tmp_path / STEPS) == [10, 20]
+
+
+class Cramped(Struck):
+    """Has all space for its files, until the blow."""
+
+    def decoder(self, shard: WorkerShard) -> PairDecoder:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard := resource.getrlimit(resource.RLIMIT_FSIZE)[1], hard))
+        return super().decoder(shard)
+
+
+@pytest.mark.parametrize("how", ["a small disk", "a bound of files"])
+def test_a_training_whose_disk_is_full_keeps_its_checkpoint_and_goes_on_once_there_is_room(
+    here: Surroundings, tmp_path: Path, small_disk: Callable[..., Path], ray_local: None, how: str
+) -> None:
+    """Files of a bounded size are for where no disk can be mounted."""
+    folder = small_disk("4m") if how == "a small disk" else tmp_path / "stage"
+    folder.mkdir(exist_ok=True)
+
+    def blow() -> None:
+        if how == "a small disk":
+            fill(folder / "ballast")
+        else:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    by_value()
+    learner = Cramped(**vars(here.learner), folder=folder, blow=blow)
+    compute, tracker = ComputeConfig(threads=1, checkpoint_steps=8), here.tracker(how.replace(" ", "-"))
+    with pytest.raises(UserError, match=rf"no space left on the disk of {folder}") as caught:
+        fit(learner, folder, compute, tracker, label="classifier")
+    assert "repeat the command" in caught.value.remedy
+    assert torch.load(folder / CHECKPOINT, weights_only=True)["step"] == 8
+    assert not any(path.name.startswith(".") for path in folder.iterdir()), "half a file would keep the disk full"
+    (folder / "ballast").unlink(missing_ok=True)
+    fit(learner, folder, compute, tracker, label="classifier")
+    check_that_it_went_on(folder, here.learner)
+
+
+def fill(ballast: Path) -> None:
+    """Writes a file until its disk has no space left."""
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_group_of_workers_too(
+    here: Surroundings, small_disk: Callable[..., Path], ray_local: None
+) -> None:
+    """Ray Train wraps the error, and keeps files of its own on the disk."""
+    folder = small_disk("4m")
+    by_value()
+    learner = Struck(**vars(here.learner), folder=folder, blow=lambda: fill(folder / "ballast"))
+    compute, tracker = ComputeConfig(workers=2, threads=1, checkpoint_steps=8), here.tracker("full-group")
+    with pytest.raises(Exception, match=r".") as caught:
+        fit(learner, folder, compute, tracker, label="classifier")
+    error = user_error_in(caught.value)
+    assert error is not None
+    assert error.found.startswith("no space left on the disk of")
+    assert torch.load(folder / CHECKPOINT, weights_only=True)["step"] == 8
+    (folder / "ballast").unlink()
+    fit(learner, folder, compute, tracker, label="classifier")
+    assert (folder / "starts").read_text() == "0 0 8 8 "
+    weights, _ = plain_loop(here.learner)
+    for key, value in trained(folder).items():
+        torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("damage", ["half", "empty", "noise"])
+def test_a_damaged_checkpoint_is_dropped_and_the_training_begins_again(
+    here: Surroundings, tmp_path: Path, ray_local: None, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def blow() -> None:
+        raise UserError("the disk is taken away", "a disk", "give it back")
+
+    by_value()
+    learner = Struck(**vars(here.learner), folder=tmp_path, blow=blow)
+    compute, tracker = ComputeConfig(threads=1, checkpoint_steps=8), here.tracker(f"damaged-{damage}")
+    with pytest.raises(UserError, match="taken away"):
+        fit(learner, tmp_path, compute, tracker, label="classifier")
+    content = (tmp_path / CHECKPOINT).read_bytes()
+    middle = len(content) // 2
+    other = {
+        "half": content[:middle],
+        "empty": b"",
+        "noise": content[:middle] + os.urandom(500) + content[middle + 500 :],
+    }
+    (tmp_path / CHECKPOINT).write_bytes(other[damage])
+    fit(learner, tmp_path, compute, tracker, label="classifier")
+    assert "the checkpoint of the classifier was damaged: its training begins again" in capsys.readouterr().out
+    check_that_it_went_on(tmp_path, here.learner, starts="0 0 ")
 
 
 DRIVER = """

@@ -1,15 +1,19 @@
 """The workspace: a file is written completely or not at all, also on a disk that is really full."""
 
+import contextlib
 import os
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
 from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
@@ -112,17 +116,9 @@ def test_a_failure_of_the_first_writing_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def full_disk(tmp_path: Path) -> Iterator[Path]:
+def full_disk(small_disk: Callable[..., Path]) -> Path:
     """A file system in memory with space for 64 KiB and for eight files and folders."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=64k,nr_inodes=9", "tmpfs", folder], capture_output=True
-    )
-    if mounted.returncode:
-        pytest.skip("only root may mount a small disk here")
-    yield folder
-    subprocess.run(["umount", "--lazy", folder], check=True)
+    return small_disk("64k", nr_inodes=9)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +137,30 @@ def test_a_full_disk_is_the_users_error(full_disk: Path, write: Callable[[Path, 
     assert "--workspace" in caught.value.remedy
     assert (full_disk / "a").read_bytes() == before
     assert names(full_disk) == ["a"], "half a file would keep the disk full"
+
+
+def into_sqlite(folder: Path) -> None:
+    with contextlib.closing(sqlite3.connect(folder / "a.db")) as store, store:
+        store.execute("CREATE TABLE noise (text)")
+        store.executemany("INSERT INTO noise VALUES (?)", ((text,) for text in NOISE))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        into_sqlite,
+        lambda folder: torch.save(torch.zeros(100_000), folder / "a.pt"),
+        lambda folder: pq.write_table(pa.table({"a": NOISE}), folder / "a"),
+    ],
+    ids=["sqlite", "torch", "pyarrow"],
+)
+def test_a_full_disk_is_known_by_whatever_error_a_library_makes_of_it(
+    full_disk: Path, write: Callable[[Path], None]
+) -> None:
+    with pytest.raises(UserError, match=rf"no space left on the disk of {full_disk}"), disk_errors(full_disk):
+        write(full_disk)
+    with pytest.raises(ValueError, match="no disk"), disk_errors(full_disk):
+        raise ValueError("no disk")
 
 
 def test_a_disk_without_space_for_a_folder_is_the_users_error(full_disk: Path) -> None:

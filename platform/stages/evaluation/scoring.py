@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from mcis.models.metrics import boundary_iou, iou, mean, precision, recall
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.scores import Curve, Score, Scored
-from mcis.platform.runs.version import git_revision
+from mcis.platform.runs.version import code_digest, git_revision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class Scorer:
             recipe=self.config.recipe,
             weights=self.config.weights.classifier or self.config.weights.backbone,
             git=git_revision(),
+            code=code_digest(),
             **made,
         )
 

@@ -31,7 +31,6 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
-from mcis.platform.engine.runtime import uses_gpu
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import of_split, split_rows
@@ -170,7 +169,7 @@ class _Job:
     @property
     def gpu(self) -> bool:
         """Whether the workers with a network run on GPUs."""
-        return uses_gpu(self.config.compute)
+        return self.config.compute.gpu
 
     @property
     def selves(self) -> Path | None:
@@ -246,7 +245,7 @@ def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | 
 
 def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Features | None) -> NDArray[np.float32]:
     """Of all images, by which the nearest ones are found, (N, C'); the table is kept, as the report asks for it."""
-    gpu, folder = uses_gpu(config.compute), context.part / VECTORS
+    gpu, folder = config.compute.gpu, context.part / VECTORS
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, outputs
     numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
     share, shard_rows = gpu * config.compute.gpu_share, config.compute.shard_rows
@@ -294,7 +293,7 @@ def _merge(job: _Job) -> float:
 
 def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> float:
     """Makes the single-round maps without keeping features; returns the busy seconds."""
-    gpu = uses_gpu(config.compute)
+    gpu = config.compute.gpu
     outputs = _outputs(config, context, rows)
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None, outputs
     to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))

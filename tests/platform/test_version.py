@@ -1,0 +1,71 @@
+"""The version of the code in keys: another source, torch or class of device is another output, another place is not."""
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from mcis.platform.runs.version import code_digest
+
+RUN = """
+import sys
+sys.path[:] = [sys.argv[1], *sys.path, sys.argv[2]]  # without the links by which an editable install is found
+from pathlib import Path
+from types import SimpleNamespace
+from mcis.platform.config.sections import Config
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.stage import Stage, run_stage
+from mcis.platform.runs.version import code_digest
+from mcis.platform.runs.workspace import Workspace, fingerprint
+
+module = SimpleNamespace(inputs=lambda config, context: None, run=lambda config, context: StageResult())
+workspace = Workspace(Path(sys.argv[3]))
+workspace.run("a")
+context = RunContext(workspace=workspace, name="a", part=workspace.root, tracker=None, origins={})
+config = Config.model_validate({"compute": {"gpu": sys.argv[4] == "gpu"}})
+after = run_stage(Stage(name="work", module=module), config, context, afresh=False)
+print(code_digest(), after.computed["work"], fingerprint.__code__.co_filename)
+"""
+
+
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> Path:
+    """A folder with the wheel's content."""
+    with zipfile.ZipFile(wheel) as content:
+        content.extractall(tmp_path / "installed")
+    return tmp_path / "installed"
+
+
+def run(installed: Path, device: str = "cpu") -> tuple[str, bool]:
+    """The digest of this installation's code, and whether it computed a stage in a workspace that all share."""
+    packages, workspace = sysconfig.get_path("purelib"), str(installed.parent / "workspace")
+    command = [sys.executable, "-S", "-c", RUN, str(installed), packages, workspace, device]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    digest, computed, file = done.stdout.splitlines()[-1].split(" ", 2)
+    assert file.startswith(str(installed))
+    return digest, computed == "True"
+
+
+def test_outputs_are_of_the_code_that_computes_and_of_the_device(installed: Path) -> None:
+    digest, computed = run(installed)
+    assert digest == code_digest(), "a wheel's code is that of its checkout"
+    assert computed
+    assert run(installed) == (digest, False)
+    elsewhere = shutil.copytree(installed, installed.with_name("elsewhere"))
+    assert run(elsewhere) == (digest, False)
+    with (elsewhere / "mcis/platform/reporting/run_page.py").open("a") as file:
+        file.write("# a page computes nothing\n")
+    assert run(elsewhere) == (digest, False)
+    assert run(installed, "gpu") == (digest, True)
+    with (elsewhere / "mcis/models/losses.py").open("a") as file:
+        file.write("# of another version\n")
+    other, computed = run(elsewhere)
+    assert other != digest
+    assert computed
+    assert run(installed) == (digest, False)
