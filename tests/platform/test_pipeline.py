@@ -460,6 +460,31 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         assert ours.equals(theirs)
 
 
+def test_a_training_starts_from_initial_weights_and_reads_no_pretrained_ones(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    """At a rate that changes no float32 it ends in them; other initial weights are another key."""
+    weights = first.context.inputs["train_classifier"] / "weights.pt"
+    shutil.copy(weights, tmp_path / "mine.pt")
+    values = (
+        f"weights.initial={tmp_path / 'mine.pt'}",
+        f"weights.backbone={tmp_path / 'absent.pth'}",
+        "weights.segmenter=none",
+        "classifier.optimizer.learning_rate=1e-30",
+        "seed=7",  # without them, the start would be another one
+    )
+    resolved = settings(root, *values)
+    pipeline.check(resolved.config, workspace, "any")
+    result = pipeline.run(resolved, workspace, "further", until="train_classifier")
+    trained = result.context.inputs["train_classifier"] / "weights.pt"
+    assert result.context.result("train_classifier", TrainingResult).counts["steps"] == 6
+    assert bytes_of(trained) == bytes_of(weights)
+    shutil.copy(trained, tmp_path / "mine.pt")
+    again = pipeline.run(resolved, workspace, "further", until="train_classifier")
+    assert again.context.computed["train_classifier"]
+
+
+@pytest.mark.parametrize("key", ["classifier", "initial"])
 @pytest.mark.parametrize(
     ("value", "more", "found"),
     [
@@ -477,6 +502,7 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
     workspace: Workspace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    key: str,
     value: str,
     more: Any,
     found: str,
@@ -485,7 +511,7 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
     (tmp_path / "garbage.pt").write_bytes(b"PK garbage")
     (tmp_path / "reversed.txt").write_text("\n".join(reversed(first.context.classes)) + "\n")
     monkeypatch.chdir(tmp_path)
-    resolved = settings(root, f"weights.classifier={tmp_path / value}", *more)
+    resolved = settings(root, f"weights.{key}={tmp_path / value}", *more)
     with pytest.raises(UserError, match=found):
         pipeline.check(resolved.config, workspace, "any")
 
