@@ -73,7 +73,7 @@ def run_population(population: Population) -> list[Generation]:
     Writes best.toml, which `mcis run --config` takes, study.json and study.png into the folder of its run.
 
     Returns:
-        The members by generation and number; as many generations as were begun, where one failed as a whole.
+        The members by generation and number, with what they came to.
 
     Raises:
         UserError: another process runs under the search's name in the workspace; what cannot be searched
@@ -89,9 +89,9 @@ def run_population(population: Population) -> list[Generation]:
             generations.append(_trained(population, generations, tracker.run_id))
             _keep(population, generations, tracker)
             console.print(_in_words(generations[-1]), markup=False)
-        for path in (population.folder.study, population.folder.study_picture, population.folder.best):
-            if path.exists():
-                tracker.artifact(path)
+        folder = population.folder
+        for path in (folder.study, folder.study_picture, *([folder.best] if best_of(generations) else [])):
+            tracker.artifact(path)
     _print(population, generations, (time.monotonic() - began) / 60)
     if not _done(generations[-1]):
         raise UserError(

@@ -25,6 +25,7 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.record import pointers
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.version import git_commit
 from mcis.platform.runs.workspace import Workspace, bytes_in, read_json, read_table
@@ -479,9 +480,11 @@ def test_a_training_starts_from_initial_weights_and_reads_no_pretrained_ones(
     trained = result.context.inputs["train_classifier"] / "weights.pt"
     assert result.context.result("train_classifier", TrainingResult).counts["steps"] == 6
     assert bytes_of(trained) == bytes_of(weights)
-    shutil.copy(trained, tmp_path / "mine.pt")
-    again = pipeline.run(resolved, workspace, "further", until="train_classifier")
+    assert "weights.initial" not in pointers(workspace, "further")
+    other = settings(root, *values[1:], f"weights.initial={trained}")
+    again = pipeline.run(other, workspace, "further", until="train_classifier")
     assert again.context.computed["train_classifier"]
+    assert pointers(workspace, "further")["weights.initial"] == [trained.parent.name]
 
 
 @pytest.mark.parametrize("key", ["classifier", "initial"])

@@ -1,6 +1,8 @@
 """Population based training: who takes over whom, what becomes of values, what is refused, and a real one."""
 
+import contextlib
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -9,19 +11,23 @@ from typing import Any
 import pytest
 import torch
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
+from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import SUMMARY, Workspace
+from mcis.tuning import population_search
 from mcis.tuning.axes import lies_on, parse_axes, value_at
 from mcis.tuning.found import Generation, Member, best_of, control_of, line_of
 from mcis.tuning.pictures import population_picture
 from mcis.tuning.population import explored, first_generation, next_generation
 from mcis.tuning.population_search import Population, check_population, run_population
 from mcis.tuning.tables import population_table
+from mcis.tuning.trials import Common, Outcome, Trial
 
 AXES = {
     "rate": FloatDistribution(1e-4, 1e-1, log=True),
@@ -198,6 +204,110 @@ def test_what_no_population_can_search_is_refused(
     axes, workspace = parse_axes([axis]), Workspace(tmp_path / "w")
     with pytest.raises(UserError, match=found):
         check_population(Population(name="p", resolved=resolved, workspace=workspace, axes=axes, objective=objective))
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        (("--population", "4", "--trials", "9", "--halving", "0"), "--trials and --halving with --population"),
+        (("--generations", "4"), "--generations without --population"),
+        (("--population", "3"), "equal to 4"),
+    ],
+)
+def test_a_population_has_a_budget_of_its_own(tmp_path: Path, options: tuple[str, ...], found: str) -> None:
+    command = ["study", "search", "voc", "--name", "p", "--workspace", str(tmp_path), "--axis", "seed=integer(0,1)"]
+    result = CliRunner().invoke(app, [*command, *options])
+    assert result.exit_code != 0
+    assert found in " ".join(result.output.split())
+
+
+class NoTracker:
+    """Takes what is handed to MLflow."""
+
+    run_id = "parent"
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> set[str]:
+    """Lets members run without Ray, to scores by their values; those whose names are put into this set fail."""
+    failing: set[str] = set()
+    workspace = Workspace(tmp_path / "w")
+
+    @contextlib.contextmanager
+    def no_ray(space: Population, *, kind: str, identity: str) -> Iterator[Any]:
+        yield NoTracker()
+
+    def run_trials(trials: Sequence[Trial], common: Common, *, parallel: int) -> Outcome:
+        val_map: dict[str, float | None] = {}
+        for trial in trials:
+            config = resolve(trial.setting, common.recipe, trial.values).config
+            assert config.weights.initial is None or Path(config.weights.initial).is_file()
+            val_map[trial.name] = 100 * config.classifier.random_pair_rate
+            output = workspace.finished("train_classifier", trial.name)
+            output.mkdir(exist_ok=True)
+            (output / "weights.pt").touch()
+            workspace.record_outputs(trial.name, {"train_classifier": output})
+        failures = {name: UserError("a loss that is not finite", "", "") for name in val_map if name in failing}
+        done = {name: value for name, value in val_map.items() if name not in failing}
+        return Outcome({name: [] for name in done}, failures, done)
+
+    monkeypatch.setattr(population_search, "running", no_ray)
+    monkeypatch.setattr(population_search, "run_trials", run_trials)
+    return failing
+
+
+def rates(tmp_path: Path, generations: int) -> Population:
+    """A population whose objective grows with a value."""
+    axes, workspace = parse_axes(["classifier.random_pair_rate=uniform(0,1)"]), Workspace(tmp_path / "w")
+    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), ["classifier.epochs=2"])
+    return Population(
+        name="p",
+        resolved=resolved,
+        workspace=workspace,
+        axes=axes,
+        objective="val_map",
+        members=4,
+        generations=generations,
+    )
+
+
+def test_a_search_goes_on_without_the_members_that_failed_and_says_why(
+    tmp_path: Path, fails: set[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    fails |= {"p-g00-m01", "p-g01-m00"}
+    generations = run_population(rates(tmp_path, 3))
+    assert generations[0][1].cause == "a loss that is not finite"
+    assert generations[1][1].parent != 1
+    assert [control_of(generation) is not None for generation in generations] == [True, False, False]
+    best = best_of(generations)
+    assert best
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "p-g01-m00 failed: a loss that is not finite" in printed
+    assert "12 members in 3 generations of 2 epochs" in printed
+    again = resolve(file=tmp_path / "w/runs/p/best.toml")
+    assert again.config.classifier.random_pair_rate == pytest.approx((best.objective or 0.0) / 100)
+    assert again.config.seed == best.generation
+    assert (again.config.weights.initial is None) == (best.generation == 0)
+    assert run_population(rates(tmp_path, 3)) == generations
+    assert run_population(rates(tmp_path, 4))[:3] == generations
+
+
+def test_a_generation_that_fails_as_a_whole_ends_the_search_behind_what_it_found(
+    tmp_path: Path, fails: set[str]
+) -> None:
+    fails |= {f"p-g01-m{number:02d}" for number in range(4)}
+    with pytest.raises(UserError, match=r"no member of generation 1 of p .* a loss that is not finite"):
+        run_population(rates(tmp_path, 3))
+    kept = json.loads((tmp_path / "w/runs/p/study.json").read_text())
+    assert [len(generation) for generation in kept["generations"]] == [4, 4]
+    assert kept["best"].startswith("p-g00")
+    assert (tmp_path / "w/runs/p/best.toml").exists()
+    fails |= {f"p-g00-m{number:02d}" for number in range(4)}
+    with pytest.raises(UserError, match="no member of generation 0 of p"):
+        run_population(rates(tmp_path, 3))
 
 
 def stages_of(workspace: Workspace) -> dict[str, int]:
