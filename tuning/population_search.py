@@ -228,9 +228,9 @@ def _print(population: Population, generations: Sequence[Generation], minutes: f
         control = control_of(generations[best.generation])
         gain = (best.objective or 0.0) - (control.objective or 0.0) if control else None
         above = "" if gain is None else f", {gain:+.2f} against the default values after as many epochs"
-        line = " <- ".join(str(each.number) for each in reversed(line_of(generations, best)))
+        line = ", ".join(str(each.number) for each in line_of(generations, best))
         console.print(
-            f"best: {population.member_name(best)} (members {line}): {best.objective:.2f}{above}; "
+            f"best: {population.member_name(best)}, trained by members {line}: {best.objective:.2f}{above}; "
             f"mcis run --config {population.folder.best} --name NAME",
             markup=False,
         )

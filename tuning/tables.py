@@ -7,6 +7,7 @@ from rich.table import Table
 
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
 from mcis.tuning.found import Found, Generation, best_of, control_of, line_of
+from mcis.tuning.trials import short_names
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
 _BEST = 10
@@ -60,10 +61,8 @@ def population_table(generations: Sequence[Generation], objective: str, axes: Se
     best = best_of(generations)
     line = line_of(generations, best) if best else []
     table = Table(title=f"{objective}, and the values that led to the best", title_justify="left")
-    for head in ("generation", "best", "mean", "default", "failed"):
-        table.add_column(head, justify="right")
-    for key in axes:
-        table.add_column(key, justify="right", overflow="fold")
+    for head in ("generation", "best", "mean", "default", "failed", *short_names(axes).values()):
+        table.add_column(head, justify="right", overflow="fold")
     for number, generation in enumerate(generations):
         objectives = [member.objective for member in generation if member.objective is not None]
         control = control_of(generation)

@@ -96,6 +96,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     trend = None if config.weights.initial else LossTrend.of_log(context.part, "basic")
     facts = (
         Facts({"steps": learner.schedule.steps}, result.notes("classifier") + _computed_again(config, learner)),
+        Facts({}, (f"the classifier's training began from {learner.initial}",) if learner.initial else ()),
         _rare_classes(learner.tags, context.classes),
         _precision(validation, result),
         _exclusive_precision(config, context),

@@ -478,7 +478,9 @@ def test_a_training_starts_from_initial_weights_and_reads_no_pretrained_ones(
     pipeline.check(resolved.config, workspace, "any")
     result = pipeline.run(resolved, workspace, "further", until="train_classifier")
     trained = result.context.inputs["train_classifier"] / "weights.pt"
-    assert result.context.result("train_classifier", TrainingResult).counts["steps"] == 6
+    further = result.context.result("train_classifier", TrainingResult)
+    assert further.counts["steps"] == 6
+    assert f"the classifier's training began from {tmp_path / 'mine.pt'}" in further.notes
     assert bytes_of(trained) == bytes_of(weights)
     assert "weights.initial" not in pointers(workspace, "further")
     other = settings(root, *values[1:], f"weights.initial={trained}")
