@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mcis.datasets.errors import UserError
@@ -16,7 +17,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
-from mcis.platform.runs.record import recorded
+from mcis.platform.runs.record import point_to, recorded
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
@@ -177,6 +178,7 @@ def run(
         blocks.enter_context(recorded(workspace, name, whole=whole, study=study))
         if not folder.stages.exists():
             write_text(folder.config, experiment_text(config, resolved.origins))
+        _point_to_weights(config, workspace, name)
         tracker = Tracker(
             workspace,
             name,
@@ -210,6 +212,14 @@ def run(
             _raise_problem(*problem, folder)
     scores = read_json(folder.scores)["scores"]
     return RunResult(context, [Score.from_json(score, folder.scores) for score in scores])
+
+
+def _point_to_weights(config: Config, workspace: Workspace, name: str) -> None:
+    """Writes down that a run points to outputs of other runs by the files of weights that it names."""
+    for key, value in leaves(config.weights):
+        folder = Path(value or "").parent
+        if folder.parent == workspace.store.resolve():
+            point_to(workspace, name, f"weights.{key}", folder)
 
 
 def _sampled(config: Config, tracker: Tracker) -> contextlib.AbstractContextManager[None]:

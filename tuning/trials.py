@@ -81,10 +81,14 @@ class Report(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The scores of each trial that ran to its end, and why each of the others did not, by the trial's name."""
+    """The scores of each trial that ran to its end, and why each of the others did not, by the trial's name.
+
+    `val_map` is the classifier's mean average precision on val images, percent or None, of those that did.
+    """
 
     scores: dict[str, list[Score]]
     failures: dict[str, UserError]
+    val_map: dict[str, float | None]
 
     def failure(self) -> UserError | None:
         """The first of the failures, with their number."""
@@ -118,15 +122,12 @@ def run_trials(trials: Sequence[Trial], common: Common, *, parallel: int) -> Out
         trials=len(tasks),
     )
     folder = _folder(common) / TUNE
-    finished = {
-        name: [Score.from_json(score, folder) for score in metrics["scores"]]
-        for name, (metrics, _) in results.items()
-        if metrics and metrics.get("scores") is not None
-    }
+    last = {name: metrics for name, (metrics, _) in results.items() if metrics and metrics.get("scores") is not None}
+    finished = {name: [Score.from_json(score, folder) for score in each["scores"]] for name, each in last.items()}
     failures = {name: failed(error) for name, (_, error) in results.items() if error}
     if len(finished) + len(failures) < len(tasks):  # Tune takes Ctrl-C for itself and hands back what it has
         raise KeyboardInterrupt
-    return Outcome(finished, failures)
+    return Outcome(finished, failures, {name: each["val_map"] for name, each in last.items()})
 
 
 class Result(NamedTuple):

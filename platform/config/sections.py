@@ -63,6 +63,13 @@ class Config(Section):
         """Whether maps walk over learnt affinities, which a network is trained for."""
         return self.supervision == "tags" and self.pseudo_masks.background == "affinity"
 
+    @property
+    def reads_pretrained(self) -> bool:
+        """Whether the classifier starts from pretrained weights of its backbone, or learns from features that these
+        make of images, whatever it starts from."""
+        w = self.weights
+        return w.classifier is None and (w.initial is None or self.classifier.from_features)
+
     def problems(self) -> Iterator[str]:
         """What contradicts itself, within the sections and between them."""
         for name in type(self).model_fields:
@@ -124,7 +131,8 @@ def _contrastive_maps_without_their_training(config: Config) -> Iterator[str]:
 
 
 def _pretrained_features_without_weights(config: Config) -> Iterator[str]:
-    if config.weights.backbone != "none" or config.weights.classifier is not None:
+    weights = config.weights
+    if weights.backbone != "none" or weights.classifier is not None or weights.initial is not None:
         return
     for key, value, set_key in (
         ("classifier.trained", config.classifier.trained == "neck" and "neck", "all"),
@@ -175,8 +183,14 @@ def _networks_unlike_their_classifier(config: Config) -> Iterator[str]:
 
 def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
     c, weights = config.classifier, config.weights
-    if c.trained != "all" and weights.classifier is None and weights.backbone == "none":
+    given = weights.classifier is not None or weights.initial is not None
+    if c.trained != "all" and not given and weights.backbone == "none":
         yield f"classifier.trained is {c.trained} but weights.backbone is none: what is not trained would stay random"
+    if c.from_features and weights.initial is not None and weights.backbone == "none":
+        yield (
+            "classifier.trained is neck and weights.initial is set, but weights.backbone is none, which makes the "
+            "features that are learnt from; name the pretrained weights that the initial ones were trained from"
+        )
     if c.trained == "neck" and c.backbone == "vgg16" and weights.classifier is None:
         yield (
             "classifier.trained is neck but classifier.backbone is vgg16, whose last layers are new: they would stay "

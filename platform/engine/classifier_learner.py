@@ -25,6 +25,7 @@ from mcis.models.seam import Equivariance, EquivariantMaps, TaggedMaps, equivari
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze, normalization_of
+from mcis.platform.networks.checkpoints import load_weights
 from mcis.platform.networks.pretrained import load_backbone
 
 
@@ -37,6 +38,7 @@ class ClassifierLearner:
         source: (N,), whether an image is of the domain source; None where no image is.
         images: the N images at the classifier's size, or what its frozen backbone makes of them.
         pretrained: file of the backbone's pretrained weights, or None.
+        initial: file of a whole classifier's weights, which take the place of these and of the statistics, or None.
         statistics: of the backbone's channels, where these are standardized.
     """
 
@@ -46,6 +48,7 @@ class ClassifierLearner:
     source: NDArray[np.bool_] | None
     images: Squares | Features
     pretrained: Path | None
+    initial: Path | None = None
     statistics: Statistics | None = None
 
     @property
@@ -71,7 +74,9 @@ class ClassifierLearner:
 
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
-        if self.pretrained:
+        if self.initial:
+            load_weights(model, self.initial)
+        elif self.pretrained:
             load_backbone("classifier", model.backbone, self.pretrained)
         if self.statistics:
             model.set_statistics(*(torch.from_numpy(values) for values in self.statistics))

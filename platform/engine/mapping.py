@@ -140,7 +140,9 @@ def _mapped(
     waiting, unfinished = deque(shards), len(shards)
     running: dict[Any, _Running] = {}
     if gpu:
-        actors: Any = ray.remote(num_gpus=gpu, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(_ShardMapper)
+        actors: Any = ray.remote(num_gpus=gpu, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(
+            _ShardMapper
+        )
 
         def start_actor() -> None:
             actor = actors.remote(parts)
@@ -194,7 +196,7 @@ def _deaths() -> tuple[type[Exception], ...]:
 
 
 def _map_apart(
-    table: pa.Table, parts: tuple[Any], path: Path, shard: ShardRows, *, label: str, gpu: bool, instead: Instead | None
+    table: pa.Table, parts: tuple[Any], path: Path, shard: ShardRows, *, label: str, gpu: float, instead: Instead | None
 ) -> Account:
     """Maps and writes a shard whose processes died: its halves, theirs, and so on down to the image that is at fault.
 
@@ -203,7 +205,7 @@ def _map_apart(
     """
     import ray
 
-    task: Any = ray.remote(num_cpus=0 if gpu else 1, num_gpus=int(gpu), **ANYWHERE)(_run_part)
+    task: Any = ray.remote(num_cpus=0 if gpu else 1, num_gpus=gpu, **ANYWHERE)(_run_part)
     mapping, waiting = uuid.uuid4().hex, [ShardRows(shard.first, 0), *_halves(shard)]
     done: list[pa.Table] = []
     seconds = 0.0

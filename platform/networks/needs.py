@@ -318,7 +318,7 @@ def _pretrained(config: Config, network: str, workspace: Workspace | None) -> in
     """Bytes of weights that are to be downloaded for one of the networks."""
     section = getattr(config, network)
     if network == "classifier":
-        origin, starts = config.weights.backbone, config.weights.classifier is None
+        origin, starts = config.weights.backbone, config.reads_pretrained
     else:
         origin, starts = config.weights.origin(network), section.init == "pretrained"
     return download_bytes(section.backbone, workspace) if starts and origin == "download" else 0

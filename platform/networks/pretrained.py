@@ -21,8 +21,9 @@ from mcis.platform.runs.workspace import Workspace, disk_errors
 
 
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
-    """The pretrained weights that the classifier starts from; None where a trained one is taken over."""
-    if config.weights.classifier:
+    """The pretrained weights that the classifier's backbone starts from, or features are made by; None where a file has
+    all of its weights."""
+    if not config.reads_pretrained:
         return None
     return backbone_weights(config.weights.backbone, config.classifier.backbone, workspace)
 

@@ -1,15 +1,18 @@
-"""A classifier that was trained before and is taken from a file of weights, once it is checked to fit."""
+"""A classifier that was trained before, taken over or trained on from a file of weights, once it is checked to fit."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from mcis.datasets.errors import UserError
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.build import build_backbone, build_classifier
 from mcis.platform.networks.checkpoints import load_weights
+from mcis.platform.networks.pretrained import load_backbone
 
 _DESCRIBED = {"backbone", "stride", "standardize", "neck", "attention", "head", "affinity", "kinds"}
 
@@ -25,14 +28,27 @@ def trained_classifier(config: Config) -> Path | None:
     Raises:
         UserError: there is no such file.
     """
-    if not config.weights.classifier:
+    return _file("classifier", config.weights.classifier)
+
+
+def initial_classifier(config: Config) -> Path | None:
+    """The file that `weights.initial` names, whose weights training starts from, or None where it has no such start.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    return _file("initial", config.weights.initial)
+
+
+def _file(key: str, name: str | None) -> Path | None:
+    if not name:
         return None
-    path = Path(config.weights.classifier)
+    path = Path(name)
     if not path.is_file():
         raise UserError(
-            f"weights.classifier: {path} is no file",
+            f"weights.{key}: {path} is no file",
             "weights.pt of an earlier run's stage train_classifier, or what `mcis import-weights` wrote",
-            "name the file, for example --set weights.classifier=/path/to/weights.pt",
+            f"name the file, for example --set weights.{key}=/path/to/weights.pt",
         )
     return path
 
@@ -59,3 +75,28 @@ def load_trained_classifier(config: Config, path: Path, classes: Sequence[str]) 
     if different:
         raise UserError(f"{path} does not fit this configuration: {'; '.join(different)}", expected, remedy)
     return model
+
+
+def check_initial_classifier(config: Config, path: Path, classes: Sequence[str], pretrained: Path | None) -> None:
+    """Checks that training can start from the classifier in a file of weights.
+
+    Args:
+        pretrained: weights of the backbone, by which features are made that the training reads in place of images;
+            None where it reads images.
+
+    Raises:
+        UserError: the file is damaged or of another configuration, or its backbone is not the one that makes features.
+    """
+    initial = load_trained_classifier(config, path, classes)
+    if pretrained is None:
+        return
+    backbone = build_backbone(config.classifier)
+    load_backbone("classifier", backbone, pretrained)
+    own = initial.backbone.state_dict()
+    if different := [name for name, value in backbone.state_dict().items() if not torch.equal(value, own[name])]:
+        raise UserError(
+            f"weights.initial: the backbone in {path} is not that of weights.backbone ({different[0]} differs), by "
+            "which the features are made that classifier.trained=neck learns from",
+            "initial weights that were trained from the same pretrained ones, with the backbone left as it was",
+            "name these by weights.backbone, or train a part of the backbone, too: --set classifier.trained=1",
+        )

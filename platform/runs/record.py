@@ -30,7 +30,8 @@ class RunRecord:
         began, ended: of the last call, UTC, ISO 8601; `ended` is None while it runs and where it was killed.
         outcome: how the call ended; interrupted = by Ctrl-C, or by the search that it is a trial of.
         reason: why it failed or was stopped, in words.
-        outputs: by stage the names of the folders below store/ that the run points to.
+        outputs: by stage, or by the key of weights that are of another run, the names of the folders below store/ that
+            the run points to.
         current: those of them that the last call points to.
     """
 

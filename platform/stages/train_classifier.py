@@ -27,7 +27,13 @@ from mcis.platform.networks.build import build_backbone, build_classifier, freez
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pair_scores import ScorePairs
 from mcis.platform.networks.pretrained import classifier_weights, load_backbone
-from mcis.platform.networks.trained import classifier_description, load_trained_classifier, trained_classifier
+from mcis.platform.networks.trained import (
+    check_initial_classifier,
+    classifier_description,
+    initial_classifier,
+    load_trained_classifier,
+    trained_classifier,
+)
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
@@ -49,14 +55,18 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
         return
     with torch.device("meta"):
         freeze(build_classifier(config.classifier, len(listing.classes)), config.classifier)
-    if path := classifier_weights(config, workspace):
-        load_backbone("classifier", build_backbone(config.classifier), path)
+    pretrained = classifier_weights(config, workspace)
+    if initial := initial_classifier(config):
+        check_initial_classifier(config, initial, listing.classes, pretrained)
+    elif pretrained:
+        load_backbone("classifier", build_backbone(config.classifier), pretrained)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the pretrained weights' file, or of the trained classifier's."""
-    path = trained_classifier(config) or classifier_weights(config, context.workspace)
-    return path and content_digest(path)
+    """The content of the files of weights that are taken over, or that training starts from."""
+    starts = initial_classifier(config), classifier_weights(config, context.workspace)
+    trained = trained_classifier(config)
+    return [content_digest(path) for path in ([trained] if trained else starts) if path]
 
 
 def run(config: Config, context: RunContext) -> TrainingResult:
@@ -80,8 +90,11 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         validation=validation,
     )
     of_val = validation is not None and validation.name == "val_map"
+    # Of weights that had learnt before, a loss that stands says nothing.
+    trend = None if config.weights.initial else LossTrend.of_log(context.part, "basic")
     facts = (
         Facts({"steps": learner.schedule.steps}, result.notes("classifier") + _computed_again(config, learner)),
+        Facts({}, (f"the classifier's training began from {learner.initial}",) if learner.initial else ()),
         _rare_classes(learner.tags, context.classes),
         _precision(validation, result),
         _exclusive_precision(config, context),
@@ -94,7 +107,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         val_ap=dict(zip(context.classes, result.val_ap, strict=True)) if of_val and result.val_ap else None,
         counts={label: value for part in facts for label, value in part.counts.items()},
         notes=tuple(note for part in facts for note in part.notes),
-        problem=_problem(validation, result, LossTrend.of_log(context.part, "basic"), config.seed),
+        problem=_problem(validation, result, trend, config.seed),
     )
 
 
@@ -116,7 +129,9 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     """What is trained, and how many training images may take space in the cache of decoded images."""
     rows = split_rows(context, "train", tagged=True)
     c = config.classifier
-    pretrained = classifier_weights(config, context.workspace)
+    pretrained, initial = classifier_weights(config, context.workspace), initial_classifier(config)
+    if initial:
+        check_initial_classifier(config, initial, context.classes, pretrained)
     features = _features(config, context, rows) if c.from_features else None
     middle = c.sizing == "short_side"
     cache = None
@@ -129,7 +144,8 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         source=np.array(rows["domain"].to_pylist()) == "source",
         images=features or _squares(rows, c.input_size, middle=middle, cache=cache),
         pretrained=pretrained,
-        statistics=_statistics(config, context, rows) if c.standardize else None,
+        initial=initial,
+        statistics=_statistics(config, context, rows) if c.standardize and not initial else None,
     )
     return learner, 0 if cache is None else len(rows)
 

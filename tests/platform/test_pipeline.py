@@ -25,6 +25,7 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.record import pointers
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.version import git_commit
 from mcis.platform.runs.workspace import Workspace, bytes_in, read_json, read_table
@@ -469,6 +470,35 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         assert ours.equals(theirs)
 
 
+def test_a_training_starts_from_initial_weights_and_reads_no_pretrained_ones(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, tmp_path: Path
+) -> None:
+    """At a rate that changes no float32 it ends in them; other initial weights are another key."""
+    weights = first.context.inputs["train_classifier"] / "weights.pt"
+    shutil.copy(weights, tmp_path / "mine.pt")
+    values = (
+        f"weights.initial={tmp_path / 'mine.pt'}",
+        f"weights.backbone={tmp_path / 'absent.pth'}",
+        "weights.segmenter=none",
+        "classifier.optimizer.learning_rate=1e-30",
+        "seed=7",  # without them, the start would be another one
+    )
+    resolved = settings(root, *values)
+    pipeline.check(resolved.config, workspace, "any")
+    result = pipeline.run(resolved, workspace, "further", until="train_classifier")
+    trained = result.context.inputs["train_classifier"] / "weights.pt"
+    further = result.context.result("train_classifier", TrainingResult)
+    assert further.counts["steps"] == 6
+    assert f"the classifier's training began from {tmp_path / 'mine.pt'}" in further.notes
+    assert bytes_of(trained) == bytes_of(weights)
+    assert "weights.initial" not in pointers(workspace, "further")
+    other = settings(root, *values[1:], f"weights.initial={trained}")
+    again = pipeline.run(other, workspace, "further", until="train_classifier")
+    assert again.context.computed["train_classifier"]
+    assert pointers(workspace, "further")["weights.initial"] == [trained.parent.name]
+
+
+@pytest.mark.parametrize("key", ["classifier", "initial"])
 @pytest.mark.parametrize(
     ("value", "more", "found"),
     [
@@ -486,6 +516,7 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
     workspace: Workspace,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    key: str,
     value: str,
     more: Any,
     found: str,
@@ -494,7 +525,7 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
     (tmp_path / "garbage.pt").write_bytes(b"PK garbage")
     (tmp_path / "reversed.txt").write_text("\n".join(reversed(first.context.classes)) + "\n")
     monkeypatch.chdir(tmp_path)
-    resolved = settings(root, f"weights.classifier={tmp_path / value}", *more)
+    resolved = settings(root, f"weights.{key}={tmp_path / value}", *more)
     with pytest.raises(UserError, match=found):
         pipeline.check(resolved.config, workspace, "any")
 

@@ -14,7 +14,8 @@ from mcis.platform.runs.record import read_record
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.axes import lies_on, parse_axes
 from mcis.tuning.found import Found
-from mcis.tuning.search import Search, check_search, run_search
+from mcis.tuning.search import Search, run_search
+from mcis.tuning.search_space import check_space
 from mcis.tuning.search_store import Store
 
 AXES = {"a": FloatDistribution(0.0, 1.0), "b": CategoricalDistribution([0, 1])}
@@ -193,7 +194,7 @@ def test_what_cannot_be_searched_is_refused_before_the_first_trial(
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
     workspace = Workspace(tmp_path / "w")
     with pytest.raises(UserError, match=found):
-        check_search(
+        check_space(
             Search(name="s", resolved=resolved, workspace=workspace, axes=parse_axes(axes), objective=objective)
         )
     assert not list((tmp_path / "w" / "runs").iterdir())

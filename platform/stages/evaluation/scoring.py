@@ -40,6 +40,7 @@ class Scorer:
 
     def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
+        weights = self.config.weights
         return Score(
             what=what,
             name=name,
@@ -52,7 +53,7 @@ class Scorer:
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=self.config.recipe,
-            weights=self.config.weights.classifier or self.config.weights.backbone,
+            weights=weights.classifier or weights.initial or weights.backbone,
             git=git_revision(),
             code=code_digest(),
             **made,
