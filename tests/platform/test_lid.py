@@ -37,7 +37,8 @@ SMALL = (
     "segmenter.width=16",
     "segmenter.crop=64",
 )
-SHRUNK = (  # of recipe lid: images, their size, steps
+SHRUNK = (  # of recipe lid: images, their size, steps, and no GPU
+    "compute.gpu=false",
     "classifier.input_size=64",
     "classifier.epoch_pairs=4",
     "classifier.batch=2",

@@ -218,6 +218,16 @@ def test_the_file_that_a_run_wrote_gives_the_same_keys(first: pipeline.RunResult
     assert [stage for stage, computed in again.context.computed.items() if computed] == ["report"]
 
 
+def test_gpus_that_are_absent_end_a_run_of_networks_before_its_index_but_not_an_index(
+    ray_local: None, root: Path, workspace: Workspace
+) -> None:
+    """Whether there are nodes with GPUs now changes no key, so a run that asks for them never falls back to CPUs."""
+    with pytest.raises(UserError, match=r"0 GPU\(s\) for compute.workers=1 and compute.gpu=true"):
+        pipeline.run(settings(root, "compute.gpu=true"), workspace, "gpu")
+    assert workspace.outputs("gpu") == {}
+    assert list(pipeline.run(settings(root, "compute.gpu=true"), workspace, "gpu", until="index").context.computed)
+
+
 def test_a_second_call_computes_nothing(first: pipeline.RunResult, root: Path, workspace: Workspace) -> None:
     again = pipeline.run(settings(root), workspace, "first")
     assert [stage for stage, computed in again.context.computed.items() if computed] == ["report"]
