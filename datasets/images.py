@@ -57,7 +57,7 @@ def read_rgb(
             raise UserError(
                 f"{uri} was replaced or changed since it was indexed",
                 "the file as it was indexed",
-                "restore it, or repeat the run from its stage `index`",
+                "restore it, or repeat `index`",
             )
         if size is None:
             return decode_rgb(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side)
@@ -69,7 +69,7 @@ def read_rgb(
         raise UserError(
             f"{uri} cannot be read any more ({error})",
             "the file as it was indexed",
-            "restore it, or repeat the run from its stage `index`",
+            "restore it, or repeat `index`",
         ) from None
 
 

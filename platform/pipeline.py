@@ -56,7 +56,7 @@ def walks(config: Config) -> bool:
 
 
 STAGES = (
-    Stage(name="index", module=index, sections=("data", "setting")),
+    Stage(name="index", module=index, sections=("data", "setting"), networks=False),
     Stage(
         name="train_classifier",
         module=train_classifier,
@@ -103,6 +103,7 @@ STAGES = (
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
         closes="localize",
+        networks=False,
     ),
     Stage(name="report", module=report, closes="index", kept=False),
 )

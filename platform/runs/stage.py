@@ -65,6 +65,7 @@ class Stage:
         sections: parts of the configuration that its output depends on.
         closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
+        networks: whether networks run in it, so that the class of device is in its key.
         takes_part: whether a run of a configuration has this stage.
         together: computes the outputs of several configurations in one pass; None for a stage that cannot.
     """
@@ -75,6 +76,7 @@ class Stage:
     sections: tuple[str, ...] = ()
     closes: str | None = None
     kept: bool = True
+    networks: bool = True
     takes_part: Callable[[Config], bool] = _always
     together: Together | None = None
 
@@ -139,7 +141,7 @@ def _key(stage: Stage, config: Config, context: RunContext) -> str:
     return fingerprint(
         {
             "stage": stage.name,
-            "made with": made_with(config.compute.device),
+            "made with": made_with(config.compute.device if stage.networks else None),
             "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
             "inputs": stage.module.inputs(config, context),
             "needs": {name: context.result(name, StageResult).identity for name in reached},

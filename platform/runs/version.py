@@ -56,8 +56,12 @@ def code_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def made_with(device: str) -> dict[str, str]:
-    """The software and the class of device that an output is made with: others make other bits, or another output."""
+def made_with(device: str | None) -> dict[str, str | None]:
+    """The software and the class of device that an output is made with: others make other bits, or another output.
+
+    Args:
+        device: None where no network has a part in it.
+    """
     return {"code": code_digest(), "torch": importlib.metadata.version("torch"), "device": device}
 
 

@@ -30,7 +30,7 @@ def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> No
     path.unlink()
     with pytest.raises(UserError, match=r"a\.png") as caught:
         read_rgb(str(path))
-    assert "its stage `index`" in caught.value.remedy
+    assert "repeat `index`" in caught.value.remedy
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_a_file_that_was_replaced_is_noticed_though_size_and_time_are_the_same(t
     for read in (lambda: images(np.array([3])), lambda: images.read(3), lambda: MakeSquares(SIZE)(rows)):
         with pytest.raises(UserError, match=r"3\.png was replaced or changed since it was indexed") as caught:
             read()
-        assert "stage `index`" in caught.value.remedy
+        assert "repeat `index`" in caught.value.remedy
     path.write_bytes(content)
     np.testing.assert_array_equal(images(np.array([3])), before)
     assert len(MakeSquares(SIZE)(rows)) == len(uris)
