@@ -11,6 +11,7 @@ from mcis.platform.commands.predict import predict
 from mcis.platform.commands.run import demo, run
 from mcis.platform.commands.runs import gc, runs, sync
 from mcis.platform.commands.study import study_app
+from mcis.platform.commands.submit import submit
 
 app = typer.Typer(
     help="From image tags to segmentation masks, on any number of machines.",
@@ -48,6 +49,12 @@ app.command("check-voc-server", epilog="Example: `mcis check-voc-server results.
 )
 app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)
 app.command()(ui)
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog="Examples: `mcis submit voc --voc /mnt/mcis/data/VOC2012 --workspace /mnt/mcis/workspace --name first "
+    "--address http://127.0.0.1:8265` · `mcis submit study references --voc DIR --workspace DIR --name table7 "
+    "--address URL`",
+)(submit)
 app.add_typer(config_app, name="config")
 app.add_typer(study_app, name="study")
 app.add_typer(index_app, name="index")

@@ -29,6 +29,12 @@ PACKAGES = ("datasets", "models", "platform", "tuning")
 
 
 @pytest.fixture(autouse=True, scope="session")
+def interruptible() -> None:
+    """Commands that tests start hear Ctrl-C also where a shell put the tests into the background, deaf to it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """The tests' tensors are small: several threads are slower, much so on a busy machine."""
     import torch

@@ -2,19 +2,36 @@
 
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.commands.submit import job_command
 
 PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
+RAY = str(Path(sys.executable).parent / "ray")
+TINY = (
+    "classifier.epochs=1",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.steps=2",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+)
 
 
 @pytest.fixture
@@ -30,6 +47,7 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
     env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "PIP_NO_DEPS": "1"}
     env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
     start = [ray, "start", "--head", f"--port={PORT}", "--dashboard-host=127.0.0.1", f"--dashboard-port={DASHBOARD}"]
+    start += ["--dashboard-agent-listen-port=28365"]  # the usual one may be another Ray's, and then no job starts
     start += ["--num-cpus=4", f"--temp-dir={folder}", "--object-store-memory=500000000", "--block"]
     with (tmp_path / "head.log").open("w") as log:
         head = subprocess.Popen(start, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
@@ -50,6 +68,89 @@ def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def submitted(root: Path, workspace: Path, *more: str) -> list[str]:
+    """`mcis submit` of a tiny run."""
+    command = [sys.executable, "-m", "mcis.platform.cli", "submit", "voc", "--name", "job", "--voc", str(root)]
+    command += ["--recipe", "small", "--workspace", str(workspace), "--address", f"http://127.0.0.1:{DASHBOARD}"]
+    for value in (*TINY, f"data.classes={root / 'classes.txt'}", *more):
+        command += ["--set", value]
+    return command
+
+
+def jobs(env: dict[str, str]) -> list[str]:
+    listing = [RAY, "job", "list", "--address", f"http://127.0.0.1:{DASHBOARD}"]
+    done = subprocess.run(listing, env=env, capture_output=True, text=True, check=True)
+    return re.findall(r"submission_id='([^']+)'", done.stdout)
+
+
+@pytest.mark.slow
+def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
+    """From the first moment of the head on, which answers before it can start a job."""
+    root, workspace = tmp_path / "VOC2012", tmp_path / "workspace"
+    synthetic.draw(root, train=16, val=4, size=64, classes=2)
+    refused = {name: value for name, value in cluster.items() if not name.startswith("RAY_AUTH")}
+    without = subprocess.run(
+        [*submitted(root, workspace), "--wait", "0"], env=refused, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert without.returncode == 1
+    assert "takes no job" in without.stderr
+
+    call = submitted(root, workspace, "classifier.epochs=400", "compute.stop_if_nothing_is_learnt=false")
+    with subprocess.Popen(
+        call, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as following:
+        wait_for(lambda: any((workspace / "store").glob("train_classifier-*.part/steps.jsonl")), following)
+        following.send_signal(signal.SIGINT)
+        out, errors = following.communicate(timeout=60)
+    assert following.returncode == 130, out + errors
+    assert "goes on; the same command shows it again" in errors
+    (number,) = jobs(cluster)
+    with subprocess.Popen(
+        call, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as following:
+        assert following.stdout is not None
+        assert f"job {number} is at work on it since before" in following.stdout.readline()
+        other = subprocess.run(
+            submitted(root, workspace, "seed=7"), env=cluster, capture_output=True, text=True, cwd=tmp_path
+        )
+        assert other.returncode == 1
+        assert "with another command" in other.stderr
+        stop = [RAY, "job", "stop", number, "--address", f"http://127.0.0.1:{DASHBOARD}"]
+        subprocess.run(stop, env=cluster, capture_output=True, check=True)
+        out, errors = following.communicate(timeout=120)
+    assert following.returncode == 1, out + errors
+    assert f"job {number}: STOPPED" in out
+    done = subprocess.run(call, env=cluster, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "index: is there already" in done.stdout
+    assert "SUCCEEDED" in done.stdout
+    assert len(jobs(cluster)) == 2
+    scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
+    assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
+
+
+def wait_for(happens: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    for _ in range(1500):
+        if happens():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.2)
+    pytest.fail("it did not happen")
+
+
+def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text("seed = 3\n")
+    mine = str(tmp_path / "mine.toml")
+    command = job_command(["voc", "--voc=/data/a=b", "--config", mine, "--set", "seed=4"], tmp_path / "files")
+    assert command[3:] == ["run", "voc", "--voc", "/data/a=b", "--config", "experiment.toml", "--set", "seed=4"]
+    assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
+    study = ["study", "references", "--tags", "s3://bucket/table.csv"]
+    assert job_command(study, tmp_path / "other")[3:] == study
+    for number, wrong in enumerate((["--voc", "VOC2012"], ["--workspace=w"], ["--config", "absent.toml"])):
+        with pytest.raises(UserError):
+            job_command(["voc", *wrong], tmp_path / str(number))
+
+
 @pytest.mark.slow
 def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Path, tmp_path: Path) -> None:
     root, workspace = tmp_path / "VOC2012", tmp_path / "workspace"
@@ -64,19 +165,7 @@ def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Pa
     script.write_text("import mcis.platform.cli as cli\n\nprint(cli.__file__)\ncli.main()\n")
     command = [sys.executable, str(script), "run", "voc", "--name", "job", "--voc", str(root)]
     command += ["--recipe", "small", "--workspace", str(workspace)]
-    for value in (
-        f"data.classes={root / 'classes.txt'}",
-        "classifier.epochs=1",
-        "classifier.channels=24",
-        "classifier.input_size=64",
-        "classifier.batch=8",
-        "segmenter.channels=24",
-        "segmenter.steps=2",
-        "segmenter.batch=4",
-        "segmenter.width=16",
-        "segmenter.crop=64",
-        "pseudo_masks.smallest=0",
-    ):
+    for value in (*TINY, f"data.classes={root / 'classes.txt'}"):
         command += ["--set", value]
     submit = [
         ray,

@@ -83,7 +83,8 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
             blocks.callback(ray.shutdown)
             ray.init(
                 address="auto",
-                runtime_env={"env_vars": {name: os.environ[name] for name in of_workers}},
+                # Trials of a study have to know, too, that they are on a cluster, which may grow.
+                runtime_env={"env_vars": {name: os.environ[name] for name in (*of_workers, "RAY_ADDRESS")}},
                 log_to_driver=verbose,
                 logging_level=logging.INFO if verbose else logging.ERROR,
             )
@@ -197,7 +198,7 @@ def cpus_per_gpu() -> int:
 
 
 def check_gpus(compute: ComputeConfig) -> None:
-    """Stops a run whose GPUs are not there; says so where GPUs would be idle, or where a cluster has yet to add some.
+    """Stops a run whose GPUs are not there, unless a cluster may yet start some; says so where GPUs would be idle.
 
     Raises:
         UserError: a Ray of this machine has no GPU for each worker.
@@ -207,10 +208,7 @@ def check_gpus(compute: ComputeConfig) -> None:
     gpus, workers = int(ray.cluster_resources().get("GPU", 0)), compute.least_workers
     if gpus and not compute.gpu:
         console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them", markup=False)
-    if not compute.gpu or gpus >= workers:
-        return
-    if os.environ.get("RAY_ADDRESS"):
-        console.print(f"note: the cluster has {gpus} GPU(s) now, and trainings wait for {workers}", markup=False)
+    if not compute.gpu or gpus >= workers or os.environ.get("RAY_ADDRESS"):
         return
     raise UserError(
         f"{gpus} GPU(s) for compute.{'min_' if compute.min_workers else ''}workers={workers} and compute.gpu=true",

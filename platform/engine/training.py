@@ -11,6 +11,7 @@ from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
+from mcis.platform.engine.nodes import Bundle, wait_for_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
 from mcis.platform.engine.step_log import STEPS
@@ -49,6 +50,7 @@ def fit(
     if (folder / FIT).exists():
         return _finished(folder)
     gpu = compute.gpu
+    wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
     decode_in = _choose_decoding(compute)
     check_cpus(compute, decode_in)
     if drop_damaged(folder):
@@ -65,6 +67,12 @@ def fit(
     train = _train_alone if compute.workers == 1 else _train_together
     _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder, tracker, label)
     return _finished(folder)
+
+
+def _reserved(compute: ComputeConfig) -> list[Bundle]:
+    """What the least workers of a training reserve, and one task that decodes for them."""
+    worker = {"CPU": compute.worker_cpus} | ({"GPU": compute.gpu_share} if compute.gpu else {})
+    return [*[worker] * compute.least_workers, {"CPU": 1.0}]
 
 
 def _finished(folder: Path) -> FitResult:

@@ -1,0 +1,79 @@
+"""Nodes of a cluster that grows on demand: what is asked of its autoscaler, and the wait for it."""
+
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.progress import bar, console
+
+Bundle = Mapping[str, float]
+"""Resources that are needed together on one node: CPU, GPU."""
+_EVERY = 1.0
+"""Seconds between two looks at the cluster."""
+
+
+def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None:
+    """Waits until the cluster of RAY_ADDRESS has space for all bundles, for which its autoscaler is asked.
+
+    A Ray that the command started itself has what it has: there is no wait. Nor is there one where nodes have the
+    space, whoever uses it now: work takes its turn on them.
+
+    Args:
+        minutes: after which what is missing is an error.
+        what: needs them, in words.
+
+    Raises:
+        UserError: the nodes did not come in time.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    missing = missing_bundles(bundles, _nodes())
+    if not missing or not os.environ.get("RAY_ADDRESS"):
+        return
+    console.print(f"waiting for nodes of the cluster: {what} needs {_in_words(missing)} more", markup=False)
+    end = time.monotonic() + 60 * minutes
+    request_resources(bundles=[dict(bundle) for bundle in bundles])
+    try:
+        with bar("nodes", len(bundles), "places") as progress:
+            while missing and time.monotonic() < end:
+                time.sleep(_EVERY)
+                missing = missing_bundles(bundles, _nodes())
+                progress.update(len(bundles) - len(missing))
+    finally:
+        request_resources(bundles=[])  # it would hold nodes for ever; work on them does so itself
+    if missing:
+        raise UserError(
+            f"{what} needs {_in_words(bundles)}; after {minutes:g} minutes the cluster lacks {_in_words(missing)}",
+            "nodes that have it, or that its autoscaler can start",
+            "see `ray status` on the head for why they do not start (quota, max_workers, no such node type); ask for "
+            "less (compute.workers, compute.worker_cpus, compute.gpu=false), or wait longer (compute.wait_minutes)",
+        )
+
+
+def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:
+    """The bundles for which nodes of these resources have no space, the largest placed first."""
+    free = [dict(node) for node in nodes]
+    missing = []
+    for bundle in sorted(bundles, key=lambda each: (each.get("GPU", 0), each.get("CPU", 0)), reverse=True):
+        fitting = (node for node in free if all(node.get(name, 0) >= count for name, count in bundle.items()))
+        node = next(fitting, None)
+        if node is None:
+            missing.append(bundle)
+            continue
+        for name, count in bundle.items():
+            node[name] -= count
+    return missing
+
+
+def _nodes() -> list[Bundle]:
+    """The resources of each node that is up, used or not."""
+    import ray
+
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _in_words(bundles: Sequence[Bundle]) -> str:
+    """`2 x (1 GPU, 0.5 CPU)`."""
+    texts = [", ".join(f"{count:g} {name}" for name, count in bundle.items() if count) for bundle in bundles]
+    return " and ".join(f"{texts.count(text)} x ({text})" for text in dict.fromkeys(texts))
