@@ -1,11 +1,13 @@
 """The layers that a run's configuration is put together from, each value with its origin.
 
-Later layers win: defaults < recipe < setting < file of an experiment < command line options < `--set key=value`.
+Later layers win: defaults < recipe < setting < file of an experiment < command line options < `--set key=value`. Behind
+them `compute.scale_batch`, where it is asked for, multiplies batches and learning rates.
 """
 
 import difflib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.section import Contradictions
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import SETTINGS, default_recipe, setting_values, sources_of
+from mcis.platform.config.training import NETWORKS, ClassifierConfig
 
 
 class Resolved(NamedTuple):
@@ -87,6 +90,9 @@ def resolve(
     merged.add(Layer("--set", parse_assignments(assignments)))
     merged.values |= chosen._asdict()
     config = merged.validated()
+    if config is not None and config.compute.scale_batch:
+        merged.add(Layer(f"compute.scale_batch, x {config.compute.workers} workers", dict(_scaled(config))))
+        config = merged.validated()
     if config is None or merged.problems:
         raise UserError(
             f"the configuration has {len(merged.problems)} problem(s):\n  - " + "\n  - ".join(merged.problems),
@@ -94,6 +100,19 @@ def resolve(
             "see `mcis config show` for every key, its value and where it comes from",
         )
     return Resolved(config, {key: merged.origins.get(key, "default") for key, _ in leaves(config)})
+
+
+def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
+    """The values that `compute.scale_batch` changes; with it done, so that a file of them is not scaled again."""
+    workers = config.compute.workers
+    for name in NETWORKS.values():
+        section = getattr(config, name)
+        rate = workers if section.optimizer.name == "sgd" else math.sqrt(workers)
+        yield f"{name}.batch", section.batch * workers
+        yield f"{name}.optimizer.learning_rate", section.optimizer.learning_rate * rate
+        if not isinstance(section, ClassifierConfig):  # its epochs have fewer updates by themselves
+            yield f"{name}.steps", math.ceil(section.steps / workers)
+    yield "compute.scale_batch", False
 
 
 def _names(setting: str | None, recipe: str | None, experiment: Experiment, file: Path | None) -> Names:
