@@ -3,15 +3,23 @@
 import copy
 import json
 import re
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import mlflow.cli
 import pytest
 import ray.autoscaler
+import ray.scripts.scripts
+import typer.main
 import yaml
+from ray.autoscaler._private.constants import AUTOSCALER_METRIC_PORT
 from ray.autoscaler._private.util import prepare_config, validate_config
+from ray.dashboard.consts import DASHBOARD_METRIC_PORT
+
+from mcis.platform.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads(Path(ray.autoscaler.__file__).with_name("ray-schema.json").read_text())
@@ -59,7 +67,7 @@ def test_ray_refuses_a_head_of_no_known_type(config: Config) -> None:
 
 def test_two_values_are_left_to_the_owner(config: Config) -> None:
     values = set(re.findall(r"[\w.:/-]*FILL-ME-IN[\w.:/-]*", json.dumps(config)))
-    assert values == {"ami-FILL-ME-IN", "fs-FILL-ME-IN.efs.us-west-2.amazonaws.com:/"}
+    assert values == {"ami-FILL-ME-IN", "fs-FILL-ME-IN.efs.us-west-2.amazonaws.com"}
 
 
 def test_setup_stops_with_a_message_while_the_file_system_is_not_filled_in(config: Config, tmp_path: Path) -> None:
@@ -89,3 +97,68 @@ def test_every_node_asks_for_the_token(config: Config) -> None:
     assert any("RAY_AUTH_MODE=token" in command and ".bashrc" in command for command in config["setup_commands"])
     (head,) = [command for command in config["head_start_ray_commands"] if "--head" in command]
     assert "--dashboard-host=127.0.0.1" in head
+
+
+def arguments_of(config: Config, program: str) -> list[str]:
+    """What follows a program's name in the commands, up to the end of its own."""
+    (rest,) = [part for command in commands_of(config) for part in command.split(program)[1:]]
+    return shlex.split(re.split(r"[;)]", rest)[0])
+
+
+def test_mlflows_server_takes_its_options_and_keeps_its_store_on_the_heads_disk(config: Config) -> None:
+    arguments = arguments_of(config, 'mlflow" server')
+    with mlflow.cli.server.make_context("server", arguments) as context:
+        store, host = context.params["backend_store_uri"], context.params["host"]
+    assert store.startswith("sqlite:///$HOME/")
+    assert host == "127.0.0.1"
+    uri = f"http://{host}:{context.params['port']}"
+    assert any(f"export MLFLOW_TRACKING_URI={uri}" in command for command in config["head_setup_commands"])
+
+
+def test_ray_takes_the_options_of_its_start(config: Config) -> None:
+    starts = [command.split("ray start")[1] for command in commands_of(config) if "ray start" in command]
+    assert len(starts) == 2
+    for start in starts:
+        with ray.scripts.scripts.start.make_context("start", shlex.split(start)) as context:
+            assert context.params["metrics_export_port"] == 8090
+    closed = "--dports 8090,44217,44227 -j DROP"
+    assert any(closed in command for command in config["setup_commands"])
+    assert {AUTOSCALER_METRIC_PORT, DASHBOARD_METRIC_PORT} == {44217, 44227}
+
+
+def test_the_commands_of_its_head_are_commands(config: Config) -> None:
+    head = (ROOT / "cluster.yaml").read_text().split("cluster_name:")[0]
+    lines = [
+        line.lstrip("# ").split("  #")[0] for line in head.replace("\\\n#", "").splitlines() if ".venv/bin/" in line
+    ]
+    assert len(lines) >= 9
+    names = set()
+    for line in lines:
+        program, *arguments = shlex.split(line[line.index(".venv/bin/") :].split("&&")[0].split("`")[0])
+        group: Any = {"mcis": typer.main.get_command(app), "ray": ray.scripts.scripts.cli}.get(Path(program).name)
+        if group is None:
+            continue  # pip
+        given = [argument for argument in arguments if argument != ">/dev/null"]
+        with group.make_context(program, list(given), resilient_parsing=True) as outer:
+            name, command, rest = group.resolve_command(outer, given)
+            with command.make_context(name, rest, parent=outer) as context:
+                if name == "submit":  # what is left is for another command of mcis
+                    left = [*context.args, "--name", "first"]
+                    group.get_command(outer, "run").make_context("run", left, parent=outer).close()
+        names.add(name)
+    assert names >= {"up", "down", "rsync-up", "rsync-down", "dashboard", "attach", "submit", "get-auth-token"}
+
+
+def test_the_mount_is_encrypted(config: Config) -> None:
+    mount = config["setup_commands"][0]
+    assert "'accept = 127.0.0.1:20049'" in mount
+    assert "port=20049 127.0.0.1:/ /mnt/mcis" in mount
+    assert '"checkHost = $SHARE"' in mount
+    assert "'verifyChain = yes'" in mount
+
+
+def test_nodes_without_gpus_stand_beside_those_with_them(config: Config) -> None:
+    types = config["available_node_types"]
+    assert types["cpu_worker"]["min_workers"] == 1
+    assert types["gpu_worker"]["min_workers"] == 0
+    assert config["max_workers"] == types["cpu_worker"]["max_workers"] + types["gpu_worker"]["max_workers"]
