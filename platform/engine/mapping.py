@@ -173,6 +173,7 @@ def _mapped(
             elif waiting:
                 name = waiting.popleft()
                 running[start(name, shards[name])] = _Running(start, name)
+            del start  # an actor that nothing refers to gives its GPU to one whose node was lost
             if isinstance(account, Account):
                 unfinished -= 1
                 yield account

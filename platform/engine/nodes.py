@@ -1,8 +1,9 @@
 """Nodes of a cluster that grows on demand: what is asked of its autoscaler, and the wait for it."""
 
+import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.progress import bar, console
@@ -10,7 +11,9 @@ from mcis.platform.runs.progress import bar, console
 Bundle = Mapping[str, float]
 """Resources that are needed together on one node: CPU, GPU."""
 _EVERY = 1.0
-"""Seconds between two looks at the cluster."""
+"""Seconds between two looks at the cluster while nothing but nodes is waited for."""
+_WATCHED_EVERY = 5.0
+"""The same while work is done."""
 
 
 def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None:
@@ -43,12 +46,43 @@ def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None
     finally:
         request_resources(bundles=[])  # it would hold nodes for ever; work on them does so itself
     if missing:
-        raise UserError(
-            f"{what} needs {_in_words(bundles)}; after {minutes:g} minutes the cluster lacks {_in_words(missing)}",
-            "nodes that have it, or that its autoscaler can start",
-            "see `ray status` on the head for why they do not start (quota, max_workers, no such node type); ask for "
-            "less (compute.workers, compute.worker_cpus, compute.gpu=false), or wait longer (compute.wait_minutes)",
-        )
+        raise _lacking(bundles, missing, minutes, what)
+
+
+def watched_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[None]:
+    """Yields for ever, and looks at the nodes of the cluster of RAY_ADDRESS meanwhile, each few seconds.
+
+    Where nodes are lost, work waits in silence for others to come. This says so, and when they have come.
+
+    Args:
+        minutes, what: as of `wait_for_nodes`; what has begun to wait asks the autoscaler itself.
+
+    Raises:
+        UserError: nodes that are needed have been missing for that long.
+    """
+    looked, lost = -math.inf, math.inf
+    while True:
+        now = time.monotonic()
+        if os.environ.get("RAY_ADDRESS") and now > looked + _WATCHED_EVERY:
+            looked, missing = now, missing_bundles(bundles, _nodes())
+            if missing and lost == math.inf:
+                lost = now
+                console.print(f"note: nodes were lost; {what} waits for {_in_words(missing)}", markup=False)
+            elif lost < math.inf and not missing:
+                lost = math.inf
+                console.print(f"note: the cluster has the nodes again that {what} needs", markup=False)
+            if now > lost + 60 * minutes:
+                raise _lacking(bundles, missing, minutes, what)
+        yield
+
+
+def _lacking(bundles: Sequence[Bundle], missing: Sequence[Bundle], minutes: float, what: str) -> UserError:
+    return UserError(
+        f"{what} needs {_in_words(bundles)}; after {minutes:g} minutes the cluster lacks {_in_words(missing)}",
+        "nodes that have it, or that its autoscaler can start",
+        "see `ray status` on the head for why they do not start (quota, max_workers, no such node type); ask for "
+        "less (compute.workers, compute.worker_cpus, compute.gpu=false), or wait longer (compute.wait_minutes)",
+    )
 
 
 def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:

@@ -1,17 +1,19 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
+import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import stamps
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
-from mcis.platform.engine.nodes import Bundle, wait_for_nodes
+from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
 from mcis.platform.engine.step_log import STEPS
@@ -65,8 +67,47 @@ def fit(
         decode_in=decode_in,
     )
     train = _train_alone if compute.workers == 1 else _train_together
-    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder, tracker, label)
+    with _followed(learner.schedule, folder, tracker, label):
+        _train_to_the_end(lambda: train(job, gpu=gpu), job)
     return _finished(folder)
+
+
+def _train_to_the_end(train: Callable[[], Any], job: TrainingJob[Any]) -> None:
+    """Trains, and after a failure again from the last checkpoint, while that leads on.
+
+    A failure behind a new checkpoint counts as the first: a cluster may lose any number of nodes over days, while what
+    fails again at the same place ends the training.
+
+    Raises:
+        UserError: a worker raised it, or nodes that were lost do not come back in time.
+    """
+    compute, what = job.compute, f"the {job.label}'s training"
+    failures, checkpoint = 0, stamps([str(job.folder / CHECKPOINT)])
+    while True:
+        try:
+            _run_interruptibly(train, job.folder, watched_nodes(_reserved(compute), compute.wait_minutes, what))
+            return
+        except Exception as error:
+            if user_error := user_error_in(error):
+                raise user_error from None
+            newest = stamps([str(job.folder / CHECKPOINT)])
+            failures, checkpoint = failures + 1 if newest == checkpoint else 1, newest
+            if failures > compute.max_failures:
+                raise
+            goes_on = "from its last checkpoint" if any(newest) else "from its beginning"
+            console.print(
+                f"note: {what} was cut ({_cause(error)}) and goes on {goes_on}; failure {failures} of at most "
+                f"{compute.max_failures} without a new one",
+                markup=False,
+            )
+        wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
+
+
+def _cause(error: Exception) -> str:
+    """What a person reads of an error of Ray: its type, and the last line of its text, which has the cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[-1] if lines else ''}"
+    return "".join(character for character in text[:200] if character.isprintable())
 
 
 def _reserved(compute: ComputeConfig) -> list[Bundle]:
@@ -94,21 +135,21 @@ def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
 
 
 def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
-    """Trains in one task, which Ray runs again where its process or node dies.
+    """Trains in one task.
 
     One worker is no group, and the six processes that Ray Train starts to manage a group take ten seconds of two cores.
     """
     import ray
 
     options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpu * job.compute.gpu_share, **ANYWHERE}
-    task = ray.remote(max_retries=job.compute.max_failures, retry_exceptions=True, **options)(_train_here)
+    task = ray.remote(max_retries=0, **options)(_train_here)
     problem = ray.get(task.remote(job))
     if problem:
         raise UserError(*problem)
 
 
 def _train_here(job: TrainingJob[Any]) -> tuple[str, str, str] | None:
-    """Trains in this process; returns the parts of a user's error, for which Ray is not to run the task again."""
+    """Trains in this process; returns the parts of a user's error, of which Ray would hand on the text alone."""
     import ray.train
     import ray.train.torch
 
@@ -123,7 +164,7 @@ def _train_here(job: TrainingJob[Any]) -> tuple[str, str, str] | None:
 
 
 def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
-    """Trains in a group of workers, which Ray Train starts again where one of them is lost."""
+    """Trains in a group of workers; where it is elastic, Ray Train starts it anew when nodes have joined."""
     import ray.train
     import ray.train.torch
 
@@ -141,28 +182,14 @@ def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
         run_config=ray.train.RunConfig(
             name=_RAY_TRAIN,
             storage_path=str(job.folder),
-            failure_config=ray.train.FailureConfig(max_failures=compute.max_failures),
-            callbacks=[_stop_at_user_errors()],
+            failure_config=ray.train.FailureConfig(max_failures=0),
         ),
     ).fit()
 
 
-def _stop_at_user_errors() -> Any:
-    """A callback that ends a training at a user's error: restarts are for lost workers, this would only fail again."""
-    import ray.train
-
-    class StopAtUserErrors(ray.train.UserCallback):
-        def after_exception(self, run_context: Any, worker_exceptions: dict[int, Exception]) -> None:
-            for error in worker_exceptions.values():
-                user_error = user_error_in(error)
-                if user_error:
-                    raise user_error
-
-    return StopAtUserErrors()
-
-
-def _follow_log(train: Callable[[], Any], schedule: Schedule, folder: Path, tracker: Tracker, label: str) -> None:
-    """Runs `train` in a folder while the records of its log move a progress bar and go to MLflow."""
+@contextlib.contextmanager
+def _followed(schedule: Schedule, folder: Path, tracker: Tracker, label: str) -> Iterator[None]:
+    """In the block the records of a training's log move a progress bar and go to MLflow."""
     images = schedule.images_per_step
     with bar(label, schedule.steps * images, "images") as progress:
 
@@ -172,11 +199,13 @@ def _follow_log(train: Callable[[], Any], schedule: Schedule, folder: Path, trac
             tracker.follow(label, records)
 
         with follow(folder / STEPS, on_records):
-            _run_interruptibly(train, folder)
+            yield
 
 
-def _run_interruptibly(call: Callable[[], Any], folder: Path) -> None:
+def _run_interruptibly(call: Callable[[], Any], folder: Path, watch: Iterator[None]) -> None:
     """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere, once a checkpoint is kept.
+
+    Meanwhile it goes through `watch`, whose errors end it, too.
 
     In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
     """
@@ -194,7 +223,7 @@ def _run_interruptibly(call: Callable[[], Any], folder: Path) -> None:
     threading.Thread(target=target, daemon=True).start()
     try:
         while not ended.wait(timeout=0.2):
-            pass
+            next(watch)
     except KeyboardInterrupt:
         ask_for_checkpoint(folder, ended)
         raise

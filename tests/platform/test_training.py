@@ -524,6 +524,52 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stumbling(Struck):
+    """Fails in some steps, in each of them once, or again and again."""
+
+    steps: tuple[int, ...]
+    again: bool = False
+
+    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        fell = self.folder / f"fell-{step}"
+        if step in self.steps and (self.again or not fell.exists()):
+            fell.touch()
+            self.blow()
+        return ClassifierLearner.losses(self, model, batch, step, device)
+
+
+def lose_a_node() -> None:
+    raise RuntimeError("a node was lost")
+
+
+def test_failures_that_lie_behind_new_checkpoints_never_end_a_training(
+    here: Surroundings, tmp_path: Path, ray_local: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_value()
+    learner = Stumbling(**vars(here.learner), folder=tmp_path, blow=lose_a_node, steps=(5, 9, 13, 17))
+    compute = ComputeConfig(threads=1, checkpoint_steps=4, max_failures=1)
+    fit(learner, tmp_path, compute, here.tracker("stumbling"), label="classifier")
+    assert "RuntimeError: a node was lost) and goes on from its last checkpoint" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    check_that_it_went_on(tmp_path, here.learner, starts="0 4 8 12 16 ")
+
+
+def test_failures_without_a_new_checkpoint_end_a_training_after_a_few(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    """Which goes on from its checkpoint, once the cause is gone, when the command is repeated."""
+    by_value()
+    learner = Stumbling(**vars(here.learner), folder=tmp_path, blow=lose_a_node, steps=(9,), again=True)
+    compute, tracker = ComputeConfig(threads=1, checkpoint_steps=8, max_failures=2), here.tracker("falling")
+    with pytest.raises(Exception, match="a node was lost"):
+        fit(learner, tmp_path, compute, tracker, label="classifier")
+    assert (tmp_path / "starts").read_text() == "0 8 8 ", "the first of three failures lies behind a new checkpoint"
+    fit(replace(learner, steps=()), tmp_path, compute, tracker, label="classifier")
+    check_that_it_went_on(tmp_path, here.learner, starts="0 8 8 8 ")
+
+
+@dataclass(frozen=True, kw_only=True)
 class Mortal:
     """Decodes pairs, but kills its process once, as it begins with step 9."""
 
