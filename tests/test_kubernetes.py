@@ -1,0 +1,133 @@
+"""docs/cluster: the linter has nothing to say of the Dockerfile, and Kubernetes takes the manifest.
+
+KubeRay's own definition of a RayJob is in no package, so that what is its own is compared with lists of its fields (its
+API reference); the pods, which are nearly all of it, with the schema of Kubernetes.
+"""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import mlflow.cli
+import pytest
+import typer.main
+import yaml
+
+from mcis.platform.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "cluster"
+FIELDS = {
+    "job": {
+        "activeDeadlineSeconds", "backoffLimit", "clusterSelector", "deletionStrategy", "entrypoint",
+        "entrypointNumCpus", "entrypointNumGpus", "entrypointResources", "jobId", "managedBy", "metadata",
+        "preRunningDeadlineSeconds", "rayClusterSpec", "runtimeEnvYAML", "shutdownAfterJobFinishes", "submissionMode",
+        "submitterConfig", "submitterPodTemplate", "suspend", "ttlSecondsAfterFinished",
+    },
+    "cluster": {
+        "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "headGroupSpec",
+        "headServiceAnnotations", "managedBy", "networkPolicy", "rayVersion", "suspend", "upgradeStrategy",
+        "workerGroupSpecs",
+    },
+    "head": {"enableIngress", "headService", "labels", "rayStartParams", "resources", "serviceType", "template"},
+    "workers": {
+        "groupName", "idleTimeoutSeconds", "labels", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams",
+        "replicas", "resources", "scaleStrategy", "suspend", "template",
+    },
+}  # fmt: skip
+
+
+@pytest.fixture
+def manifest() -> dict[str, dict[str, Any]]:
+    """Its documents by kind and name."""
+    documents = yaml.safe_load_all((FOLDER / "rayjob.yaml").read_text())
+    return {f"{each['kind']} {each['metadata']['name']}": each for each in documents if each}
+
+
+def check(document: dict[str, Any]) -> None:
+    kubernetes_validate.validate(document, "1.32", strict=True)
+
+
+def check_pod(template: dict[str, Any]) -> None:
+    check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template})
+
+
+def test_kubernetes_takes_every_document(manifest: dict[str, dict[str, Any]]) -> None:
+    assert len(manifest) == 6
+    for document in manifest.values():
+        if document["kind"] != "RayJob":
+            check(document)
+
+
+def test_kuberay_takes_the_job(manifest: dict[str, dict[str, Any]]) -> None:
+    job = manifest["RayJob first"]
+    assert job["apiVersion"] == "ray.io/v1"
+    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
+    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    named = [("job", spec), ("cluster", cluster), ("head", head), *(("workers", group) for group in workers)]
+    for name, values in named:
+        assert values.keys() <= FIELDS[name], name
+    for group in (head, *workers):
+        check_pod(group["template"])
+        assert all(isinstance(value, str) for value in group["rayStartParams"].values())
+    for group in workers:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    assert cluster["rayVersion"] == version("ray")
+    assert cluster["authOptions"] == {"mode": "token"}
+
+
+def test_a_pod_with_an_unknown_field_is_refused(manifest: dict[str, dict[str, Any]]) -> None:
+    template = manifest["RayJob first"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    template["spec"]["containers"][0]["enviroment"] = []
+    with pytest.raises(kubernetes_validate.ValidationError, match="enviroment"):
+        check_pod(template)
+
+
+def test_the_job_is_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> None:
+    program, command, *arguments = shlex.split(manifest["RayJob first"]["spec"]["entrypoint"])
+    assert program == "mcis"
+    group: Any = typer.main.get_command(app)
+    with group.make_context(program, [command], resilient_parsing=True) as outer:
+        group.get_command(outer, command).make_context(command, arguments, parent=outer).close()
+
+
+def test_mlflows_server_keeps_its_store_on_a_disk_of_its_own(manifest: dict[str, dict[str, Any]]) -> None:
+    (container,) = manifest["Deployment mlflow"]["spec"]["template"]["spec"]["containers"]
+    with mlflow.cli.server.make_context("server", container["args"][2:]) as context:
+        assert context.params["backend_store_uri"].startswith(f"sqlite:///{container['volumeMounts'][0]['mountPath']}/")
+    assert manifest["PersistentVolumeClaim mlflow"]["spec"]["accessModes"] == ["ReadWriteOncePod"]
+
+
+def test_every_pod_has_the_image_and_the_cluster_the_volume(manifest: dict[str, dict[str, Any]]) -> None:
+    images = set(re.findall(r"^ +image: (\S+)", (FOLDER / "rayjob.yaml").read_text(), re.MULTILINE))
+    assert images == {"FILL-ME-IN/mcis:0.1.0"}
+    assert f"mcis:{version('mcis')} " in (FOLDER / "Dockerfile").read_text()
+    cluster = manifest["RayJob first"]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        assert {"name": "mcis", "mountPath": "/mnt/mcis"} in container["volumeMounts"]
+
+
+def test_the_linter_has_nothing_to_say_of_the_dockerfile() -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if linter is None:
+        pytest.skip("hadolint is not installed on this kind of machine")
+    done = subprocess.run([linter, FOLDER / "Dockerfile"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_image_is_built_of_what_the_wheel_is() -> None:
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
+    sources = {source for line in copied for source in line.split()}
+    packages = {"datasets", "models", "platform", "tuning"}
+    assert sources == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", *packages}
+    kept = (FOLDER / "Dockerfile.dockerignore").read_text().split()
+    assert {line.removeprefix("!") for line in kept if line.startswith("!")} == sources
+    assert kept[0] == "*"
