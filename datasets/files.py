@@ -165,9 +165,9 @@ def _read(uri: str, most: int) -> bytes:
             return file.read(min(most, state.st_size + 1))  # Python reserves as many bytes as it is asked for
     with _remote_errors():
         system, path = _locate(uri)
-        file = _within(_PATIENCE, functools.partial(system.open_input_file, path))
-        size = min(file.size(), most)
-        return _within(_PATIENCE + size / _SLOWEST, functools.partial(_read_all, file, size))
+        remote = _within(_PATIENCE, functools.partial(system.open_input_file, path))
+        size = min(remote.size(), most)
+        return _within(_PATIENCE + size / _SLOWEST, functools.partial(_read_all, remote, size))
 
 
 def _read_all(file: pa.NativeFile, size: int) -> bytes:
