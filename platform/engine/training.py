@@ -1,21 +1,34 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
+import functools
+import math
 import shutil
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import shown
+from mcis.datasets.noted import decoded_at_death
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
-from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
+from mcis.platform.engine.loop import DECODING, FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes
-from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
-from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
+from mcis.platform.engine.resuming import CHECKPOINT, PAUSED, ask_for_checkpoint, drop_damaged, paused_weights
+from mcis.platform.engine.runtime import (
+    ANYWHERE,
+    causes_of,
+    check_cpus,
+    deaths,
+    give_memory_back,
+    user_error_in,
+)
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
+from mcis.platform.runs.context import Pauses
 from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import read_json
@@ -33,6 +46,7 @@ def fit(
     label: str,
     about: Mapping[str, Any] | None = None,
     validation: Validation | None = None,
+    pauses: Pauses | None = None,
 ) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
@@ -43,6 +57,8 @@ def fit(
         label: name of the network in messages, and section of its configuration.
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains.
+        pauses: epochs after which it stands still, with no worker, until somebody has had a look at its weights. It
+            ends in the same bits as one without.
 
     Raises:
         UserError: the cluster is too small, or a worker raised it.
@@ -64,8 +80,17 @@ def fit(
         validation=validation,
         decode_in=decode_in,
     )
-    train = _train_alone if compute.workers == 1 else _train_together
-    _follow_log(lambda: train(job, gpu=gpu), learner.schedule, folder, tracker, label)
+    shutil.rmtree(folder / DECODING, ignore_errors=True)
+    train = functools.partial(_named_deaths, _train_alone if compute.workers == 1 else _train_together)
+    for epoch in pauses.epochs if pauses else ():
+        step = math.ceil(epoch * learner.schedule.steps_per_epoch)
+        if step < learner.schedule.steps:
+            part = replace(job, until=step)
+            _follow_log(functools.partial(train, part, gpu=gpu), learner.schedule, folder, tracker, label)
+            weights = paused_weights(folder, step)
+            if pauses and weights.exists():  # a call without this pause may have trained beyond it
+                pauses.look(epoch, weights)
+    _follow_log(functools.partial(train, job, gpu=gpu), learner.schedule, folder, tracker, label)
     return _finished(folder)
 
 
@@ -76,9 +101,11 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 
 
 def _finished(folder: Path) -> FitResult:
-    """The result of a training that has ended; removes its checkpoint, several times the size of the weights."""
+    """The result of a training that has ended; removes its checkpoint, several times the size of the weights, and the
+    weights of its pauses."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
-    shutil.rmtree(folder / _RAY_TRAIN, ignore_errors=True)
+    for name in (DECODING, PAUSED, _RAY_TRAIN):
+        shutil.rmtree(folder / name, ignore_errors=True)
     return FitResult(**read_json(folder / FIT))
 
 
@@ -91,6 +118,46 @@ def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
     one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
     elastic = compute.min_workers is not None  # elastic workers may leave no CPU to tasks
     return "threads" if one_node or elastic else "tasks"
+
+
+def _named_deaths(train: Callable[..., None], job: TrainingJob[Any], *, gpu: bool) -> None:
+    """Trains; where its processes die again and again, an error names the images that they were decoding.
+
+    Raises:
+        UserError: they died each time that Ray had started them again, or a worker raised it.
+    """
+    try:
+        train(job, gpu=gpu)
+    except Exception as error:
+        causes = list(causes_of(error))
+        death = next((cause for cause in causes if isinstance(cause, deaths())), None)
+        if death is None or user_error_in(error) is not None:
+            raise
+        raise _death(job, death) from None
+
+
+def _death(job: TrainingJob[Any], death: BaseException) -> UserError:
+    """The error of a training whose processes die."""
+    import ray
+
+    what = "its process was ended by a signal, or its node was lost"
+    if isinstance(death, ray.exceptions.OutOfMemoryError):  # Ray ends any task where memory is short
+        what = "the machine's memory did not do for its process"
+    goes_on = "then repeat the command, which goes on from the last checkpoint"
+    least = f"lower {job.label}.batch or compute.micro_batch, or use a machine with more memory"
+    if images := decoded_at_death(job.folder / DECODING, 1 + job.compute.max_failures):
+        return UserError(
+            f"training the {job.label}: {what}, each time that it was started again, and each time it was decoding "
+            f"{shown(images)}",
+            "images that can be decoded, and memory for it",
+            f"replace these images or take them out of their list, or {least}; {goes_on}",
+        )
+    return UserError(
+        f"training the {job.label}: {what}, each time that it was started again; it was not the same image each time "
+        "that it was decoding",
+        "processes that live, and memory for them",
+        f"see the machine's log, and {least}; {goes_on}",
+    )
 
 
 def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
