@@ -10,12 +10,14 @@ import functools
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import tenacity
 
@@ -27,6 +29,10 @@ MAX_BYTES = 2**28
 SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|access_key|credential", re.IGNORECASE)
 """What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _PARALLEL = 32
+_PATIENCE = 30.0
+"""Seconds in which a remote file system has to answer; its content may take as long beside what its size allows."""
+_SLOWEST = 100_000
+"""Bytes per second at which content has to arrive."""
 _T = TypeVar("_T")
 
 _LASTING = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
@@ -159,8 +165,40 @@ def _read(uri: str, most: int) -> bytes:
             return file.read(min(most, state.st_size + 1))  # Python reserves as many bytes as it is asked for
     with _remote_errors():
         system, path = _locate(uri)
-        with system.open_input_stream(path, compression=None) as stream:
-            return bytes(stream.read(most))
+        remote = _within(_PATIENCE, functools.partial(system.open_input_file, path))
+        size = min(remote.size(), most)
+        return _within(_PATIENCE + size / _SLOWEST, functools.partial(_read_all, remote, size))
+
+
+def _read_all(file: pa.NativeFile, size: int) -> bytes:
+    with file:
+        return bytes(file.read(size))
+
+
+def _within(seconds: float, act: Callable[[], _T]) -> _T:
+    """What `act` returns, which waits for a remote file system.
+
+    pyarrow's S3 client gives up where nothing at all arrives for 3 seconds, 31 times, and never where a byte a second
+    does. The thread that waits for it is left to itself.
+
+    Raises:
+        TimeoutError: it takes longer than so many seconds.
+    """
+    answer: Future[_T] = Future()
+
+    def wait() -> None:
+        try:
+            answer.set_result(act())
+        except BaseException as error:  # handed on to the caller's thread
+            answer.set_exception(error)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if answer.done():  # its own
+            raise
+        raise TimeoutError(errno.ETIMEDOUT, f"it takes longer than {seconds:.3g} s") from None
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -233,7 +271,7 @@ def _local_stamp(path: Path) -> Stamp:
 def _remote_stamp(uri: str) -> Stamp | None:
     with _remote_errors():
         system, path = _locate(uri)
-        info = system.get_file_info(path)
+        info = _within(_PATIENCE, functools.partial(system.get_file_info, path))
     return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 

@@ -24,6 +24,7 @@ from mcis.datasets.decode import (
 )
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_decoded, told
+from mcis.datasets.noted import noted
 
 _COLUMN = "pixels"
 
@@ -64,7 +65,8 @@ def read_rgb(
         return decode_square(data, size, middle=middle, max_pixels=MOST_PIXELS)
 
     try:
-        return read_decoded(uri, decode)
+        with noted(uri):
+            return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",

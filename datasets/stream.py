@@ -24,6 +24,8 @@ DecodeIn = Literal["threads", "tasks"]
 _ROWS_PER_BLOCK = 64
 _STEPS_AHEAD = 4
 _WINDOW_BYTES = 96 * 2**20
+_RETRIES = 2
+"""How often a Data task is started again whose process or node died; Ray Data would do so without end."""
 _T = TypeVar("_T")
 
 
@@ -176,4 +178,7 @@ class _Windows:
         decode = self.decode
         blocks = -(-(last - first) // self.steps_per_block)
         steps = ray.data.range(last - first, override_num_blocks=blocks)
-        return steps.map_batches(lambda rows: decode(rows["id"] + first).columns(), batch_size=None).materialize()
+        decoded = steps.map_batches(
+            lambda rows: decode(rows["id"] + first).columns(), batch_size=None, max_retries=_RETRIES
+        )
+        return decoded.materialize()

@@ -13,7 +13,7 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
 from mcis.platform.networks.needs import counts_of, needs
-from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.context import Pauses, RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -155,6 +155,7 @@ def run(
     study: str | None = None,
     varied: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
+    pauses: Pauses | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
 
@@ -165,6 +166,7 @@ def run(
         study: name of that study.
         varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
         watch: is told what trainings log, beside MLflow.
+        pauses: of the classifier's training.
 
     Raises:
         UserError: another process runs under this name in the workspace; GPUs are asked for and absent; or a stage
@@ -196,7 +198,12 @@ def run(
         if study:
             tracker.tags({"study": study})
         context = RunContext(
-            workspace=workspace, name=name, part=folder.path, tracker=tracker, origins=resolved.origins
+            workspace=workspace,
+            name=name,
+            part=folder.path,
+            tracker=tracker,
+            origins=resolved.origins,
+            pauses=pauses,
         )
         for number, stage in enumerate(STAGES):
             if number == 1:

@@ -400,12 +400,14 @@ class FaultyS3:
     Attributes:
         files: path /BUCKET/KEY -> content.
         faults: path -> HTTP statuses that are answered to the next requests for it, one each, before it is answered.
+        slow: path -> how many of the next requests for its content get a byte every tenth of a second, to the last.
         asked: how often each path was asked for.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[int]] = {}
+        self.slow: dict[str, int] = {}
         self.asked: collections.Counter[str] = collections.Counter()
         self.server: http.server.ThreadingHTTPServer | None = None
         self.port = 0
@@ -425,7 +427,11 @@ class FaultyS3:
                 self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
                 self.end_headers()
                 if self.command == "GET":
-                    self.wfile.write(body)
+                    slow = of_s3.slow.get(path, 0)
+                    of_s3.slow[path] = max(0, slow - 1)
+                    for first in range(0, len(body), 1 if slow else len(body)):
+                        time.sleep(0.1 if slow else 0)
+                        self.wfile.write(body[first:][: 1 if slow else len(body)])
 
             do_HEAD = do_GET  # noqa: N815
 

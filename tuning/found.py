@@ -16,6 +16,7 @@ class Tried:
         state: `done`, `stopped` as it lagged behind, or `failed`.
         objective: None unless it is done.
         val_map: the classifier's mean average precision when it was last validated, percent, or None.
+        maps: mIoU, percent, of the maps by which it was stopped, or None.
         epoch: at which it was stopped, or None.
         minutes: that it took, 0 where that is not known.
         cause: why it failed.
@@ -26,6 +27,7 @@ class Tried:
     state: str
     objective: float | None
     val_map: float | None
+    maps: float | None
     epoch: float | None
     minutes: float
     cause: str | None

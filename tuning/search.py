@@ -5,11 +5,12 @@ are missing.
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import stopped
@@ -18,7 +19,7 @@ from mcis.platform.runs.tracking import Tracker, end_run
 from mcis.platform.runs.workspace import write_json, written_aside
 from mcis.tuning.found import Found, trial_name
 from mcis.tuning.pictures import search_picture
-from mcis.tuning.search_space import SearchSpace, check_space, running, write_best
+from mcis.tuning.search_space import SearchSpace, check_masks, check_space, running, write_best
 from mcis.tuning.tables import search_table
 from mcis.tuning.trials import Notes, failed, fit, task_of
 
@@ -34,15 +35,18 @@ class Search(SearchSpace):
         trials: how many end, at most.
         minutes: after which no trial goes on; None = without end.
         halving: see `search_store.Store`.
+        maps_every: halve by the mIoU of the maps that a classifier makes after so many epochs, `halving` times as many
+            and so on, rather than by its validations; 0 = by these.
     """
 
     trials: int = 30
     minutes: float | None = None
     halving: int = 3
+    maps_every: int = 0
 
     def identity(self) -> str:
         """Fingerprint of what may not change when the search goes on."""
-        return self.identity_with(self.halving)
+        return self.identity_with(self.halving, *(["maps", self.maps_every] if self.maps_every else []))
 
 
 def run_search(search: Search) -> Found:
@@ -53,10 +57,10 @@ def run_search(search: Search) -> Found:
 
     Raises:
         UserError: another process runs under the search's name in the workspace; what cannot be searched
-            (`check_space`); or no trial came to its end, after the table.
+            (`check_search`); or no trial came to its end, after the table.
     """
     refuse_if_running(search.workspace, search.name)
-    check_space(search)
+    check_search(search)
     began = time.monotonic()
     with running(search, kind="search", identity=search.identity()) as tracker:
         found = _run_trials(search, tracker.run_id)
@@ -79,6 +83,32 @@ def run_search(search: Search) -> Found:
     return found
 
 
+def check_search(search: Search) -> None:
+    """Finds what cannot be searched, before the first trial.
+
+    Raises:
+        UserError: see `check_space`; or halving by maps without halving, masks, or a classifier that is trained.
+    """
+    check_space(search)
+    if not search.maps_every:
+        return
+    config = search.resolved.config
+    if not search.halving:
+        raise UserError(
+            "--maps-every with --halving 0, by which no trial is stopped",
+            "--halving 2 or more",
+            "leave one of them out",
+        )
+    if config.weights.classifier is not None or config.supervision == "full":
+        raise UserError(
+            "--maps-every without a classifier that is trained",
+            "supervision=tags and no weights.classifier",
+            "leave out --maps-every",
+        )
+    images = listing(config).table.select(["split", "mask_uri", "tags"]).to_pylist()
+    check_masks(images, "for --maps-every", "halve by the classifier's validations: leave out --maps-every")
+
+
 def _run_trials(search: Search, parent: str) -> Found:
     """Runs the trials that are missing, or as many as the minutes allow."""
     from ray import tune
@@ -98,7 +128,7 @@ def _run_trials(search: Search, parent: str) -> Found:
     missing = search.trials - len(store.found().tried)
     if missing <= 0:
         return store.found()
-    common = search.common(parent)
+    common = replace(search.common(parent), maps_every=search.maps_every, halving=search.halving)
 
     def task(number: int, values: Values) -> dict[str, Any]:
         return task_of(search.trial(trial_name(search.name, number), values), common)
@@ -147,7 +177,16 @@ def _close(search: Search, number: int, why: str) -> None:
 def _keep(search: Search, found: Found, tracker: Tracker) -> None:
     """Writes what was found into the folder of the search's run, and hands it to MLflow."""
     folder = search.folder
-    write_json(folder.study, {"study": "search", **search.about(), "halving": search.halving, **asdict(found)})
+    write_json(
+        folder.study,
+        {
+            "study": "search",
+            **search.about(),
+            "halving": search.halving,
+            "maps_every": search.maps_every,
+            **asdict(found),
+        },
+    )
     with written_aside(folder.study_picture) as aside:
         search_picture(found, list(search.axes), aside, search.name, search.goal.about)
     kept = [folder.study, folder.study_picture]

@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
@@ -18,7 +18,7 @@ from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace, fingerprint, write_text
 from mcis.tuning.axes import ends
 from mcis.tuning.cases import trial_values
-from mcis.tuning.trials import Common, Trial, short_names
+from mcis.tuning.trials import Common, Trial, miou_of, short_names
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -47,11 +47,7 @@ class Objective(NamedTuple):
         Raises:
             UserError: the trial has no such score.
         """
-        value = val_map
-        if self.what is not None:
-            # Maps of a single round are scored beside those of related images, which come last.
-            values = [s.miou for s in scores if s.what == self.what and self.crf in (None, s.crf)]
-            value = values[-1] if values else None
+        value = val_map if self.what is None else miou_of(scores, self.what, crf=self.crf)
         if value is None or value != value:
             raise UserError(f"no figure of: {self.about}", "one", "see the trial's report")
         return float(value)
@@ -176,12 +172,8 @@ def check_space(space: SearchSpace) -> None:
             "choose another objective",
         )
     images = listing(config).table.select(["split", "mask_uri", "tags"]).to_pylist()
-    if goal.what is not None and not any(row["mask_uri"] and row["split"] == "train" for row in images):
-        raise UserError(
-            "no training image has a ground-truth mask",
-            "masks of some training images, for the objective",
-            "name their folder, or search by --objective val_map",
-        )
+    if goal.what is not None:
+        check_masks(images, "for the objective", "search by --objective val_map")
     untaught = not config.classifier.val_every or config.weights.classifier is not None
     if goal.what is None and (untaught or not any(row["tags"] and row["split"] == "val" for row in images)):
         raise UserError(
@@ -190,6 +182,22 @@ def check_space(space: SearchSpace) -> None:
             "choose another objective",
         )
     pipeline.check(config, space.workspace, space.name, until=goal.until)
+
+
+def check_masks(images: Sequence[Mapping[str, Any]], why: str, otherwise: str) -> None:
+    """Raises UserError where no tagged training image has a ground-truth mask, of which maps and masks are scored.
+
+    Args:
+        images: rows of a listing: `split`, `mask_uri`, `tags`.
+        why: they are needed.
+        otherwise: what can be done without them.
+    """
+    if not any(row["mask_uri"] and row["tags"] and row["split"] == "train" for row in images):
+        raise UserError(
+            "no training image has a ground-truth mask",
+            f"masks of some training images, {why}",
+            f"name their folder, or {otherwise}",
+        )
 
 
 @contextlib.contextmanager

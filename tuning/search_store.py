@@ -39,7 +39,7 @@ class Store:
         axes: Optuna's distributions by dotted key.
         first: values of the first trial, by dotted key; they are left out where they do not lie on the axes.
         halving: of the trials that reach a validation, one in so many goes on (ASHA, Li et al., MLSys 2020, at the
-            validations 1, 3, 9, ... for 3); 0 = all.
+            validations 1, 3, 9, ... for 3); 0 = all. A validation is one of the classifier, or of its maps.
         parallel: trials at a time.
 
     Raises:
@@ -115,20 +115,20 @@ class Store:
         self.asked[trial.number] = trial, time.monotonic()
         return trial.number, dict(trial.params)
 
-    def validated(self, number: int, validation: int, val_map: float) -> bool:
-        """Keeps a validation of a trial's classifier; whether the trial lags behind and is to be stopped."""
+    def validated(self, number: int, validation: int, figure: float) -> bool:
+        """Keeps the figure of a trial's validation; whether the trial lags behind and is to be stopped."""
         trial, _ = self.asked[number]
         with warnings.catch_warnings(action="ignore"):  # of a trial that goes on, earlier ones are known
-            trial.report(val_map, validation)
+            trial.report(figure, validation)
         return bool(self.halving) and trial.should_prune()
 
     def done(self, number: int, objective: float, val_map: float | None) -> None:
         """Ends a trial with its objective."""
         self._tell(number, TrialState.COMPLETE, {"val_map": val_map}, objective)
 
-    def stopped(self, number: int, epoch: float, val_map: float | None) -> None:
+    def stopped(self, number: int, epoch: float, val_map: float | None, maps: float | None = None) -> None:
         """Ends a trial that lagged behind."""
-        self._tell(number, TrialState.PRUNED, {"epoch": epoch, "val_map": val_map})
+        self._tell(number, TrialState.PRUNED, {"epoch": epoch, "val_map": val_map, "maps": maps})
 
     def failed(self, number: int, cause: str) -> None:
         """Ends a trial that failed."""
@@ -163,6 +163,7 @@ def _tried(trial: FrozenTrial) -> Tried | None:
         state=state,
         objective=trial.value if state == "done" else None,
         val_map=attributes.get("val_map"),
+        maps=attributes.get("maps"),
         epoch=attributes.get("epoch"),
         minutes=round(attributes.get("minutes", 0.0), 2),
         cause=attributes.get("cause"),

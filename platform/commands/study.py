@@ -162,6 +162,15 @@ def search(
             show_default="3",
         ),
     ] = None,
+    maps_every: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Halve by the mIoU of the maps that a classifier makes after so many epochs, three times as many "
+            "(--halving), nine times ..., rather than by its validations.",
+            show_default="no maps",
+        ),
+    ] = None,
     population: Annotated[
         int | None,
         typer.Option(
@@ -185,7 +194,7 @@ def search(
 
         if population is None and generations is not None:
             raise UserError("--generations without --population", "both, or neither", "say how many members there are")
-        of_trials = {"--trials": trials, "--minutes": minutes, "--halving": halving}
+        of_trials = {"--trials": trials, "--minutes": minutes, "--halving": halving, "--maps-every": maps_every}
         if population is not None and (told := [name for name, value in of_trials.items() if value is not None]):
             raise UserError(
                 f"{' and '.join(told)} with --population",
@@ -211,4 +220,6 @@ def search(
             from mcis.tuning.search import Search, run_search
 
             halving = 3 if halving is None else halving
-            run_search(Search(**space, trials=trials or 30, minutes=minutes, halving=halving))
+            run_search(
+                Search(**space, trials=trials or 30, minutes=minutes, halving=halving, maps_every=maps_every or 0)
+            )

@@ -21,13 +21,14 @@ from torch import Tensor
 from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
+from mcis.datasets.noted import NotingDecoder, noting
 from mcis.datasets.stream import AnyBatch, DecodeIn, WorkerShard, batches
 from mcis.models.dropout import number_samples
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
-from mcis.platform.engine.resuming import is_asked_for_checkpoint, resume, write_checkpoint
+from mcis.platform.engine.resuming import is_asked_for_checkpoint, paused_weights, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
@@ -35,6 +36,8 @@ from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.runs.workspace import disk_errors, write_json
 
 FIT = "fit.json"
+DECODING = "decoding"
+"""The folder in that of a training where its processes write down which images they decode."""
 _LOG_EVERY = 10
 
 
@@ -49,6 +52,7 @@ class TrainingJob(Generic[AnyBatch]):
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains, or None.
         decode_in: where images are decoded.
+        until: updates after which the training pauses, with a checkpoint and its weights; None = it goes to its end.
     """
 
     learner: Learner[AnyBatch]
@@ -58,6 +62,7 @@ class TrainingJob(Generic[AnyBatch]):
     about: Mapping[str, Any]
     validation: Validation | None
     decode_in: DecodeIn
+    until: int | None = None
 
 
 class FitResult(NamedTuple):
@@ -86,7 +91,7 @@ class FitResult(NamedTuple):
 def train_worker(settings: dict[str, Any]) -> None:
     """Trains as one worker of Ray Train; `settings["job"]` is the `TrainingJob`."""
     job: TrainingJob[Any] = settings["job"]
-    with disk_errors(job.folder):
+    with disk_errors(job.folder), noting(job.folder / DECODING):
         Trainer(job).train()
 
 
@@ -96,7 +101,8 @@ class Trainer(Generic[AnyBatch]):
     Attributes:
         network: the network itself, without the wrapper of DDP.
         model: the network over all workers.
-        shard: the worker's rows of the stream.
+        stop: updates after which this call ends, those of earlier ones included.
+        shard: the worker's rows of the stream, until then.
         val_ap: average precision of each class at the last validation, (K,).
     """
 
@@ -123,7 +129,8 @@ class Trainer(Generic[AnyBatch]):
         self.model.train()
 
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
-        self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
+        self.stop = self.schedule.steps if job.until is None else min(job.until, self.schedule.steps)
+        self.shard = WorkerShard(self.rank, self.world_size, start, self.stop)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
         self.stream = self._open_stream()
         self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
@@ -131,11 +138,11 @@ class Trainer(Generic[AnyBatch]):
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
     def train(self) -> None:
-        """Trains from the last checkpoint to the last step."""
+        """Trains from the last checkpoint to the last step, or to the pause."""
         for step, batch in enumerate(self.batch_generator(), start=self.shard.start):
             losses = self.train_step(batch, step)
             self.finish_step(batch, step, losses)
-        if self.rank == 0:
+        if self.rank == 0 and self.stop == self.schedule.steps:
             self._write_result()
         if self.world_size > 1:
             torch.distributed.barrier()
@@ -194,7 +201,7 @@ class Trainer(Generic[AnyBatch]):
         """
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
-        keep = is_last or done % self.job.compute.checkpoint_steps == 0
+        keep = done == self.stop or done % self.job.compute.checkpoint_steps == 0
         keep = keep or (self.rank == 0 and is_asked_for_checkpoint(self.job.folder))
         validate = self.scorer is not None and self.scorer.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
@@ -204,6 +211,8 @@ class Trainer(Generic[AnyBatch]):
         if done % _LOG_EVERY == 0 or is_last or validate:
             self._log_step(step, losses, validate=validate)
         if keep and not is_last and self.rank == 0:
+            if done == self.stop:  # before the checkpoint: a training that is past a pause has kept its weights
+                save_weights(self.network, paused_weights(self.job.folder, done), self.job.about)
             write_checkpoint(self.job.folder, self.network, self.optimizer, done)
 
     def _log_step(self, step: int, losses: Mapping[str, Tensor], *, validate: bool) -> None:
@@ -228,7 +237,7 @@ class Trainer(Generic[AnyBatch]):
 
     def _open_stream(self) -> Iterator[AnyBatch]:
         return batches(
-            self.learner.decoder(self.shard),
+            NotingDecoder(self.learner.decoder(self.shard), self.job.folder / DECODING),
             batch=self.schedule.batch,
             shard=self.shard,
             decode_in=self.job.decode_in,

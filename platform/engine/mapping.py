@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mcis.datasets.errors import UserError
-from mcis.platform.engine.runtime import ANYWHERE, cpus, give_memory_back
+from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
 
@@ -163,7 +163,7 @@ def _mapped(
             died = False
             try:
                 account = ray.get(ended)
-            except _deaths():
+            except deaths():
                 if shard is None:
                     raise
                 account = _map_apart(table, parts, folder / shard, shards[shard], label=label, gpu=gpu, instead=instead)
@@ -189,13 +189,6 @@ class _Running(NamedTuple):
     shard: str | None
 
 
-def _deaths() -> tuple[type[Exception], ...]:
-    """What Ray raises where it has done a task or an actor's call again in vain, because the process died."""
-    from ray import exceptions as of_ray
-
-    return of_ray.WorkerCrashedError, of_ray.OutOfMemoryError, of_ray.NodeDiedError, of_ray.ActorDiedError
-
-
 def _map_apart(
     table: pa.Table, parts: tuple[Any], path: Path, shard: ShardRows, *, label: str, gpu: float, instead: Instead | None
 ) -> Account:
@@ -215,7 +208,7 @@ def _map_apart(
         try:
             retries = _RETRIES if part.rows < 2 else 0
             account, out = ray.get(task.options(max_retries=retries).remote(parts, mapping, part))
-        except _deaths() as death:
+        except deaths() as death:
             if part.rows > 1:
                 waiting[:0] = _halves(part)
                 continue

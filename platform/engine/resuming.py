@@ -1,4 +1,4 @@
-"""The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
+"""The checkpoint of a training: one file, written while it runs, loaded when it starts again; weights at pauses."""
 
 import contextlib
 import threading
@@ -13,8 +13,17 @@ from mcis.datasets.errors import UserError
 from mcis.platform.networks.checkpoints import save
 
 CHECKPOINT = "checkpoint.pt"
+PAUSED = "paused"
 _ASKED = "checkpoint.asked"
 """The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
+
+
+def paused_weights(folder: Path, step: int) -> Path:
+    """The file of the weights that a training paused with after so many updates, kept until it has ended.
+
+    It lies in a folder of its own, so that nobody takes the unfinished output of a training for a finished one.
+    """
+    return folder / PAUSED / f"step-{step}.pt"
 
 
 def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 15.0) -> None:

@@ -273,6 +273,16 @@ def user_error_in(error: BaseException) -> UserError | None:
 
     A full disk is one, wherever in Ray it was met.
     """
+    causes = list(causes_of(error))
+    for cause in causes:
+        if type(cause) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
+            return cause
+    full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in causes)
+    return next(filter(None, full), None)
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """An error, and all that Ray or Python say caused it."""
     seen: list[BaseException] = []
     waiting: list[BaseException | None] = [error]
     while waiting:
@@ -280,12 +290,16 @@ def user_error_in(error: BaseException) -> UserError | None:
         if current is None or any(current is earlier for earlier in seen):
             continue
         seen.append(current)
-        if type(current) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
-            return current
+        yield current
         failures = getattr(current, "worker_failures", None) or {}
         waiting += [
             getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
         ]
         waiting += failures.values()
-    full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in seen)
-    return next(filter(None, full), None)
+
+
+def deaths() -> tuple[type[Exception], ...]:
+    """What Ray raises where it has done a task or an actor's call again in vain, because the process died."""
+    from ray import exceptions as of_ray
+
+    return of_ray.WorkerCrashedError, of_ray.OutOfMemoryError, of_ray.NodeDiedError, of_ray.ActorDiedError

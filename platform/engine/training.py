@@ -1,23 +1,28 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
 import contextlib
+import math
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import stamps
+from mcis.datasets.index import shown
+from mcis.datasets.noted import decoded_at_death
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
-from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
+from mcis.platform.engine.loop import DECODING, FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
-from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
-from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
+from mcis.platform.engine.resuming import CHECKPOINT, PAUSED, ask_for_checkpoint, drop_damaged, paused_weights
+from mcis.platform.engine.runtime import ANYWHERE, causes_of, check_cpus, deaths, give_memory_back, user_error_in
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
+from mcis.platform.runs.context import Pauses
 from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import read_json
@@ -35,6 +40,7 @@ def fit(
     label: str,
     about: Mapping[str, Any] | None = None,
     validation: Validation | None = None,
+    pauses: Pauses | None = None,
 ) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
@@ -45,13 +51,14 @@ def fit(
         label: name of the network in messages, and section of its configuration.
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains.
+        pauses: epochs after which it stands still, with no worker, until somebody has had a look at its weights. It
+            ends in the same bits as one without.
 
     Raises:
         UserError: the cluster is too small, or a worker raised it.
     """
     if (folder / FIT).exists():
         return _finished(folder)
-    gpu = compute.gpu
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
     decode_in = _choose_decoding(compute)
     check_cpus(compute, decode_in)
@@ -66,41 +73,51 @@ def fit(
         validation=validation,
         decode_in=decode_in,
     )
-    train = _train_alone if compute.workers == 1 else _train_together
-    with _followed(learner.schedule, folder, tracker, label):
-        _train_to_the_end(lambda: train(job, gpu=gpu), job)
+    shutil.rmtree(folder / DECODING, ignore_errors=True)
+    for epoch in pauses.epochs if pauses else ():
+        step = math.ceil(epoch * learner.schedule.steps_per_epoch)
+        if step < learner.schedule.steps:
+            _train(replace(job, until=step), tracker)
+            weights = paused_weights(folder, step)
+            if pauses and weights.exists():  # a call without this pause may have trained beyond it
+                pauses.look(epoch, weights)
+    _train(job, tracker)
     return _finished(folder)
 
 
-def _train_to_the_end(train: Callable[[], Any], job: TrainingJob[Any]) -> None:
+def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
     """Trains, and after a failure again from the last checkpoint, while that leads on.
 
     A failure behind a new checkpoint counts as the first: a cluster may lose any number of nodes over days, while what
     fails again at the same place ends the training.
 
     Raises:
-        UserError: a worker raised it, or nodes that were lost do not come back in time.
+        UserError: a worker raised it, nodes that were lost do not come back in time, or its processes die at the same
+            place each time that they are started again.
     """
     compute, what = job.compute, f"the {job.label}'s training"
+    train = _train_alone if compute.workers == 1 else _train_together
     failures, checkpoint = 0, stamps([str(job.folder / CHECKPOINT)])
-    while True:
-        try:
-            _run_interruptibly(train, job.folder, watched_nodes(_reserved(compute), compute.wait_minutes, what))
-            return
-        except Exception as error:
-            if user_error := user_error_in(error):
-                raise user_error from None
-            newest = stamps([str(job.folder / CHECKPOINT)])
-            failures, checkpoint = failures + 1 if newest == checkpoint else 1, newest
-            if failures > compute.max_failures:
-                raise
-            goes_on = "from its last checkpoint" if any(newest) else "from its beginning"
-            console.print(
-                f"note: {what} was cut ({_cause(error)}) and goes on {goes_on}; failure {failures} of at most "
-                f"{compute.max_failures} without a new one",
-                markup=False,
-            )
-        wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
+    with _followed(job.learner.schedule, job.folder, tracker, job.label):
+        while True:
+            try:
+                watch = watched_nodes(_reserved(compute), compute.wait_minutes, what)
+                _run_interruptibly(lambda: train(job, gpu=compute.gpu), job.folder, watch)
+                return
+            except Exception as error:
+                if user_error := user_error_in(error):
+                    raise user_error from None
+                newest = stamps([str(job.folder / CHECKPOINT)])
+                failures, checkpoint = failures + 1 if newest == checkpoint else 1, newest
+                if failures > compute.max_failures:
+                    raise _death(job, error) or error from None
+                goes_on = "from its last checkpoint" if any(newest) else "from its beginning"
+                console.print(
+                    f"note: {what} was cut ({_cause(error)}) and goes on {goes_on}; failure {failures} of at most "
+                    f"{compute.max_failures} without a new one",
+                    markup=False,
+                )
+            wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
 
 
 def _cause(error: Exception) -> str:
@@ -117,9 +134,11 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 
 
 def _finished(folder: Path) -> FitResult:
-    """The result of a training that has ended; removes its checkpoint, several times the size of the weights."""
+    """The result of a training that has ended; removes its checkpoint, several times the size of the weights, and the
+    weights of its pauses."""
     (folder / CHECKPOINT).unlink(missing_ok=True)
-    shutil.rmtree(folder / _RAY_TRAIN, ignore_errors=True)
+    for name in (DECODING, PAUSED, _RAY_TRAIN):
+        shutil.rmtree(folder / name, ignore_errors=True)
     return FitResult(**read_json(folder / FIT))
 
 
@@ -132,6 +151,33 @@ def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
     one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
     elastic = compute.min_workers is not None  # elastic workers may leave no CPU to tasks
     return "threads" if one_node or elastic else "tasks"
+
+
+def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
+    """The error of a training whose processes die, with the images that they were decoding; None of another error."""
+    import ray
+
+    death = next((cause for cause in causes_of(error) if isinstance(cause, deaths())), None)
+    if death is None:
+        return None
+    what = "its process was ended by a signal, or its node was lost"
+    if isinstance(death, ray.exceptions.OutOfMemoryError):  # Ray ends any task where memory is short
+        what = "the machine's memory did not do for its process"
+    goes_on = "then repeat the command, which goes on from the last checkpoint"
+    least = f"lower {job.label}.batch or compute.micro_batch, or use a machine with more memory"
+    if images := decoded_at_death(job.folder / DECODING, 1 + job.compute.max_failures):
+        return UserError(
+            f"training the {job.label}: {what}, each time that it was started again, and each time it was decoding "
+            f"{shown(images)}",
+            "images that can be decoded, and memory for it",
+            f"replace these images or take them out of their list, or {least}; {goes_on}",
+        )
+    return UserError(
+        f"training the {job.label}: {what}, each time that it was started again; it was not the same image each time "
+        "that it was decoding",
+        "processes that live, and memory for them",
+        f"see the machine's log, and {least}; {goes_on}",
+    )
 
 
 def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:

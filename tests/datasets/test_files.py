@@ -2,6 +2,7 @@
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -162,6 +163,32 @@ def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monke
     first, second = stamps([uri, absent])
     assert first is not None
     assert (first.size, second) == (3, None)
+
+
+def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
+    faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
+) -> None:
+    monkeypatch.setattr(files, "_PATIENCE", 0.2)
+    faulty_s3.files |= {"/bucket/a": b"abc" * 10, "/bucket/b": b"abc" * 10}
+    faulty_s3.slow = {"/bucket/a": 2, "/bucket/b": 8}
+    began = time.monotonic()
+    assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc" * 10, "the third time it arrives at once"
+    with pytest.raises(UserError, match=r"s3://bucket/b could not be read, however often .* longer than 0.2 s"):
+        read_bytes(faulty_s3.uri("/bucket/b"))
+    assert time.monotonic() - began < 10
+    assert read_bytes(faulty_s3.uri("/bucket/b")) == b"abc" * 10
+
+
+def test_a_server_that_says_nothing_is_not_waited_for(
+    faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
+) -> None:
+    """It takes connections and never answers; pyarrow alone would wait for 100 s, eight times."""
+    monkeypatch.setattr(files, "_PATIENCE", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{silent.getsockname()[1]}&scheme=http"
+        for ask in (read_bytes, lambda uri: stamps([uri])):
+            with pytest.raises(UserError, match=r"s3://bucket/a could not be read, however often .* longer than 0.1 s"):
+                ask(uri)
 
 
 def test_a_server_that_refuses_access_is_asked_once(faulty_s3: "FaultyS3") -> None:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.batches import PairBatch, PairDecoder
-from mcis.datasets.decode import encode_labels
+from mcis.datasets.decode import decode_square, encode_labels
 from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import Squares, read_rgb
@@ -55,6 +55,7 @@ from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
+from mcis.platform.runs.context import Pauses
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 
@@ -183,8 +184,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Surroundings:
     return Surroundings(learner=learner, workspace=Workspace(root / "workspace"), validation=validation)
 
 
-def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
-    """Weights after a training without Ray, and the loss terms of each step."""
+def plain_loop(learner: Learner[Any], steps: int | None = None) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    """Weights after a training without Ray, or after so many of its steps, and the loss terms of each step."""
     schedule = learner.schedule
     torch.manual_seed(schedule.seed)
     network: Any = learner.model()
@@ -192,7 +193,7 @@ def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str,
     optimizer = build_optimizer(network, schedule.optimizer)
     decode = learner.decoder(WorkerShard(0, 1, 0, schedule.steps))
     terms = []
-    for step in range(schedule.steps):
+    for step in range(steps or schedule.steps):
         for group in optimizer.param_groups:
             group["lr"] = (
                 schedule.optimizer.learning_rate * group["factor"] * (0.1 if step * schedule.batch // 24 >= 3 else 1)
@@ -521,6 +522,99 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
     tracker.flush()
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [m.step for m in logged] == [10, 20]
+
+
+@pytest.mark.slow
+def test_a_training_that_pauses_shows_its_weights_and_ends_in_the_same_bits(
+    here: Surroundings, tmp_path: Path, ray_local: None
+) -> None:
+    """At pauses after epochs 1 and 2 of 4, interrupted in the second: the next call shows both once more."""
+    import ray
+
+    looked: list[tuple[int, dict[str, Tensor]]] = []
+
+    def look(epochs: int, weights: Path) -> None:
+        ray.get(ray.remote(num_cpus=4)(lambda: "nothing is held in a pause").remote(), timeout=60)
+        looked.append((epochs, torch.load(weights, weights_only=True)["state_dict"]))
+        if len(looked) == 2:
+            raise InterruptedError
+
+    compute, tracker = ComputeConfig(threads=1, checkpoint_steps=3, worker_cpus=2), here.tracker("pauses")
+    pauses = Pauses(epochs=(1, 2, 4, 9), look=look)
+    with pytest.raises(InterruptedError):
+        fit(here.learner, tmp_path, compute, tracker, label="classifier", pauses=pauses)
+    result = fit(here.learner, tmp_path, compute, tracker, label="classifier", pauses=pauses)
+    assert [epochs for epochs, _ in looked] == [1, 2, 1, 2]
+    for epochs, weights in looked:
+        expected, _ = plain_loop(here.learner, steps={1: 5, 2: 10}[epochs])
+        assert all(torch.equal(value, expected[key]) for key, value in weights.items())
+    assert result.steps == 10
+    weights, _ = plain_loop(here.learner)
+    assert all(torch.equal(value, weights[key]) for key, value in trained(tmp_path).items())
+    assert steps_of(tmp_path / STEPS) == [10, 20]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.json", STEPS, WEIGHTS]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisoned(ClassifierLearner):
+    """Whatever process decodes its image number 7 is killed, as long as a file is there."""
+
+    poison: Path
+
+    def decoder(self, shard: WorkerShard) -> Any:
+        return OfPoison(decoder=super().decoder(shard), poison=self.poison, content=Path(self.images.uris[7]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfPoison:
+    """Decodes pairs; kills its process where an image has the content of a file."""
+
+    decoder: PairDecoder
+    poison: Path
+    content: Path
+    batch_type = PairBatch
+
+    @property
+    def row_bytes(self) -> int:
+        return self.decoder.row_bytes
+
+    def __call__(self, steps: np.ndarray) -> PairBatch:
+        from mcis.datasets import images
+
+        decode, deadly, poison = decode_square, self.content.read_bytes(), self.poison
+
+        def square(data: bytes, *arguments: Any, **options: Any) -> Any:
+            if data == deadly and poison.exists():
+                os.kill(os.getpid(), signal.SIGSEGV)
+                time.sleep(60)
+            return decode(data, *arguments, **options)
+
+        images.decode_square = square
+        return self.decoder(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decode", ["threads", "tasks"])
+def test_an_image_that_ends_the_process_that_trains_is_named_and_repaired_the_training_goes_on(
+    here: Surroundings, tmp_path: Path, ray_local: None, decode: Any
+) -> None:
+    by_value()
+    (tmp_path / "stage").mkdir()
+    poison = tmp_path / "poison"
+    poison.touch()
+    learner = Poisoned(**vars(here.learner), poison=poison)
+    compute = ComputeConfig(threads=1, max_failures=1, checkpoint_steps=1, decode=decode, decode_threads=1)
+    arguments = learner, tmp_path / "stage", compute, here.tracker(f"poisoned-{decode}")
+    with pytest.raises(UserError, match="ended by a signal") as caught:
+        fit(*arguments, label="classifier")
+    uris = here.learner.images.uris
+    assert [uri for uri in uris if uri in caught.value.found] == [uris[7]]
+    assert not (tmp_path / "stage" / WEIGHTS).exists()
+    poison.unlink()
+    fit(*arguments, label="classifier")
+    weights, _ = plain_loop(here.learner)
+    assert all(torch.equal(value, weights[key]) for key, value in trained(tmp_path / "stage").items())
+    assert sorted(path.name for path in (tmp_path / "stage").iterdir()) == ["fit.json", STEPS, WEIGHTS]
 
 
 @dataclass(frozen=True, kw_only=True)
