@@ -157,8 +157,8 @@ def _read(uri: str, most: int) -> bytes:
             if not stat.S_ISREG(state.st_mode):
                 raise OSError(errno.EINVAL, "no plain file")
             return file.read(min(most, state.st_size + 1))  # Python reserves as many bytes as it is asked for
-    with _remote_errors():
-        system, path = _locate(uri)
+    with remote_errors():
+        system, path = locate(uri)
         with system.open_input_stream(path, compression=None) as stream:
             return bytes(stream.read(most))
 
@@ -169,7 +169,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _remote_errors() -> Iterator[None]:
+def remote_errors() -> Iterator[None]:
     """An error that says only by its text that a file is absent or refused becomes one that says it by its type."""
     try:
         yield
@@ -231,14 +231,18 @@ def _local_stamp(path: Path) -> Stamp:
 
 
 def _remote_stamp(uri: str) -> Stamp | None:
-    with _remote_errors():
-        system, path = _locate(uri)
+    with remote_errors():
+        system, path = locate(uri)
         info = system.get_file_info(path)
     return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
-def _locate(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a URI, and the path in it."""
+def locate(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a URI, and the path in it.
+
+    Raises:
+        ValueError: it is no URI, or no file system knows its scheme.
+    """
     parts = urlsplit(uri, allow_fragments=False)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _system(f"{parts.scheme}://{parts.netloc}{query}")

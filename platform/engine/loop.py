@@ -27,7 +27,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
-from mcis.platform.engine.resuming import is_asked_for_checkpoint, resume, write_checkpoint
+from mcis.platform.engine.resuming import Asked, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
@@ -125,6 +125,7 @@ class Trainer(Generic[AnyBatch]):
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
         self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
+        self.asked = Asked(job.folder)
         self.stream = self._open_stream()
         self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
         self.val_ap: NDArray[np.float64] | None = None
@@ -195,7 +196,7 @@ class Trainer(Generic[AnyBatch]):
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
         keep = is_last or done % self.job.compute.checkpoint_steps == 0
-        keep = keep or (self.rank == 0 and is_asked_for_checkpoint(self.job.folder))
+        keep = keep or (self.rank == 0 and self.asked())
         validate = self.scorer is not None and self.scorer.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
         )
@@ -203,6 +204,8 @@ class Trainer(Generic[AnyBatch]):
             self._raise_not_finite(step, "gradients", batch)
         if done % _LOG_EVERY == 0 or is_last or validate:
             self._log_step(step, losses, validate=validate)
+        if keep and self.log:
+            self.log.flush()
         if keep and not is_last and self.rank == 0:
             write_checkpoint(self.job.folder, self.network, self.optimizer, done)
 

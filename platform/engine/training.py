@@ -1,19 +1,20 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mcis.datasets.copies import is_there, remove, uri_of
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import locate
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
-from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, user_error_in
+from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, is_one_node, user_error_in
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.progress import bar, console, follow
@@ -47,7 +48,7 @@ def fit(
     Raises:
         UserError: the cluster is too small, or a worker raised it.
     """
-    if (folder / FIT).exists():
+    if is_there(folder / FIT):
         return _finished(folder)
     gpu = compute.gpu
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
@@ -77,20 +78,17 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 
 def _finished(folder: Path) -> FitResult:
     """The result of a training that has ended; removes its checkpoint, several times the size of the weights."""
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    shutil.rmtree(folder / _RAY_TRAIN, ignore_errors=True)
+    remove(folder / CHECKPOINT)
+    remove(folder / _RAY_TRAIN)
     return FitResult(**read_json(folder / FIT))
 
 
 def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
     """Where images are decoded: as configured, or in tasks only where other nodes have CPUs for them."""
-    import ray
-
     if compute.decode != "auto":
         return compute.decode
-    one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
     elastic = compute.min_workers is not None  # elastic workers may leave no CPU to tasks
-    return "threads" if one_node or elastic else "tasks"
+    return "threads" if is_one_node() or elastic else "tasks"
 
 
 def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
@@ -128,6 +126,8 @@ def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
     import ray.train.torch
 
     compute = job.compute
+    uri = uri_of(job.folder)
+    system, place = locate(uri) if uri else (None, str(job.folder))
     # Two numbers make it elastic, which Ray's stubs do not know.
     workers: Any = (compute.min_workers, compute.workers) if compute.min_workers else compute.workers
     ray.train.torch.TorchTrainer(
@@ -140,7 +140,8 @@ def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
         ),
         run_config=ray.train.RunConfig(
             name=_RAY_TRAIN,
-            storage_path=str(job.folder),
+            storage_path=place,
+            storage_filesystem=system,
             failure_config=ray.train.FailureConfig(max_failures=compute.max_failures),
             callbacks=[_stop_at_user_errors()],
         ),
