@@ -87,7 +87,7 @@ def _fill(system: pafs.FileSystem) -> None:
                 with system.open_output_stream(f"bucket/photos/{kind}/{file.name}") as stream:
                     stream.write(file.read_bytes())
             names = [f"{kind}/{file.name}" for kind, file in files.items()]
-            rows.append([names[0], ";".join(drawn.names[tag] for tag in row["tags"]), row["split"], names[1]])
+            rows.append([names[0], ";".join(drawn.classes[tag] for tag in row["tags"]), row["split"], names[1]])
         with system.open_output_stream("bucket/photos/photos.csv") as stream:
             stream.write(csv_table(["image", "tags", "split", "mask"], rows))
 
@@ -136,11 +136,10 @@ def test_a_run_is_the_same_there_and_another_machine_finds_it(
     assert out.count("is there already") == 8, out
     assert "finished" in said(mcis("runs", "--workspace", workspace), other, tmp_path)
     exported = tmp_path / "masks"
-    said(mcis("export", "masks", "a", "--workspace", workspace, "--out", str(exported)), other, tmp_path)
+    said(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), other, tmp_path)
     assert len(list((exported / "VOC2012/SegmentationClass").glob("*.png"))) == 20
     assert "nothing" in said(mcis("gc", "--workspace", workspace), other, tmp_path)
-    removed = said(mcis("gc", "--run", "a", "--yes", "--workspace", workspace), other, tmp_path)
-    assert "removed" in removed
+    said(mcis("gc", "--run", "a", "--delete", "--workspace", workspace), other, tmp_path)
     system = pafs.S3FileSystem(endpoint_override=bucket["AWS_ENDPOINT_URL"].removeprefix("http://"), scheme="http")
     left = system.get_file_info(pafs.FileSelector("bucket/one", recursive=True, allow_not_found=True))
     assert [info.path for info in left if info.type == pafs.FileType.File] == []
