@@ -80,16 +80,20 @@ def place_of(folder: str) -> Path:
 
 def uri_of(path: Path) -> str | None:
     """The URI of which a path is the copy; None of another path."""
-    place = os.environ.get(PLACE) or f"/tmp/mcis-copies-{os.geteuid()}"
-    if not str(path).startswith(place) and not str(path).startswith(str(Path(place).resolve())):
-        return None  # most paths, at the cost of a comparison
-    for top in (Path(place).resolve(), Path(place)):
-        if path.is_relative_to(top):
-            parts = [part.removesuffix(PART) for part in path.relative_to(top).parts]
+    text = str(path)
+    for top in _tops(os.environ.get(PLACE) or f"/tmp/mcis-copies-{os.geteuid()}"):
+        if text.startswith(top):
+            parts = [part.removesuffix(PART) for part in text.removeprefix(top).split("/")]
             if len(parts) < 2 or any(part in LOCAL for part in parts[2:]):
                 return None
             return f"{parts[0]}://{'/'.join(parts[1:])}"
     return None
+
+
+@functools.cache
+def _tops(place: str) -> tuple[str, ...]:
+    """How the paths of copies begin."""
+    return (f"{place.rstrip('/')}/", f"{Path(place).resolve()}/")
 
 
 def in_bucket(path: Path) -> bool:
