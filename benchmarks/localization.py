@@ -31,7 +31,6 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
 from mcis.platform.runs.relations import draw_relations
-from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
 from mcis.platform.stages.localization.workers import Embed, Relate
 
@@ -59,17 +58,14 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     """Seconds, and the maps."""
     every_image, no_source = np.arange(len(rows)), np.zeros(len(rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, no_source)
-    features, selves = folder / "features.npy", folder / "selves.npy"
-    shape = feature_shape(config, folder, CLASSES)
-    create_file(features, (len(rows), *shape), np.float16)
-    create_file(selves, (len(relations.tag), *shape[1:]), np.float32)
+    features, selves = folder / "features", folder / "selves"
     kept = selves if config.localize.method.name == "released" else None
     embed = Embed(config, folder, CLASSES, gpu, features, kept)
-    relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source)
     to_embed = embed_rows(rows, relations.start, every_image, ~no_source)
     to_relate = relate_rows(rows, relations, range(CLASSES), every_image)
     began = time.perf_counter()
     embed(to_embed)
+    relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source)
     maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row)[0].cpu()]
     return time.perf_counter() - began, maps
 

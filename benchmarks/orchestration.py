@@ -44,7 +44,6 @@ from mcis.platform.runs.workspace import write_table
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.segmentation import ScoreVal
 from mcis.platform.stages.evaluation.training_images import ScoreTrain
-from mcis.platform.stages.localization.features import create_file, feature_shape
 from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate
 from mcis.platform.stages.train_affinity import MakeLabels
@@ -124,14 +123,12 @@ class Plain:
 
     def localize(self) -> None:
         config, folder, rows = self.config, self.folder, self.rows
-        features, no_source, every_image = folder / "features.npy", np.zeros(len(rows), bool), np.arange(len(rows))
+        features, no_source, every_image = folder / "features", np.zeros(len(rows), bool), np.arange(len(rows))
         numbered = rows.append_column("position", pa.array(every_image))
         pool = Pool(config, folder / "classifier", self.classes, False, self.features)
         write_table(folder / VECTORS / "part-000000.parquet", pool(numbered))
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
-        shape = feature_shape(config, folder / "classifier", self.classes)
-        create_file(features, (len(rows), *shape), np.float16)
         embed = Embed(config, folder / "classifier", self.classes, False, features, None, self.features)
         embedded = embed(embed_rows(rows, relations.start, every_image, ~no_source))
         write_table(folder / "single" / "part-000000.parquet", embedded)

@@ -29,9 +29,9 @@ MAX_BYTES = 2**28
 SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|access_key|credential", re.IGNORECASE)
 """What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _PARALLEL = 32
-_PATIENCE = 30.0
+PATIENCE = 30.0
 """Seconds in which a remote file system has to answer; its content may take as long beside what its size allows."""
-_SLOWEST = 100_000
+SLOWEST = 100_000
 """Bytes per second at which content has to arrive."""
 _T = TypeVar("_T")
 
@@ -163,11 +163,11 @@ def _read(uri: str, most: int) -> bytes:
             if not stat.S_ISREG(state.st_mode):
                 raise OSError(errno.EINVAL, "no plain file")
             return file.read(min(most, state.st_size + 1))  # Python reserves as many bytes as it is asked for
-    with _remote_errors():
-        system, path = _locate(uri)
-        remote = _within(_PATIENCE, functools.partial(system.open_input_file, path))
+    with remote_errors():
+        system, path = locate(uri)
+        remote = within(PATIENCE, functools.partial(system.open_input_file, path))
         size = min(remote.size(), most)
-        return _within(_PATIENCE + size / _SLOWEST, functools.partial(_read_all, remote, size))
+        return within(PATIENCE + size / SLOWEST, functools.partial(_read_all, remote, size))
 
 
 def _read_all(file: pa.NativeFile, size: int) -> bytes:
@@ -175,7 +175,7 @@ def _read_all(file: pa.NativeFile, size: int) -> bytes:
         return bytes(file.read(size))
 
 
-def _within(seconds: float, act: Callable[[], _T]) -> _T:
+def within(seconds: float, act: Callable[[], _T]) -> _T:
     """What `act` returns, which waits for a remote file system.
 
     pyarrow's S3 client gives up where nothing at all arrives for 3 seconds, 31 times, and never where a byte a second
@@ -207,7 +207,7 @@ def _open_at_once(path: str, flags: int) -> int:
 
 
 @contextlib.contextmanager
-def _remote_errors() -> Iterator[None]:
+def remote_errors() -> Iterator[None]:
     """An error that says only by its text that a file is absent or refused becomes one that says it by its type."""
     try:
         yield
@@ -269,14 +269,18 @@ def _local_stamp(path: Path) -> Stamp:
 
 
 def _remote_stamp(uri: str) -> Stamp | None:
-    with _remote_errors():
-        system, path = _locate(uri)
-        info = _within(_PATIENCE, functools.partial(system.get_file_info, path))
+    with remote_errors():
+        system, path = locate(uri)
+        info = within(PATIENCE, functools.partial(system.get_file_info, path))
     return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
-def _locate(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a URI, and the path in it."""
+def locate(uri: str) -> tuple[pafs.FileSystem, str]:
+    """The file system of a URI, and the path in it.
+
+    Raises:
+        ValueError: it is no URI, or no file system knows its scheme.
+    """
     parts = urlsplit(uri, allow_fragments=False)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _system(f"{parts.scheme}://{parts.netloc}{query}")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from mcis.datasets.copies import fetched, names_in
 from mcis.datasets.grids import Grid
 
 MAPS_SCHEMA = pa.schema(
@@ -117,7 +118,8 @@ class Shards:
         self.columns = None if columns is None else ("image_id", *columns)
         self.shard_of: dict[str, str] = {}
         self.written: dict[str, int] = {}
-        for file in sorted(folder.glob("part-*.parquet")):
+        names = [name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
+        for file in (fetched(folder / name) for name in names):
             self.written[file.name] = file.stat().st_mtime_ns  # another file of the same name is another shard
             for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist():
                 self.shard_of[image_id] = file.name
@@ -163,7 +165,7 @@ def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _S
         columns: that are read; None = all.
         written: when the file was, which tells it from an earlier one of the same name.
     """
-    table = pq.read_table(path, columns=None if columns is None else list(columns)).combine_chunks()
+    table = pq.read_table(fetched(path), columns=None if columns is None else list(columns)).combine_chunks()
     begin: dict[str, int] = {}
     rows: dict[str, int] = {}
     for number, image_id in enumerate(table["image_id"].to_pylist()):

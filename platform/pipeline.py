@@ -2,9 +2,9 @@
 
 import contextlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from mcis.datasets.copies import place_of
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.platform.config.experiment import experiment_text
@@ -226,7 +226,7 @@ def run(
 def _point_to_weights(config: Config, workspace: Workspace, name: str) -> None:
     """Writes down that a run points to outputs of other runs by the files of weights that it names."""
     for key, value in leaves(config.weights):
-        folder = Path(value or "").parent
+        folder = place_of(value or "").parent
         if folder.parent == workspace.store.resolve():
             point_to(workspace, name, f"weights.{key}", folder)
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mcis.datasets.copies import in_bucket
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
 from mcis.platform.config.resolve import resolve
@@ -188,7 +189,7 @@ def fit(
     environment = store_environment()  # in memory: a trial's parameters are written into files
     with bar(f"study {common.study}", trials, "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), {"cpu": 0.01}),
+            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), _reserved(common)),
             param_space=space,
             tune_config=how,
             run_config=tune.RunConfig(
@@ -212,6 +213,14 @@ def failed(error: Exception) -> UserError:
     return user_error_in(error) or UserError(
         str(error)[-600:], "trials that run to their end", "correct the cause, which the trial's log in Ray tells"
     )
+
+
+def _reserved(common: Common) -> dict[str, float]:
+    """What a trial's driver reserves; a bucket's locks hold on one machine, so there it stays on this one."""
+    import ray
+
+    here = {f"node:{ray.util.get_node_ip_address()}": 0.0001} if in_bucket(Path(common.workspace)) else {}
+    return {"cpu": 0.01, **here}
 
 
 def _folder(common: Common) -> Path:

@@ -41,13 +41,14 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
 
 def _of_run(configuration: Configuration, workspace: Path) -> "Needs":
     """Shows what a run takes and can expect; returns what it takes of disk and memory."""
+    from mcis.datasets.copies import is_there
     from mcis.platform.commands.terminal import show_expectations, show_needs
     from mcis.platform.networks.needs import needs_of_listing
     from mcis.platform.runs.listing import listing
     from mcis.platform.runs.workspace import Workspace
 
     config = configuration.resolve().config
-    opened = Workspace(workspace, create=False) if (workspace.expanduser() / "runs").is_dir() else None
+    opened = Workspace(workspace, create=False) if is_there(workspace.expanduser() / "runs") else None
     listed = listing(config)
     needs = needs_of_listing(config, listed, opened)
     show_needs(needs)

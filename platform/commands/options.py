@@ -96,8 +96,27 @@ ConfigFile = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
 ]
+
+
+def _workspace(folder: str) -> Path:
+    """The path under which a workspace is worked on."""
+    if "://" not in folder:
+        return Path(folder)
+    from mcis.datasets.copies import place_of
+
+    with plain_errors():
+        return place_of(folder)
+
+
 WorkspaceFolder = Annotated[
-    Path, typer.Option("--workspace", envvar="MCIS_WORKSPACE", help="Folder of runs, shared stages and MLflow's store.")
+    Path,
+    typer.Option(
+        "--workspace",
+        envvar="MCIS_WORKSPACE",
+        parser=_workspace,
+        metavar="DIR",
+        help="Folder of runs, shared stages and MLflow's store: a path, or a URI such as s3://bucket/work.",
+    ),
 ]
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; see `mcis config show`.")

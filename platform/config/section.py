@@ -4,6 +4,7 @@ A field's docstring gives meaning, unit and source. Sections are checked by pyda
 between values are what `problems` yields, so that all of them are reported together, for the whole configuration.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +22,11 @@ ColorJitter = tuple[NonNegative, NonNegative, NonNegative, HueJitter]
 
 
 def _absolute(path: Path) -> Path:
+    if re.match("[a-z][a-z0-9]+:/", str(path)):
+        raise ValueError(
+            "Input should be a path of this machine and no URI: images in a bucket are named by a table of tags "
+            "(--tags, data.tags.table)"
+        )
     return path.expanduser().resolve()
 
 
@@ -34,7 +40,7 @@ def _absolute_or_remote(location: str) -> str:
 
 
 def _absolute_or_word(location: str) -> str:
-    return location if location in ("none", "download", "bundled") else str(_absolute(Path(location)))
+    return location if location in ("none", "download", "bundled") else _absolute_or_remote(location)
 
 
 # Relative to where the command is given; absolute from then on, as trials and workers have folders of their own.

@@ -11,15 +11,18 @@ from typing import Any
 import pyarrow as pa
 from filelock import Timeout
 
+from mcis.datasets.copies import in_bucket
 from mcis.datasets.decode import RULES
 from mcis.datasets.features import Features, features_bytes
 from mcis.datasets.images import MakeSquares, image_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
+from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import (
     CACHE,
@@ -48,11 +51,11 @@ def decoded_cache(
         middle: whether they show the middle square, see `decode_square`.
 
     Returns:
-        None where not a single image fits.
+        None where not a single image fits, or the nodes share no disk.
     """
     bound = int(compute.cache_gb * _GIB)
     count = min(len(rows), bound // image_bytes(size))
-    if not count:
+    if not count or _apart(context):
         return None
     rows = rows.slice(0, count)
     name = f"{'middle' if middle else 'squash'}{size}"
@@ -75,17 +78,27 @@ def features_cache(
         images: whose features a training keeps in all, these among them; so that none of them displace others.
 
     Returns:
-        None where those do not fit compute.cache_gb.
+        None where those do not fit compute.cache_gb, or the nodes share no disk.
     """
     shape = features_shape(config)
     size = len(rows) * features_bytes(shape)
-    if images * features_bytes(shape) > compute.cache_gb * _GIB:
+    if images * features_bytes(shape) > compute.cache_gb * _GIB or _apart(context):
         return None
     of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
     name = f"features-{fingerprint(of_network, made_with(compute.device))}"
     arguments, share = (config, pretrained, compute.gpu), compute.gpu * compute.gpu_share
     folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=share)
     return Features(rows["uri"].to_pylist(), folder, shape)
+
+
+def _apart(context: RunContext) -> bool:
+    """Whether the nodes share no disk, so that a cache that some of them make is none for the others."""
+    if not in_bucket(context.workspace.root) or is_one_node():
+        return False
+    console.print(
+        "note: the nodes share no disk, so nothing is kept of decoded images: they are decoded each time", markup=False
+    )
+    return True
 
 
 def _made(

@@ -28,7 +28,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
-from mcis.platform.engine.resuming import is_asked_for_checkpoint, paused_weights, resume, write_checkpoint
+from mcis.platform.engine.resuming import Asked, paused_weights, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
@@ -132,6 +132,7 @@ class Trainer(Generic[AnyBatch]):
         self.stop = self.schedule.steps if job.until is None else min(job.until, self.schedule.steps)
         self.shard = WorkerShard(self.rank, self.world_size, start, self.stop)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
+        self.asked = Asked(job.folder)
         self.stream = self._open_stream()
         self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
         self.val_ap: NDArray[np.float64] | None = None
@@ -202,7 +203,7 @@ class Trainer(Generic[AnyBatch]):
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
         keep = done == self.stop or done % self.job.compute.checkpoint_steps == 0
-        keep = keep or (self.rank == 0 and is_asked_for_checkpoint(self.job.folder))
+        keep = keep or (self.rank == 0 and self.asked())
         validate = self.scorer is not None and self.scorer.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
         )
@@ -210,6 +211,8 @@ class Trainer(Generic[AnyBatch]):
             self._raise_not_finite(step, "gradients", batch)
         if done % _LOG_EVERY == 0 or is_last or validate:
             self._log_step(step, losses, validate=validate)
+        if keep and self.log:
+            self.log.flush()
         if keep and not is_last and self.rank == 0:
             if done == self.stop:  # before the checkpoint: a training that is past a pause has kept its weights
                 save_weights(self.network, paused_weights(self.job.folder, done), self.job.about)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from mcis.datasets.copies import names_in, remove
 from mcis.datasets.errors import UserError
 from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back
 from mcis.platform.runs.progress import bar
@@ -113,9 +114,9 @@ def map_table(
 
 def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, ShardRows]:
     """The shards that `folder` lacks; files of another division of the table are removed."""
-    present = {file.name for file in folder.glob("part-*")}
+    present = {name for name in names_in(folder) if name.startswith("part-")}
     for name in present - wanted.keys():
-        (folder / name).unlink()
+        remove(folder / name)
     return {name: part for name, part in wanted.items() if name not in present}
 
 

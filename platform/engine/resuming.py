@@ -9,13 +9,17 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from mcis.datasets.copies import fetched, in_bucket, is_there, remove
 from mcis.datasets.errors import UserError
 from mcis.platform.networks.checkpoints import save
+from mcis.platform.runs.workspace import write_text
 
 CHECKPOINT = "checkpoint.pt"
 PAUSED = "paused"
 _ASKED = "checkpoint.asked"
 """The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
+_LOOK = 2.0
+"""Seconds between two looks for it in a bucket."""
 
 
 def paused_weights(folder: Path, step: int) -> Path:
@@ -35,15 +39,24 @@ def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 1
     """
     until = time.monotonic() + patience
     with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
-        (folder / _ASKED).touch()
-        while (folder / _ASKED).exists() and not ended.is_set() and time.monotonic() < until:
-            time.sleep(0.05)
-        (folder / _ASKED).unlink(missing_ok=True)
+        write_text(folder / _ASKED, "")
+        while is_there(folder / _ASKED) and not ended.is_set() and time.monotonic() < until:
+            time.sleep(_LOOK if in_bucket(folder) else 0.05)
+        remove(folder / _ASKED)
 
 
-def is_asked_for_checkpoint(folder: Path) -> bool:
-    """Whether the driver waits for a checkpoint."""
-    return (folder / _ASKED).exists()
+class Asked:
+    """Tells a worker after each step whether the driver waits for a checkpoint; a bucket is asked but now and then."""
+
+    def __init__(self, folder: Path):
+        self.file, self.every = folder / _ASKED, _LOOK if in_bucket(folder) else 0.0
+        self.looked = time.monotonic()
+
+    def __call__(self) -> bool:
+        if time.monotonic() - self.looked < self.every:
+            return False
+        self.looked = time.monotonic()
+        return is_there(self.file)
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -53,7 +66,7 @@ def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Opti
     whatever the number of workers), and what is random (drawn from seed and row).
     """
     save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
-    (folder / _ASKED).unlink(missing_ok=True)
+    remove(folder / _ASKED)
 
 
 def drop_damaged(folder: Path) -> bool:
@@ -63,7 +76,7 @@ def drop_damaged(folder: Path) -> bool:
     """
     file = folder / CHECKPOINT
     try:
-        with zipfile.ZipFile(file) as parts:
+        with zipfile.ZipFile(fetched(file)) as parts:
             if parts.testzip() is None:
                 return False
     except FileNotFoundError:
@@ -72,7 +85,7 @@ def drop_damaged(folder: Path) -> bool:
         raise
     except Exception:  # whatever a damaged file makes the reader raise
         pass
-    file.unlink()
+    remove(file)
     return True
 
 
@@ -88,9 +101,9 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, dev
         RuntimeError: a worker of the group found another checkpoint than this one.
     """
     done = 0
-    if (folder / CHECKPOINT).exists():
+    if is_there(folder / CHECKPOINT):
         try:
-            state = torch.load(folder / CHECKPOINT, map_location=device, weights_only=True)
+            state = torch.load(fetched(folder / CHECKPOINT), map_location=device, weights_only=True)
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             done = int(state["step"])

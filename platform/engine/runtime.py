@@ -16,6 +16,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from mcis.datasets.copies import PLACE
 from mcis.datasets.errors import UserError
 from mcis.datasets.stream import DecodeIn
 from mcis.platform.config.compute import ComputeConfig
@@ -80,11 +81,12 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
         return
     with contextlib.ExitStack() as blocks:
         if os.environ.get("RAY_ADDRESS"):
+            of_all = [name for name in (*of_workers, "RAY_ADDRESS", PLACE) if name in os.environ]
             blocks.callback(ray.shutdown)
             ray.init(
                 address="auto",
                 # Trials of a study have to know, too, that they are on a cluster, which may grow.
-                runtime_env={"env_vars": {name: os.environ[name] for name in (*of_workers, "RAY_ADDRESS")}},
+                runtime_env={"env_vars": {name: os.environ[name] for name in of_all}},
                 log_to_driver=verbose,
                 logging_level=logging.INFO if verbose else logging.ERROR,
             )
@@ -180,13 +182,19 @@ def give_memory_back() -> None:
         trim(0)
 
 
+def is_one_node() -> bool:
+    """Whether the cluster is a single machine, for now."""
+    import ray
+
+    return sum(bool(node["Alive"]) for node in ray.nodes()) == 1
+
+
 def cpus() -> int:
     """How many tasks run at a time: one per CPU of a cluster, on a single machine one per core."""
     import ray
 
     logical = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
-    return min(logical, os.cpu_count() or 1) if one_node else logical
+    return min(logical, os.cpu_count() or 1) if is_one_node() else logical
 
 
 def cpus_per_gpu() -> int:

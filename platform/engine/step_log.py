@@ -7,35 +7,54 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mcis.platform.runs.workspace import written_aside
+from mcis.datasets.copies import fetched, in_bucket, is_there
+from mcis.platform.runs.workspace import write_text
 
 STEPS = "steps.jsonl"
+_EVERY = 5.0
+"""Seconds between two times that a log goes to a bucket."""
 
 
 class StepLog:
     """Appends to the log, which is cut back to the last checkpoint after a restart.
+
+    A record is on disk when `write` returns. In a bucket, where nothing can be appended to, the whole log is written
+    again, at most every few seconds, and by `flush`.
 
     Args:
         start: updates that the checkpoint has done; records of later ones are removed.
     """
 
     def __init__(self, path: Path, start: int):
+        self.path, self.sent = path, 0.0
         kept = []
-        if path.exists():
-            for line in path.read_text().splitlines():
+        if is_there(path):
+            for line in fetched(path).read_text().splitlines():
                 try:
                     record = json.loads(line)
                 except json.JSONDecodeError:
                     break  # the line that a kill cut
                 if record["step"] <= start:
                     kept.append(line + "\n")
-        with written_aside(path) as aside:
-            aside.write_text("".join(kept))
-        self.file = path.open("a", buffering=1)
+        write_text(path, "".join(kept))
+        self.lines = kept if in_bucket(path) else None
+        self.file = path.open("a", buffering=1) if self.lines is None else None
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record, which is on disk when the call returns."""
-        self.file.write(json.dumps(record) + "\n")
+        """Appends a record."""
+        line = json.dumps(record) + "\n"
+        if self.file is not None:
+            self.file.write(line)
+        elif self.lines is not None:
+            self.lines.append(line)
+            if time.monotonic() - self.sent > _EVERY:
+                self.flush()
+
+    def flush(self) -> None:
+        """Has all records where the log lies when it returns."""
+        if self.lines is not None:
+            write_text(self.path, "".join(self.lines))
+            self.sent = time.monotonic()
 
 
 class Throughput:

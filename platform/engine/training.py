@@ -2,15 +2,15 @@
 
 import contextlib
 import math
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mcis.datasets.copies import files_below, is_there, remove, uri_of
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
+from mcis.datasets.files import locate
 from mcis.datasets.index import shown
 from mcis.datasets.noted import decoded_at_death
 from mcis.datasets.stream import DecodeIn
@@ -19,7 +19,15 @@ from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import DECODING, FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, PAUSED, ask_for_checkpoint, drop_damaged, paused_weights
-from mcis.platform.engine.runtime import ANYWHERE, causes_of, check_cpus, deaths, give_memory_back, user_error_in
+from mcis.platform.engine.runtime import (
+    ANYWHERE,
+    causes_of,
+    check_cpus,
+    deaths,
+    give_memory_back,
+    is_one_node,
+    user_error_in,
+)
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.context import Pauses
@@ -57,7 +65,7 @@ def fit(
     Raises:
         UserError: the cluster is too small, or a worker raised it.
     """
-    if (folder / FIT).exists():
+    if is_there(folder / FIT):
         return _finished(folder)
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
     decode_in = _choose_decoding(compute)
@@ -73,13 +81,13 @@ def fit(
         validation=validation,
         decode_in=decode_in,
     )
-    shutil.rmtree(folder / DECODING, ignore_errors=True)
+    remove(folder / DECODING)
     for epoch in pauses.epochs if pauses else ():
         step = math.ceil(epoch * learner.schedule.steps_per_epoch)
         if step < learner.schedule.steps:
             _train(replace(job, until=step), tracker)
             weights = paused_weights(folder, step)
-            if pauses and weights.exists():  # a call without this pause may have trained beyond it
+            if pauses and is_there(weights):  # a call without this pause may have trained beyond it
                 pauses.look(epoch, weights)
     _train(job, tracker)
     return _finished(folder)
@@ -97,7 +105,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
     """
     compute, what = job.compute, f"the {job.label}'s training"
     train = _train_alone if compute.workers == 1 else _train_together
-    failures, checkpoint = 0, stamps([str(job.folder / CHECKPOINT)])
+    failures, checkpoint = 0, files_below(job.folder).get(CHECKPOINT)
     with _followed(job.learner.schedule, job.folder, tracker, job.label):
         while True:
             try:
@@ -107,11 +115,11 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
             except Exception as error:
                 if user_error := user_error_in(error):
                     raise user_error from None
-                newest = stamps([str(job.folder / CHECKPOINT)])
+                newest = files_below(job.folder).get(CHECKPOINT)
                 failures, checkpoint = failures + 1 if newest == checkpoint else 1, newest
                 if failures > compute.max_failures:
                     raise _death(job, error) or error from None
-                goes_on = "from its last checkpoint" if any(newest) else "from its beginning"
+                goes_on = "from its last checkpoint" if newest else "from its beginning"
                 console.print(
                     f"note: {what} was cut ({_cause(error)}) and goes on {goes_on}; failure {failures} of at most "
                     f"{compute.max_failures} without a new one",
@@ -136,21 +144,17 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 def _finished(folder: Path) -> FitResult:
     """The result of a training that has ended; removes its checkpoint, several times the size of the weights, and the
     weights of its pauses."""
-    (folder / CHECKPOINT).unlink(missing_ok=True)
-    for name in (DECODING, PAUSED, _RAY_TRAIN):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in (CHECKPOINT, DECODING, PAUSED, _RAY_TRAIN):
+        remove(folder / name)
     return FitResult(**read_json(folder / FIT))
 
 
 def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
     """Where images are decoded: as configured, or in tasks only where other nodes have CPUs for them."""
-    import ray
-
     if compute.decode != "auto":
         return compute.decode
-    one_node = sum(bool(node["Alive"]) for node in ray.nodes()) == 1
     elastic = compute.min_workers is not None  # elastic workers may leave no CPU to tasks
-    return "threads" if one_node or elastic else "tasks"
+    return "threads" if is_one_node() or elastic else "tasks"
 
 
 def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
@@ -215,6 +219,8 @@ def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
     import ray.train.torch
 
     compute = job.compute
+    uri = uri_of(job.folder)
+    system, place = locate(uri) if uri else (None, str(job.folder))
     # Two numbers make it elastic, which Ray's stubs do not know.
     workers: Any = (compute.min_workers, compute.workers) if compute.min_workers else compute.workers
     ray.train.torch.TorchTrainer(
@@ -227,7 +233,8 @@ def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
         ),
         run_config=ray.train.RunConfig(
             name=_RAY_TRAIN,
-            storage_path=str(job.folder),
+            storage_path=place,
+            storage_filesystem=system,
             failure_config=ray.train.FailureConfig(max_failures=0),
         ),
     ).fit()

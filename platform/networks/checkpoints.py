@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from mcis.datasets.copies import fetched
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.workspace import written_aside
 
@@ -29,7 +30,7 @@ def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
         UserError: the file is damaged or of another configuration.
     """
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        content = torch.load(fetched(path), map_location="cpu", weights_only=True)
         bare = "state_dict" not in content
         model.load_state_dict(content if bare else content["state_dict"])
         return {} if bare else dict(content["about"])

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mcis.datasets.copies import place_of
 from mcis.datasets.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.errors import UserError
 from mcis.datasets.images import read_picture
@@ -233,7 +234,7 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
     Raises:
         UserError: see `Predictor.load`.
     """
-    folder = Path(run).expanduser().resolve()
+    folder = place_of(str(run)).expanduser().resolve()
     allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
     others = [text for text in assignments if not text.startswith(allowed)]
     if others:

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from mcis.datasets.copies import fetched, is_there, place_of, send
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_bytes, pretrained_url
@@ -44,7 +45,7 @@ def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], b
     """
     weights_key = "weights.backbone" if network == "classifier" else f"weights.{network}"
     with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
-        load_pretrained(backbone, path)
+        load_pretrained(backbone, fetched(path))
 
 
 def start_backbone(
@@ -89,11 +90,11 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
         return bundled_file()
     if origin == "download":
         path = _place(backbone, workspace)
-        if not path.is_file():
+        if not is_there(path):
             _download(backbone, path)
         return path
-    path = Path(origin)
-    if not path.is_file():
+    path = place_of(origin)
+    if not is_there(path):
         raise UserError(
             f"weights of {backbone}: {path} is no file",
             "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's",
@@ -106,7 +107,7 @@ def download_bytes(backbone: str, workspace: Workspace | None) -> int:
     """Bytes that `weights.backbone=download` is yet to fetch; 0 where there are no weights of a backbone."""
     if not backbone.startswith(TIMM) and backbone not in PRETRAINED:
         return 0
-    if workspace and _place(backbone, workspace).is_file():
+    if workspace and is_there(_place(backbone, workspace)):
         return 0
     if backbone.startswith(TIMM):
         from mcis.models.timm_backbones import timm_bytes
@@ -152,6 +153,7 @@ def _download(backbone: str, path: Path) -> None:
                 load_state_dict_from_url(
                     pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
                 )
+                send(path, path)
     except (urllib.error.URLError, OSError, RuntimeError) as error:
         hub = "timm's hub" if backbone.startswith(TIMM) else "torchvision's model zoo"
         raise UserError(

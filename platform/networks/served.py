@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from mcis.datasets.copies import fetched
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.checkpoints import WEIGHTS
@@ -43,7 +44,7 @@ def trained_segmenter(run: RunFolder, *, register: str | None) -> TrainedModel:
     def write(folder: Path) -> None:
         write_text(folder / _CONFIG, run.config.read_text(encoding="utf-8"))
         write_text(folder / _ABOUT, _About(classes=list(trained.classes), max_side=trained.max_side).model_dump_json())
-        (folder / WEIGHTS).symlink_to(trained.weights / WEIGHTS)  # MLflow copies what it leads to
+        (folder / WEIGHTS).symlink_to(fetched(trained.weights / WEIGHTS))  # MLflow copies what it leads to
 
     return TrainedModel(
         name="segmenter",

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mcis.datasets.copies import is_there, place_of
 from mcis.datasets.errors import UserError
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.sections import Config
@@ -43,8 +44,8 @@ def initial_classifier(config: Config) -> Path | None:
 def _file(key: str, name: str | None) -> Path | None:
     if not name:
         return None
-    path = Path(name)
-    if not path.is_file():
+    path = place_of(name)
+    if not is_there(path):
         raise UserError(
             f"weights.{key}: {path} is no file",
             "weights.pt of an earlier run's stage train_classifier, or what `mcis import-weights` wrote",

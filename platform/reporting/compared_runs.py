@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from mcis.datasets.copies import is_there
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.platform.config.experiment import read_experiment, read_origins
@@ -146,7 +147,7 @@ def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
     outputs = workspace.outputs(name)
     if not outputs and folder.study.exists():
         raise UserError(f"{name!r} is a study", "a run", f"compare its trials, whose names begin with {name}-")
-    if "evaluate" not in outputs or not (outputs["evaluate"] / SCORES).exists():
+    if "evaluate" not in outputs or not is_there(outputs["evaluate"] / SCORES):
         raise UserError(
             f"run {name!r} has no scores in {workspace.root}; it has come to {shown(list(outputs)[-1:]) or 'no stage'}",
             "a run that came to the stage evaluate",

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
@@ -22,7 +21,7 @@ from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.reporting.voc_folder import export_masks
 from mcis.platform.reporting.voc_server import export_submission
 from mcis.platform.runs.read_index import open_index
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, read_table, shards_in
 
 
 def export(workspace: Workspace, name: str, what: str, out: Path) -> str:
@@ -92,13 +91,13 @@ def export_predictions(workspace: Workspace, name: str, out: Path) -> str:
     """Writes `<id>.png`, palette PNGs, after the CRF where there is one, and `labels.csv`."""
     table = table_of(workspace, name, "predict", "predictions")
     write_bytes(out / "labels.csv", labels_table(open_index(workspace, name).classes))
-    files = sorted(table.glob("part-*.parquet"))
-    ids = [image_id for file in files for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist()]
+    files = shards_in(table)
+    ids = [image_id for file in files for image_id in read_table(file, ["image_id"])["image_id"].to_pylist()]
     names = names_of(ids, out)
 
     def predictions() -> Iterator[dict[str, Any]]:
         for file in files:
-            yield from pq.read_table(file).to_pylist()
+            yield from read_table(file).to_pylist()
 
     def write(row: dict[str, Any]) -> int:
         write_bytes(out / f"{names[row['image_id']]}.png", row["crf"] or row["plain"])

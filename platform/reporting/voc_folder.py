@@ -7,7 +7,6 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from PIL import Image
 
 from mcis.datasets.decode import decode_labels, encode_labels, lies_upright_as_jpeg, resize_labels
@@ -15,7 +14,7 @@ from mcis.datasets.files import is_remote, read_bytes
 from mcis.datasets.images import read_rgb
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, table_of, write_all, write_bytes
 from mcis.platform.runs.read_index import open_index
-from mcis.platform.runs.workspace import Workspace, written_aside
+from mcis.platform.runs.workspace import Workspace, read_table, shards_in, written_aside
 
 _QUALITY = 95
 """Of the JPEGs that images of other formats become."""
@@ -39,14 +38,14 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     """
     index, table = open_index(workspace, name), table_of(workspace, name, "pseudo_masks", "masks")
     devkit = out / "VOCdevkit" / "VOC2012"
-    files = sorted(table.glob("part-*.parquet"))
-    masked = [row for file in files for row in pq.read_table(file, columns=["image_id", "cue"]).to_pylist()]
+    files = shards_in(table)
+    masked = [row for file in files for row in read_table(file, ["image_id", "cue"]).to_pylist()]
     names = names_of((row["image_id"] for row in masked), out)
     images = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
 
     def masks() -> Iterator[dict[str, Any]]:
         for file in files:
-            for row in pq.read_table(file, columns=["image_id", "mask"]).to_pylist():
+            for row in read_table(file, ["image_id", "mask"]).to_pylist():
                 yield {**images[row["image_id"]], "mask": row["mask"]}
 
     def write(row: dict[str, Any]) -> int:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-import pyarrow.parquet as pq
 from PIL import Image
 
 from mcis.datasets.classes import VOC_CLASSES
@@ -25,7 +24,7 @@ from mcis.platform.reporting.files import names_of, table_of
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.read_index import open_index
 from mcis.platform.runs.results import PredictResult, read_result
-from mcis.platform.runs.workspace import Workspace, written_aside
+from mcis.platform.runs.workspace import Workspace, read_table, shards_in, written_aside
 
 COUNTS = {"test": 1456, "val": 1449, "train": 1464}
 """Images of VOC 2012's lists of segmentation; the server takes those of test."""
@@ -52,15 +51,15 @@ def export_submission(workspace: Workspace, name: str, out: Path) -> str:
             f"a run of the classes {shown(classes)}", "VOC's 20 classes in their order", "export predictions instead"
         )
     split = read_result(table.parent, PredictResult).split
-    files = sorted(table.glob("part-*.parquet"))
-    ids = [image_id for file in files for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist()]
+    files = shards_in(table)
+    ids = [image_id for file in files for image_id in read_table(file, ["image_id"])["image_id"].to_pylist()]
     names, folder = names_of(ids, out), _FOLDER.format(split=split)
     with (
         written_aside(out) as aside,
         tarfile.open(aside, "w:gz") as archive,
         bar("export voc-server", len(ids), "images") as progress,
     ):
-        for done, row in enumerate((row for file in files for row in pq.read_table(file).to_pylist()), 1):
+        for done, row in enumerate((row for file in files for row in read_table(file).to_pylist()), 1):
             png = row["crf"] or row["plain"]
             member = tarfile.TarInfo(f"{folder}/{names[row['image_id']]}.png")
             member.size = len(png)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from filelock import Timeout
 
+from mcis.datasets.copies import in_bucket, is_there, names_in
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.platform.runs.inventory import ended, is_run, studies
@@ -87,7 +88,8 @@ def remove(workspace: Workspace, plan: Plan) -> list[str]:
 
 def _garbage(path: Path, why: str, lock: tuple[str, str] | None = None) -> Garbage:
     with contextlib.suppress(FileNotFoundError):  # beside a run in progress, which may finish a stage meanwhile
-        size = bytes_in(path) if path.is_dir() and not path.is_symlink() else path.lstat().st_size
+        whole = in_bucket(path) or (path.is_dir() and not path.is_symlink())
+        size = bytes_in(path) if whole else path.lstat().st_size
         return Garbage(path, why, size, lock)
     return Garbage(path, why, 0, lock)
 
@@ -113,7 +115,8 @@ def _names(workspace: Workspace) -> list[str]:
     names = []
     for path in workspace.in_runs():
         try:
-            path.stat()  # a link to a disk that is not there now may be to a run
+            if not in_bucket(path):
+                path.stat()  # a link to a disk that is not there now may be to a run
             if is_run(RunFolder(path)):
                 names.append(workspace.run(path.name, create=False).path.name)
         except OSError as error:
@@ -174,10 +177,10 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
     for name in sorted(pointed):
         finished, part = workspace.folders_of(name)
         try:
-            summary = read_json(finished / SUMMARY) if (finished / SUMMARY).exists() else {}
+            summary = read_json(finished / SUMMARY) if is_there(finished / SUMMARY) else {}
             used.update(summary["caches"])
         except (UserError, KeyError, TypeError):
-            if finished.exists() or part.exists():
+            if is_there(finished) or is_there(part):
                 silent.append(name)
     found = []
     for path in _inside(workspace.cache):
@@ -227,4 +230,4 @@ def _is_alive(pid: int) -> bool:
 
 
 def _inside(folder: Path) -> list[Path]:
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return [folder / name for name in names_in(folder)]

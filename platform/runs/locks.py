@@ -22,6 +22,7 @@ from typing import NamedTuple, NoReturn
 
 from filelock import FileLock, Timeout, lock_descriptor
 
+from mcis.datasets.copies import uri_of
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, aside_of, disk_errors, host_name
@@ -138,7 +139,9 @@ def check_locks(folder: Path) -> None:
                 "locks (flock), by which runs that share a workspace notice each other",
                 "choose a --workspace on another file system",
             )
-    if _MOUNTS.exists() and (option := local_locks(folder, _MOUNTS.read_text())):
+    if uri := uri_of(folder.parent):
+        console.print(f"note: locks of {uri} hold on this machine alone: start its runs on one machine", markup=False)
+    elif _MOUNTS.exists() and (option := local_locks(folder, _MOUNTS.read_text())):
         console.print(
             f"note: the file system of {folder} is mounted with {option}: its locks hold on this machine alone, so run "
             "mcis on no other one in this workspace at the same time",

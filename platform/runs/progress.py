@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from mcis.datasets.copies import fetched, in_bucket
+
 console = Console(highlight=False, soft_wrap=True)
 
 
@@ -77,8 +79,12 @@ def transfer_bars() -> Iterator[Callable[[str, int, int], None]]:
 
 def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
     """The complete lines of a JSON lines file from a byte offset on, and the offset behind them."""
-    if not path.exists():
+    try:
+        size = fetched(path).stat().st_size
+    except FileNotFoundError:
         return [], offset
+    if size < offset:
+        offset = 0  # a restart has cut it back
     with path.open("rb") as file:
         file.seek(offset)
         data = file.read()
@@ -109,8 +115,9 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
             last = stop.wait(every)
             failure.clear()
             try:
-                # A new file has a new inode: it was written while the old one still had its own.
-                now = path.stat().st_ino if path.exists() else 0
+                # A new file has a new inode: it was written while the old one still had its own. Copies of what lies
+                # in a bucket are new each time, and longer but after a restart.
+                now = path.stat().st_ino if path.exists() and not in_bucket(path) else 0
                 offset, inode = (offset if now == inode else 0), now
                 records, behind = read_records(path, offset)
                 if records:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mcis.datasets.copies import is_there
 from mcis.datasets.errors import UserError
 from mcis.datasets.masks import read_truth
 from mcis.datasets.pairs import KINDS, PairSampler
@@ -33,7 +34,7 @@ def open_index(workspace: Workspace, name: str) -> OpenedIndex:
         UserError: the run has none.
     """
     folder = workspace.outputs(name).get("index")
-    if folder is None or not (folder / SUMMARY).exists():
+    if folder is None or not is_there(folder / SUMMARY):
         raise UserError(
             f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
         )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from mcis.datasets.copies import in_bucket, is_there
 from mcis.datasets.index import Listing
 from mcis.platform.config.section import Section
 from mcis.platform.config.sections import Config
@@ -21,7 +22,7 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import point_to
 from mcis.platform.runs.results import StageResult, flaw, write_result
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import Workspace, bytes_in, disk_errors, fingerprint
+from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, discard, disk_errors, fingerprint
 
 
 class StageModule(Protocol):
@@ -169,8 +170,11 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
         elif wanted not in absent:
             return False
         for folder in (workspace.finished(stage.name, key) for key in absent):
-            if folder.exists():
+            # In a bucket an output and its part are one place.
+            if is_there(folder / SUMMARY if in_bucket(folder) else folder):
                 console.print(f"note: {folder.name} is computed again: {flaw(folder)}", markup=False)
+                if in_bucket(folder):
+                    discard(folder)
         parts, began = [workspace.part(stage.name, key) for key in absent], time.monotonic()
         caches: list[str] = []
         contexts = [dataclasses.replace(context, part=part, afresh=afresh, caches=caches) for part in parts]
@@ -190,4 +194,4 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
 
 def _is_whole(folder: Path) -> bool:
     """Whether a finished output is there with all its files."""
-    return folder.exists() and flaw(folder) is None
+    return flaw(folder) is None

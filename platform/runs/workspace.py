@@ -12,6 +12,9 @@ WORKSPACE/
   comparisons/               pages of runs that were compared
 
 `.<name>.<host>.<process>` is a file or folder that this process is writing or removing.
+
+A workspace at a URI is worked on through copies of its files (`datasets.copies`): what is written is sent to the bucket
+once it is whole, what is read is fetched. Caches, data that was drawn and MLflow's own store stay on the machine.
 """
 
 import contextlib
@@ -33,6 +36,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from mcis.datasets.copies import fetch_small, fetched, files_below, in_bucket, is_there, names_in, remove, send, uri_of
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import Stamp, stamps
@@ -55,6 +59,7 @@ def file_stamps(uris: Sequence[str | None]) -> str:
 
 def content_digest(file: Path) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
+    file = fetched(file)
     return _content_digest(file, *stamps([str(file)]))
 
 
@@ -66,8 +71,7 @@ def _content_digest(file: Path, stamp: Stamp | None) -> str:
 
 def files_in(folder: Path) -> dict[str, int]:
     """Bytes of each file below a folder by its path from there; what is renamed or removed meanwhile is left out."""
-    files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
-    return {os.path.relpath(file, folder): at.size for file, at in zip(files, stamps(files), strict=True) if at}
+    return {name: at.size for name, at in files_below(folder).items()}
 
 
 def bytes_in(folder: Path) -> int:
@@ -162,6 +166,7 @@ def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
             yield aside
             if durable:
                 _sync(aside)
+            send(aside, path)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
@@ -192,22 +197,19 @@ def discard(path: Path) -> bool:
     Returns:
         Whether nothing is left of it. What could not be removed keeps the other name, and `mcis gc` removes it.
     """
+    if in_bucket(path):
+        remove(path / SUMMARY)  # what is without is not finished
+        remove(path)
+        return True
     aside = aside_of(path)
     with disk_errors(path.parent):
-        _remove(aside)  # of an earlier process with the same number
+        remove(aside)  # of an earlier process with the same number
         try:
             os.rename(path, aside)
         except FileNotFoundError:
             return True
-        _remove(aside)
+        remove(aside)
     return not os.path.lexists(aside)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
 
 
 _LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
@@ -233,7 +235,7 @@ def read_json(path: Path) -> Any:
         UserError: the file is damaged.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(fetched(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path} is damaged ({error})", "JSON written by mcis", "remove it and repeat the command"
@@ -255,7 +257,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         UserError: the folder has no shard, or a file is damaged.
     """
-    return pa.concat_tables(read_shards(path, columns) if path.is_dir() else [_read_file(path, columns)])
+    return pa.concat_tables([_read_file(path, columns)] if path.suffix else read_shards(path, columns))
 
 
 def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
@@ -264,13 +266,18 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
     Raises:
         UserError: the folder has no shard, or a file is damaged.
     """
-    files = sorted(folder.glob("part-*.parquet"))
+    files = shards_in(folder)
     if not files:
         raise UserError(
             f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
         )
     for file in files:
         yield _read_file(file, columns)
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """The Parquet shards of a folder, in the order of their names; whoever opens one fetches it first."""
+    return [folder / name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
 
 
 def table_rows(file: Path) -> int:
@@ -280,12 +287,12 @@ def table_rows(file: Path) -> int:
         UserError: it is damaged.
     """
     with _table_errors(file):
-        return int(pq.read_metadata(file).num_rows)
+        return int(pq.read_metadata(fetched(file)).num_rows)
 
 
 def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
     with _table_errors(file):
-        return pq.read_table(file, columns=columns)
+        return pq.read_table(fetched(file), columns=columns)
 
 
 @contextlib.contextmanager
@@ -391,10 +398,15 @@ class RunFolder:
         return self.path / "best.toml"
 
 
+_SMALL = 2**20
+"""Bytes of the files of runs that each machine has, where a workspace lies in a bucket."""
+
+
 class Workspace:
     """A folder with runs and their shared store.
 
     Args:
+        root: its path; `copies.place_of` says that of a URI.
         create: whether an absent folder is created. Commands that only read pass False.
 
     Raises:
@@ -403,15 +415,17 @@ class Workspace:
 
     def __init__(self, root: Path, *, create: bool = True):
         self.root = root.expanduser().resolve()
-        if not create:
-            if not self.runs.is_dir():
-                raise UserError(
-                    f"{self.root} is no workspace", "a folder that `mcis run` has written", "name it by --workspace DIR"
-                )
-            return
-        with disk_errors(self.root):
-            for folder in (self.store, self.runs, self.cache, self.data, self.weights):
-                folder.mkdir(parents=True, exist_ok=True)
+        if not create and not is_there(self.runs):
+            raise UserError(
+                f"{uri_of(self.root) or self.root} is no workspace",
+                "a folder that `mcis run` has written",
+                "name it by --workspace DIR",
+            )
+        if create or in_bucket(self.root):
+            with disk_errors(self.root):
+                for folder in (self.store, self.runs, self.cache, self.data, self.weights):
+                    folder.mkdir(parents=True, exist_ok=True)
+        fetch_small(self.runs, _SMALL)
 
     @property
     def store(self) -> Path:
@@ -475,7 +489,7 @@ class Workspace:
 
     def in_runs(self) -> list[Path]:
         """What lies in runs/, by name, but for what is being written or removed."""
-        return sorted(path for path in self.runs.iterdir() if not ASIDE.fullmatch(path.name))
+        return [self.runs / name for name in names_in(self.runs) if not ASIDE.fullmatch(name)]
 
     def outputs(self, name: str) -> dict[str, Path]:
         """The folder of the finished output of each stage that a run has reached, by stage; none of an absent run.
@@ -521,7 +535,10 @@ class Workspace:
     def finish(self, stage: str, key: str) -> Path:
         """Renames the work in progress to the finished output, in place of an older one."""
         final = self.finished(stage, key)
-        discard(final)
+        if in_bucket(final):  # where both are one place, and copies alone are renamed
+            shutil.rmtree(final, ignore_errors=True)
+        else:
+            discard(final)
         rename_folder(self.part(stage, key), final)
         return final
 

@@ -5,13 +5,13 @@ or changed.
 """
 
 import collections
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mcis.datasets.copies import remove
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
     INDEX_SCHEMA,
@@ -118,7 +118,7 @@ def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
         fresh = _read_opened(folder, opened)
         changed = _changed(opened)
         keep_verdicts(context.workspace, {file: verdict for file, verdict in fresh.items() if file not in changed})
-        shutil.rmtree(folder)
+        remove(folder)
         if changed:
             raise UserError(
                 f"{len(changed)} file(s) changed meanwhile: {shown(sorted(file.uri for file in changed))}",

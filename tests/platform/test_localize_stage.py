@@ -35,7 +35,7 @@ from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import Workspace, read_table, write_table
 from mcis.platform.stages import localization
-from mcis.platform.stages.localization.features import create_file, write_rows
+from mcis.platform.stages.localization.features import FeatureFiles, write_features, write_runs
 from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
 from mcis.platform.stages.localization.workers import Embed, Relate
 
@@ -317,11 +317,9 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
         images = IMAGENET(to_unit(pixels))
-        np.save(
-            tmp_path / "features.npy",
-            embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror),
-        )
-    relate = Relate(config, weights, classes, False, tmp_path / "features.npy", None, source)
+        features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
+    write_features(tmp_path / "features", 0, features.numpy())
+    relate = Relate(config, weights, classes, False, tmp_path / "features", None, source)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
     for row in relate_rows(rows, relations, range(classes), everyone).to_pylist():
@@ -346,14 +344,19 @@ def test_a_control_needs_no_training_of_co_attention(trained: Trained, tmp_path:
 
 
 def test_rows_are_written_at_their_positions(tmp_path: Path) -> None:
-    file = tmp_path / "features.npy"
-    create_file(file, (5, 2, 3), np.float16)
     rows = np.arange(12, dtype=np.float16).reshape(2, 2, 3)
-    write_rows(file, 3, rows)
-    write_rows(file, 0, rows[1:])
-    expected = np.zeros((5, 2, 3), np.float16)
-    expected[3:], expected[0] = rows, rows[1]
-    np.testing.assert_array_equal(np.load(file), expected)
+    write_features(tmp_path, 3, rows)
+    write_features(tmp_path, 0, rows[1:])
+    files = FeatureFiles(tmp_path)
+    assert files.rows([4]).dtype == np.float32
+    np.testing.assert_array_equal(files.rows([4, 0, 3]), rows[[1, 1, 0]])
+
+
+def test_rows_that_follow_one_another_are_one_file(tmp_path: Path) -> None:
+    rows = np.arange(14, dtype=np.float32).reshape(7, 2)
+    write_runs(tmp_path, {2: rows[:2], 4: rows[2:3], 8: rows[3:]})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-0000000002.npy", "part-0000000008.npy"]
+    np.testing.assert_array_equal(FeatureFiles(tmp_path).rows([2, 3, 4, 8, 11]), rows[[0, 1, 2, 3, 6]])
 
 
 # --- any bound, any interruption
@@ -394,16 +397,16 @@ def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(train
     """Every batch is filled up: where kernels are chosen by shape, a smaller one would be computed by others."""
     config, context = trained.config(), trained.context
     rows, everyone = split_rows(context, "train", tagged=True), np.arange(30)
-    files, parts = (tmp_path / "together.npy", tmp_path / "alone.npy"), []
+    folders, parts = (tmp_path / "together", tmp_path / "alone"), []
     seen: set[int] = set()
-    for path, count in zip(files, (4, 1), strict=True):
-        create_file(path, (30, 24, 8, 8), np.float16)
+    for path, count in zip(folders, (4, 1), strict=True):
         work = Embed(config, context.inputs["train_classifier"], len(context.classes), False, path, None)
         work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
         table = embed_rows(rows, relations_of(config, context)[0].start, everyone, everyone >= 0)
         parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
     assert parts[0].equals(parts[1])
-    together, alone = (np.load(path) for path in files)
+    together, alone = (FeatureFiles(path).rows(list(range(30))) for path in folders)
+    assert together.shape == (30, 24, 8, 8)
     assert together.any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(together, alone)
     assert seen == {4}

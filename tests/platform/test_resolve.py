@@ -440,6 +440,11 @@ def test_small_needs_no_pretrained_weights() -> None:
     assert flat["classifier.backbone"] == flat["segmenter.backbone"] == "small"
 
 
+def test_a_folder_of_a_data_set_is_no_uri() -> None:
+    with pytest.raises(UserError, match=r"data\.voc: .* named by a table of tags"):
+        resolve("voc", "small", {"data.voc": str(Path("s3://bucket/VOC2012"))})
+
+
 def test_a_uri_with_a_password_is_refused_and_not_repeated() -> None:
     with pytest.raises(UserError, match=r"data\.tags\.table: .* AWS_ACCESS_KEY_ID") as caught:
         resolve("tags", "small", {"data.tags.table": "s3://me:hunter2@bucket/photos.csv"})

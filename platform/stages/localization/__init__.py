@@ -2,17 +2,16 @@
 
 A map holds class activations at feature resolution, unscaled; `models.localization.scale_maps` makes them comparable.
 Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
-once; its features are kept in a memory-mapped file (N, C, H, W), float16, that all workers read, so that memory stays
-bounded by what the operating system caches and a map costs attention alone.
+once; its features are kept, float16, in memory-mapped files, one for each shard of the images, that all workers read,
+so that memory stays bounded by what the operating system caches and a map costs attention alone.
 
-Where the features of all images exceed `localize.features_gb`, the classes are localized in rounds, each with a file
+Where the features of all images exceed `localize.features_gb`, the classes are localized in rounds, each with files
 of the features that its maps need, and an image is embedded once in every round that needs it. The maps are the same.
 
 Maps of several numbers of related images (`localize.also_related`) are made in one pass, and each number's are the
 output of the stage with that number alone.
 """
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mcis.datasets.copies import copy_folder, is_there, names_in, remove
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import Features
 from mcis.datasets.index import Listing
@@ -38,7 +38,7 @@ from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 from mcis.platform.stages.localization.account import Account, account_of
-from mcis.platform.stages.localization.features import create_file, feature_shape
+from mcis.platform.stages.localization.features import feature_shape
 from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
 from mcis.platform.stages.localization.workers import Embed, Merge, Pool, Relate
 
@@ -110,16 +110,11 @@ def _hand_out(parts: Mapping[int, Path]) -> None:
     largest = parts[max(parts)]
     for number, part in parts.items():
         if part != largest:
-            _copy_table(largest / "single", part / "single")
-            if number and (largest / VECTORS).exists():
-                _copy_table(largest / VECTORS, part / VECTORS)
+            copy_folder(largest / "single", part / "single")
+            if number and is_there(largest / VECTORS):
+                copy_folder(largest / VECTORS, part / VECTORS)
         if not number:
-            _copy_table(part / "single", part / "maps")
-
-
-def _copy_table(table: Path, copy: Path) -> None:
-    shutil.rmtree(copy, ignore_errors=True)  # shards of an earlier call may be of another size
-    shutil.copytree(table, copy)
+            copy_folder(part / "single", part / "maps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,12 +168,12 @@ class _Job:
 
     @property
     def selves(self) -> Path | None:
-        """The file of the self pairs' maps; only the released maps have them."""
-        return self.folder / "selves.npy" if self.config.localize.method.name == "released" else None
+        """The folder of the self pairs' maps; only the released maps have them."""
+        return self.folder / "selves" if self.config.localize.method.name == "released" else None
 
     def missing(self, rows: pa.Table, table: Path) -> bool:
         """Whether a table of `rows` lacks a shard."""
-        return any(not (table / name).exists() for name in shards_of(len(rows), self.config.compute.shard_rows))
+        return not shards_of(len(rows), self.config.compute.shard_rows).keys() <= set(names_in(table))
 
     def map(
         self, rows: pa.Table, worker: Callable[..., Worker], arguments: tuple[Any, ...], table: Path, label: str
@@ -195,21 +190,18 @@ class _Job:
         """
         plan, selves = self.folder / "plan.json", self.selves
         now = {"rounds": self.plan.classes, "related": list(self.parts)}
-        if not plan.exists() or read_json(plan) != now or (selves and not selves.exists()):
-            for path in self.folder.iterdir():
-                if path.name != VECTORS:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if not is_there(plan) or read_json(plan) != now or (selves and not is_there(selves)):
+            for name in names_in(self.folder):
+                if name != VECTORS:
+                    remove(self.folder / name)
             write_json(plan, now)
-            if selves:
-                create_file(selves, (len(self.relations.tag), *self.plan.shape[1:]), np.float32)
 
     def remove_leftovers(self) -> None:
-        """Removes the rounds' folders and all array files, those of a number's own interrupted call among them."""
+        """Removes the rounds' folders and all features, those of a number's own interrupted call among them."""
         for part in self.parts.values():
-            for folder in part.glob("round-*"):
-                shutil.rmtree(folder)
-            for path in part.glob("*.npy"):
-                path.unlink()
+            for name in names_in(part):
+                if name.startswith("round-") or name in ("features", "selves"):
+                    remove(part / name)
 
 
 def _prepare(config: Config, context: RunContext, rows: pa.Table, parts: dict[int, Path]) -> _Job:
@@ -269,14 +261,13 @@ def _embed_and_relate(job: _Job, turn: Round) -> float:
     """Embeds the round's images and makes the maps of its classes; returns the busy seconds."""
     single, busy = turn.folder / "single", 0.0
     if job.missing(turn.to_embed, single) or job.missing(turn.to_relate, turn.folder / "maps"):
-        if not turn.features.exists():  # then the finished single-round maps cannot save embedding the images again
-            shutil.rmtree(single, ignore_errors=True)
-            create_file(turn.features, (len(turn.images), *job.plan.shape), np.float16)
+        if not is_there(turn.features):  # then the finished single-round maps cannot save embedding the images again
+            remove(single)
         arguments = job.config, job.weights, job.classes, job.gpu, turn.features, job.selves
         busy += job.map(turn.to_embed, Embed, (*arguments, job.outputs), single, f"embed{turn.label}")
         related = *arguments, job.source[turn.images]
         busy += job.map(turn.to_relate, Relate, related, turn.folder / "maps", f"localize{turn.label}")
-    turn.features.unlink(missing_ok=True)
+    remove(turn.features)
     return busy
 
 

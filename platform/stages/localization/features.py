@@ -1,6 +1,10 @@
-"""Array files (.npy) of a round's features, memory-mapped by all workers and written by each of them in parts."""
+"""Features of a round's images: a file for each shard of the images, written whole by the task that embeds them.
 
-import os
+A task that relates images opens the files of those that it needs, in a bucket's copy once they are fetched.
+"""
+
+import bisect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from mcis.datasets.copies import fetched, names_in
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
-from mcis.platform.runs.workspace import disk_errors
+from mcis.platform.runs.workspace import written_aside
 
 
 def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int, int]:
@@ -26,35 +31,56 @@ def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int
     return d, h, w
 
 
-def create_file(path: Path, shape: tuple[int, ...], dtype: type[np.floating[Any]]) -> None:
-    """Creates an array file of zeros and reserves all its space on the disk."""
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}")
-        np.lib.format.open_memmap(aside, mode="w+", dtype=dtype, shape=shape).flush()
-        with aside.open("r+b") as file:  # a full disk shows here, not as a fault in some worker's memory
-            os.posix_fallocate(file.fileno(), 0, aside.stat().st_size)
-        aside.rename(path)
+def write_features(folder: Path, first: int, values: NDArray[Any]) -> None:
+    """Writes the rows `first`, `first + 1`, ... of a folder of features as one file.
 
-
-def write_rows(path: Path, first: int, values: NDArray[Any]) -> None:
-    """Writes rows `first`, `first + 1`, ... of an array file, through to its disk.
-
-    The rows are written as bytes rather than through a memory map, whose pages would also write back rows of workers
-    on other nodes. They reach the disk before the shard exists that says they are there.
+    They reach the disk before the shard of maps exists that says they are there.
     """
-    with path.open("r+b") as file:
-        np.lib.format.read_magic(file)
-        np.lib.format.read_array_header_1_0(file)
-        file.seek(first * values[0].nbytes, os.SEEK_CUR)
-        file.write(np.ascontiguousarray(values).tobytes())
-        file.flush()
-        os.fsync(file.fileno())
+    with written_aside(folder / f"part-{first:010d}.npy") as aside, aside.open("wb") as file:
+        np.save(file, np.ascontiguousarray(values))
 
 
-def read_rows(path: Path, rows: int | list[int]) -> NDArray[np.float32]:
-    """Rows of an array file, as float32.
+def write_runs(folder: Path, values: Mapping[int, NDArray[Any]]) -> None:
+    """Writes several rows for each of some first positions, ascending; those that follow one another as one file."""
+    run: list[NDArray[Any]] = []
+    begin = end = 0
+    for first, rows in values.items():
+        if run and first != end:
+            write_features(folder, begin, np.concatenate(run))
+            run = []
+        begin = begin if run else first
+        run.append(rows)
+        end = first + len(rows)
+    if run:
+        write_features(folder, begin, np.concatenate(run))
 
-    The file is opened in each call: a process that held it open would keep its space on the disk after its removal.
+
+class FeatureFiles:
+    """Reads rows of a folder of features; can be pickled.
+
+    Where a shard was written in parts, because its process died, any of the files that hold a row will do: they agree.
+
+    Args:
+        folder: as `write_features` has filled it.
     """
-    return np.load(path, mmap_mode="r")[rows].astype(np.float32)
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.names = [name for name in names_in(folder) if name.startswith("part-")]
+        self.firsts = [int(name[5:15]) for name in self.names]
+        self.sent: set[str] = set()
+
+    def rows(self, rows: list[int]) -> NDArray[np.float32]:
+        """Rows by their positions, as float32, (N, ...).
+
+        A file is opened in each call: a process that held it open would keep its space on the disk after its removal.
+        """
+        return np.stack([self._row(row) for row in rows])
+
+    def _row(self, row: int) -> NDArray[np.float32]:
+        number = bisect.bisect_right(self.firsts, row) - 1
+        name = self.names[number]
+        if name not in self.sent:
+            fetched(self.folder / name)
+            self.sent.add(name)
+        return np.load(self.folder / name, mmap_mode="r")[row - self.firsts[number]].astype(np.float32)

@@ -79,8 +79,8 @@ class Round(NamedTuple):
 
     @property
     def features(self) -> Path:
-        """The array file of its features."""
-        return self.folder / "features.npy"
+        """The folder of its features."""
+        return self.folder / "features"
 
 
 def round_folders(plan: Plan, folder: Path) -> list[Path]:

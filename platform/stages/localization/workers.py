@@ -21,7 +21,15 @@ from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier, move_channels_last
-from mcis.platform.stages.localization.features import read_rows, write_rows
+from mcis.platform.stages.localization.features import FeatureFiles, write_features, write_runs
+
+
+class _Kept(NamedTuple):
+    """What a shard's images leave for those that relate images: their embeddings, and the maps of their self pairs by
+    the number of an image's first map."""
+
+    embeddings: list[NDArray[np.float16]]
+    selves: dict[int, NDArray[np.float32]]
 
 
 class Embed:
@@ -29,8 +37,8 @@ class Embed:
 
     Args:
         weights: folder of the trained classifier of `classes` classes.
-        features: file of the round's features, which the worker writes; None = they are not kept.
-        selves: file of the self pairs' maps, which the worker writes for the released maps; None = there are none.
+        features: folder of the round's features, which the worker writes; None = they are not kept.
+        selves: folder of the self pairs' maps, which the worker writes for the released maps; None = there are none.
         outputs: what the frozen backbone makes of the images, by the rows' `position`; None = it is not known.
     """
 
@@ -52,10 +60,15 @@ class Embed:
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        parts = [self._batch(rows.slice(start, self.batch)) for start in range(0, len(rows), self.batch)]
+        kept = _Kept([], {})
+        parts = [self._batch(rows.slice(start, self.batch), kept) for start in range(0, len(rows), self.batch)]
+        if self.features is not None:
+            write_features(self.features, rows["slot"][0].as_py(), np.concatenate(kept.embeddings))
+        if self.selves is not None:
+            write_runs(self.selves, kept.selves)
         return pa.concat_tables(parts)
 
-    def _batch(self, rows: pa.Table) -> pa.Table:
+    def _batch(self, rows: pa.Table, kept: "_Kept") -> pa.Table:
         localize, known = self.config.localize, self._known(rows)
         if known is not None and not localize.extra_scales and self.selves is None:
             side = self.config.classifier.input_size
@@ -73,7 +86,7 @@ class Embed:
                 known=known,
             )
         if self.features is not None:
-            self._keep(self.features, rows, embedding[: len(rows)].half())
+            kept.embeddings.append(self._sound(rows, embedding[: len(rows)].half()))
         activations = self.model.activations(embedding)
         ids, tags, maps = [], [], [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
@@ -88,7 +101,7 @@ class Embed:
             if self.selves is not None:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
                 total = self._self_maps(images[n], embedding[n], row["tags"], kind)
-                write_rows(self.selves, row["first_map"], total.cpu().numpy())
+                kept.selves[row["first_map"]] = total.cpu().numpy()
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, embedding).rows)
 
     def _images(self, rows: pa.Table) -> Tensor:
@@ -110,15 +123,15 @@ class Embed:
         plain, mirrored = (torch.from_numpy(outputs).to(self.device).float() for outputs in both)
         return plain, mirrored
 
-    def _keep(self, path: Path, rows: pa.Table, kept: Tensor) -> None:
-        """Writes what is kept of the images of some rows, float16."""
+    def _sound(self, rows: pa.Table, kept: Tensor) -> NDArray[np.float16]:
+        """What is kept of the images of some rows, float16."""
         if not kept.isfinite().all():
             raise UserError(
                 f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
                 "activations of a sound training",
                 "look at the training's loss curve, and repeat it with a lower learning rate",
             )
-        write_rows(path, rows["slot"][0].as_py(), kept.cpu().numpy())
+        return kept.cpu().numpy()
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
@@ -168,8 +181,8 @@ class Relate:
 
     Args:
         weights: folder of the trained classifier of `classes` classes.
-        features: file of the round's features.
-        selves: file of the self pairs' maps, for the released maps.
+        features: folder of the round's features.
+        selves: folder of the self pairs' maps, for the released maps.
         source: whether each image in `features` is of the source domain, (N,).
     """
 
@@ -188,7 +201,7 @@ class Relate:
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         model = load_classifier(config.classifier, weights, classes)
         self.model = move_channels_last(model, self.device)
-        self.features, self.selves = features, selves
+        self.features, self.selves = FeatureFiles(features), FeatureFiles(selves) if selves else None
         self.numbers = [number for number in config.localize.numbers if number]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -224,7 +237,7 @@ class Relate:
             contrasted = self.model.contrastive_maps(target.embedding, self._embeddings(others), tag, query=query)
         selves = None
         if self.selves is not None:
-            selves = torch.from_numpy(read_rows(self.selves, number)).to(self.device)
+            selves = torch.from_numpy(self.selves.rows([number])[0]).to(self.device)
         first = torch.tensor(ranks, device=self.device)
         return torch.stack(
             [self._map(activations[:r], contrasted[first < r], target.single_round[tag], selves) for r in self.numbers]
@@ -261,7 +274,7 @@ class Relate:
 
     def _embeddings(self, slots: list[int]) -> Tensor:
         """Embeddings of images, (N, D, H, W)."""
-        return torch.from_numpy(read_rows(self.features, slots)).to(self.device)
+        return torch.from_numpy(self.features.rows(slots)).to(self.device)
 
 
 class Pool:

@@ -1,0 +1,160 @@
+"""Copies of what lies in a bucket: their paths, and files that are sent, fetched, listed and removed."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from mcis.datasets import copies
+from mcis.datasets.errors import UserError
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(copies.PLACE, str(tmp_path / "copies"))
+    return tmp_path / "copies"
+
+
+@pytest.fixture
+def bucket(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pafs.FileSystem]:
+    """An S3 server with an empty bucket; its file system."""
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    system = pafs.S3FileSystem(endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True)
+    system.create_dir(f"bucket-{port}")  # file systems are kept by their URI, so each server has a name of its own
+    yield pafs.SubTreeFileSystem(f"bucket-{port}", system)
+    running.stop()
+
+
+def folder_of(system: pafs.FileSystem) -> Path:
+    return copies.place_of(f"s3://{system.base_path.strip('/')}/work")
+
+
+def test_a_path_says_of_what_it_is_a_copy(place: Path) -> None:
+    folder = copies.place_of("s3://bucket/some/work/")
+    assert folder == place / "s3/bucket/some/work"
+    assert copies.uri_of(folder / "store/maps-1/part-0.parquet") == "s3://bucket/some/work/store/maps-1/part-0.parquet"
+    assert copies.uri_of(folder / "store/maps-1.part/a") == "s3://bucket/some/work/store/maps-1/a", "one place for both"
+    for name in ("cache/a", "mlflow.db", "data/VOC2012/a.jpg", "mlflow/1/a"):
+        assert copies.uri_of(folder / name) is None, "a machine's own"
+    assert copies.uri_of(place) is None
+    assert copies.uri_of(place.with_name("copies-of-others") / "s3/bucket/a") is None
+
+
+def test_other_paths_stay_as_they_are(place: Path, tmp_path: Path) -> None:
+    assert copies.place_of("work") == Path("work")
+    assert copies.place_of("file:///work/a") == Path("/work/a")
+    file = tmp_path / "a.txt"
+    file.write_text("a")
+    copies.send(file, file)
+    assert copies.fetched(file) == file
+    assert copies.fetched(tmp_path / "absent") == tmp_path / "absent"
+    assert copies.names_in(tmp_path) == ["a.txt"]
+    assert copies.names_in(tmp_path / "absent") == []
+    assert copies.files_below(tmp_path)["a.txt"].size == 1
+    copies.copy_folder(tmp_path, tmp_path.with_name(f"{tmp_path.name}-copy"))
+    assert (tmp_path.with_name(f"{tmp_path.name}-copy") / "a.txt").read_text() == "a"
+    copies.remove(file)
+    assert not copies.is_there(file)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://me:hunter2@bucket/a",
+        "s3://bucket/a?endpoint_override=example.org",
+        "http://example.org/a",
+        "s3://bucket/../a",
+        "s3://",
+        "s3:///a",
+    ],
+)
+def test_uris_that_name_no_folder_of_a_bucket_are_refused(place: Path, uri: str) -> None:
+    with pytest.raises(UserError) as caught:
+        copies.place_of(uri)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_folder_into_which_others_may_write_holds_no_copies(place: Path) -> None:
+    place.mkdir()
+    place.chmod(0o777)
+    with pytest.raises(UserError, match="others may write into it"):
+        copies.place_of("s3://bucket/a")
+
+
+@pytest.mark.slow
+def test_what_is_sent_is_fetched_elsewhere(
+    bucket: pafs.FileSystem, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(bucket)
+    file = folder / "store/a/b.bin"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"1" * 100)
+    copies.send(file, file)
+    assert copies.fetched(file).stat().st_mtime_ns == copies.files_below(folder)["store/a/b.bin"].changed
+
+    monkeypatch.setenv(copies.PLACE, str(tmp_path / "other"))
+    other = folder_of(bucket) / "store/a/b.bin"
+    assert copies.is_there(other)
+    assert copies.is_there(other.parent)
+    assert not other.exists()
+    assert copies.fetched(other).read_bytes() == b"1" * 100
+    before = other.stat().st_ino
+    assert copies.fetched(other).stat().st_ino == before, "it is fetched once"
+    other.write_bytes(b"2" * 99)
+    copies.send(other, other)
+
+    monkeypatch.setenv(copies.PLACE, str(place))
+    assert copies.fetched(file).read_bytes() == b"2" * 99, "a copy that is no longer the bucket's is fetched again"
+    assert copies.names_in(folder / "store/a") == ["b.bin"]
+    copies.copy_folder(folder / "store/a", folder / "store/c")
+    assert copies.fetched(folder / "store/c/b.bin").read_bytes() == b"2" * 99
+    copies.remove(folder / "store/a")
+    assert not copies.is_there(file)
+    assert not file.exists()
+    assert list(copies.files_below(folder)) == ["store/c/b.bin"]
+
+    monkeypatch.setenv(copies.PLACE, str(tmp_path / "other"))
+    with pytest.raises(FileNotFoundError):
+        copies.fetched(other)
+    assert not other.exists(), "what the bucket has no longer is none here"
+
+
+@pytest.mark.slow
+def test_small_files_are_fetched_together(
+    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(bucket)
+    for name, size in (("runs/a/run.json", 10), ("runs/b/run.json", 10), ("runs/a/report.html", 1000)):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(os.urandom(size))
+        copies.send(folder / name, folder / name)
+    monkeypatch.setenv(copies.PLACE, str(tmp_path / "other"))
+    other = folder_of(bucket)
+    copies.fetch_small(other / "runs", 100)
+    assert sorted(str(path.relative_to(other)) for path in other.rglob("*.*")) == ["runs/a/run.json", "runs/b/run.json"]
+
+
+@pytest.mark.slow
+def test_a_bucket_that_may_not_be_written_is_named(
+    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a"
+    file.write_text("a")
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(13, "AWS Error ACCESS_DENIED during PutObject operation")
+
+    monkeypatch.setattr(copies, "_upload", refuse)
+    with pytest.raises(UserError, match=r"s3://.*/work/a cannot be written"):
+        copies.send(file, folder_of(bucket) / "a")
