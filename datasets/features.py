@@ -35,7 +35,7 @@ class Features:
     """
 
     def __init__(self, uris: Sequence[str], folder: Path, shape: tuple[int, int, int]):
-        self.uris, self.shape, self.folder = list(uris), shape, folder
+        self.uris, self.shape, self.folder = uris, shape, folder
         self.cache = CachedRows(folder, COLUMN, (2, *shape))
 
     @property

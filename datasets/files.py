@@ -7,21 +7,25 @@ pass (a disk's error, a server that is busy or away, a lack of memory) are met h
 import contextlib
 import errno
 import functools
+import io
+import itertools
 import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import tenacity
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.threads import in_threads
 
 MAX_BYTES = 2**28
 """Largest file that is read, 256 MiB: a larger picture is no training image."""
@@ -146,6 +150,24 @@ def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
     return data
 
 
+def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES) -> _T:
+    """What `read` makes of a file that is open; of a file of this machine it holds what it reads of it alone.
+
+    Raises:
+        UserError, OSError, ValueError: as `read_bytes` does, and what `read` raises.
+    """
+    if local_path(uri) is None:
+        return read(io.BytesIO(read_bytes(uri, most)))
+
+    def opened() -> _T:
+        with _opened(uri) as file:
+            if os.fstat(file.fileno()).st_size > most:
+                raise OSError(errno.EFBIG, f"more than {most} bytes")
+            return read(file)
+
+    return insist(uri, opened)
+
+
 def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
     """What a decoder makes of a file; both reading and a decoder's lack of memory are met with `insist`.
 
@@ -156,13 +178,10 @@ def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
 
 
 def _read(uri: str, most: int) -> bytes:
-    local = local_path(uri)
-    if local:
-        with open(local, "rb", opener=_open_at_once) as file:
-            state = os.fstat(file.fileno())
-            if not stat.S_ISREG(state.st_mode):
-                raise OSError(errno.EINVAL, "no plain file")
-            return file.read(min(most, state.st_size + 1))  # Python reserves as many bytes as it is asked for
+    if local_path(uri):
+        with _opened(uri) as file:
+            size = os.fstat(file.fileno()).st_size
+            return file.read(min(most, size + 1))  # Python reserves as many bytes as it is asked for
     with remote_errors():
         system, path = locate(uri)
         remote = within(PATIENCE, functools.partial(system.open_input_file, path))
@@ -201,6 +220,17 @@ def within(seconds: float, act: Callable[[], _T]) -> _T:
         raise TimeoutError(errno.ETIMEDOUT, f"it takes longer than {seconds:.3g} s") from None
 
 
+@contextlib.contextmanager
+def _opened(uri: str) -> Iterator[BinaryIO]:
+    """A plain file of this machine, open."""
+    path = local_path(uri)
+    assert path is not None
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "no plain file")
+        yield file
+
+
 def _open_at_once(path: str, flags: int) -> int:
     """A pipe that nobody writes to would be waited for without end."""
     return os.open(path, flags | os.O_NONBLOCK)
@@ -221,20 +251,47 @@ def remote_errors() -> Iterator[None]:
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     """The stamp of each file, None for a file that does not exist, asked for with `insist`.
 
-    Remote file systems are asked for many at a time: each question waits for the network.
+    Many are asked for at a time: each question waits for the disk or the network.
 
     Raises:
         UserError: a file system does not answer for half a minute, or refuses access.
     """
-    paths = [local_path(uri) for uri in uris]
-    out = [_stamp(uri, path) if path else None for uri, path in zip(uris, paths, strict=True)]
-    remote = [position for position, path in enumerate(paths) if path is None]
-    if remote:
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            remote_stamps = pool.map(_stamp, (uris[position] for position in remote))
-            for position, stamp in zip(remote, remote_stamps, strict=True):
-                out[position] = stamp
-    return out
+    n = _at_once(len(uris))
+    return list(itertools.chain.from_iterable(_asked(uris[i : i + n] for i in range(0, len(uris), n))))
+
+
+def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
+    """As `stamps`, in the columns `size`, bytes, and `changed`, ns, both -1 for a file that does not exist, int64."""
+    n = _at_once(len(uris))
+    parts = (chunk.slice(i, n).to_pylist() for chunk in uris.chunks for i in range(0, len(chunk), n))
+    out, done = np.empty((2, len(uris)), np.int64), 0
+    for some in _asked(parts):
+        out[:, done : done + len(some)] = np.array([stamp or (-1, -1) for stamp in some]).T
+        done += len(some)
+    return pa.table({"size": out[0], "changed": out[1]})
+
+
+def _at_once(count: int) -> int:
+    """How many of so many files a thread asks for, one after the other: some thousand, and of few files few."""
+    return min(2**12, -(-count // _PARALLEL) or 1)
+
+
+def _asked(parts: Iterable[Sequence[str]]) -> Iterator[list[Stamp | None]]:
+    """The stamps of the files of each part, in order; parts are asked for at the same time."""
+    with contextlib.closing(in_threads(_stamps, parts, threads=_PARALLEL, name="stamps")) as found:
+        yield from found
+
+
+def _stamps(uris: Sequence[str]) -> list[Stamp | None]:
+    """The stamps of some files, one after the other."""
+    look, found = os.stat, []
+    for uri in uris:
+        try:
+            state = None if "://" in uri else look(uri)
+        except (OSError, ValueError):
+            state = None  # `_stamp` asks again, and knows what the error says
+        found.append(Stamp(state.st_size, state.st_mtime_ns) if state else _stamp(uri, local_path(uri)))
+    return found
 
 
 def _stamp(uri: str, path: Path | None = None) -> Stamp | None:

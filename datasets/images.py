@@ -6,6 +6,7 @@ its bound allows; a reader decodes the others, and those of a shard that was rem
 
 import functools
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -139,12 +140,12 @@ class Squares:
 
     def __init__(
         self,
-        uris: list[str],
+        uris: Sequence[str],
         size: int,
         *,
         middle: bool = False,
         cache: Path | None = None,
-        hashes: list[str] | None = None,
+        hashes: Sequence[str] | None = None,
     ):
         self.uris, self.size, self.middle, self.hashes = uris, size, middle, hashes
         self.cache = CachedRows(cache, _COLUMN, (size, size, 3))

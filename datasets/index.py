@@ -8,9 +8,11 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mcis.datasets.columns import hashes, repeated, take, whole
 from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import access_refused, insist, read_bytes, told
@@ -49,6 +51,11 @@ end each process that opens them. What may pass (a disk's error, a server's, ref
 LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
 
 
+VERIFIED_SCHEMA = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
+VERDICT_FIELDS = pa.schema([VERIFIED_SCHEMA.field(name) for name in ("height", "width", "content_hash", "reason")])
+"""Columns that hold verdicts, by the names of `Verdict`; of a sound image the reason is null."""
+
+
 class Listing(NamedTuple):
     """What a source says it holds, before any image is opened.
 
@@ -77,9 +84,7 @@ def merge(first: Listing, *others: Listing) -> Listing:
                 "name one class file for all sources",
             )
     table = pa.concat_tables([first.table, *(listing.table for listing in others)])
-    counts = pc.value_counts(table["image_id"])
-    twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-    if twice:
+    if others and (twice := repeated(table["image_id"])):
         raise UserError(
             f"{len(twice)} image(s) are in two sources: {shown(twice)}", "each image once", "name each source once"
         )
@@ -118,7 +123,7 @@ def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXEL
         max_pixels: images of a larger width x height are rejected, before they are decoded.
 
     Returns:
-        INDEX_SCHEMA and a column `reason`, null for an image that is sound. Reasons are lasting: the file is absent, or
+        VERIFIED_SCHEMA. Reasons are lasting: the file is absent, or
         its bytes give no image.
 
     Raises:
@@ -128,14 +133,28 @@ def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXEL
 
 
 def with_verdicts(listing: pa.Table, verdicts: Sequence[Verdict]) -> pa.Table:
-    """Rows of LISTING_SCHEMA and a verdict on each -> INDEX_SCHEMA and a column `reason`."""
-    schema = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
-    columns = {name: listing[name] for name in LISTING_SCHEMA.names}
-    columns |= {
-        name: pa.array([getattr(verdict, name) for verdict in verdicts], schema.field(name).type)
-        for name in Verdict._fields
-    }
-    return pa.table([columns[name] for name in schema.names], schema=schema)
+    """Rows of LISTING_SCHEMA and a verdict on each -> VERIFIED_SCHEMA."""
+    columns = {name: [getattr(verdict, name) for verdict in verdicts] for name in Verdict._fields}
+    return with_columns(listing, pa.table(columns, VERDICT_FIELDS))
+
+
+def with_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
+    """Rows of LISTING_SCHEMA and the columns of their verdicts (VERDICT_FIELDS) -> VERIFIED_SCHEMA."""
+    of_table = {name: listing for name in LISTING_SCHEMA.names} | {name: verdicts for name in Verdict._fields}
+    return pa.table([of_table[name][name] for name in VERIFIED_SCHEMA.names], schema=VERIFIED_SCHEMA)
+
+
+def within(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
+    """Verdicts (VERDICT_FIELDS), of which those within other bounds are rejections, as `Verdict.within` has them."""
+    height, width = verdicts["height"].to_numpy().astype(np.int64), verdicts["width"].to_numpy()
+    beyond = (height * width > max_pixels) | (np.minimum(height, width) < min_side)
+    beyond &= verdicts["reason"].is_null().to_numpy()
+    if not beyond.any():
+        return verdicts
+    mask = pa.array(beyond)
+    rejected = [Verdict(**row).within(min_side, max_pixels).reason for row in verdicts.filter(mask).to_pylist()]
+    reasons = pc.replace_with_mask(whole(verdicts["reason"]), mask, pa.array(rejected, pa.string()))
+    return verdicts.set_column(verdicts.schema.get_field_index("reason"), VERDICT_FIELDS.field("reason"), reasons)
 
 
 def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
@@ -169,11 +188,19 @@ class Repeated(NamedTuple):
 
 def duplicates(index: pa.Table) -> list[Repeated]:
     """Content that lies in more than one split: images that are trained on would be scored."""
+    hashed = pc.not_equal(index["content_hash"], "").to_numpy()
+    content = np.where(hashed, hashes(index["content_hash"]), -np.arange(1, len(index) + 1))
+    order = np.argsort(content, kind="stable")
+    split = pc.index_in(index["split"], index["split"].unique()).to_numpy()[order]
+    same = content[order][1:] == content[order][:-1]
+    # A run of equal contents lies in several splits where two of its neighbors do.
+    run = np.concatenate([[0], np.cumsum(~same)])
+    several = np.unique(run[1:][same & (split[1:] != split[:-1])])
+    rows = np.sort(order[np.isin(run, several)])
     images: dict[str, list[SplitImage]] = {}
-    for row in index.select(["content_hash", "split", "image_id"]).to_pylist():
+    for row in take(index.select(["content_hash", "split", "image_id"]), rows).to_pylist():
         images.setdefault(row["content_hash"], []).append(SplitImage(row["split"], row["image_id"]))
-    repeated = [Repeated(digest, copies) for digest, copies in images.items()]
-    return [each for each in repeated if each.content_hash and len({image.split for image in each.images}) > 1]
+    return [Repeated(digest, copies) for digest, copies in images.items()]
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:

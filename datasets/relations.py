@@ -14,6 +14,8 @@ from mcis.datasets.tags import Members, Tags
 RelatedBy = Literal["class", "nearest", "itself", "wrong_class"]
 """What relates images to a map: its class, at random or by likeness; or, as controls, that they are the map's own image
 or lack its class."""
+_MAPS_AT_ONCE = 2**18
+"""Maps, or images, for which numbers are drawn and combined at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,6 +159,33 @@ def related_images(
         related_from: domain of the related images; where the class has no other image in it, they are of both.
         source: (B,), which images are of the domain source; None if none of them is.
     """
+    drawn = np.empty((len(images), related), np.int64)
+    for first in range(0, len(images), _MAPS_AT_ONCE):
+        part = slice(first, first + _MAPS_AT_ONCE)
+        drawn[part] = _related_images(
+            members,
+            images[part],
+            classes[part],
+            related,
+            seed,
+            related_may_repeat,
+            related_from,
+            None if source is None else source[part],
+        )
+    return drawn
+
+
+def _related_images(
+    members: Members,
+    images: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    related: int,
+    seed: int,
+    related_may_repeat: bool,
+    related_from: RelatedFrom,
+    source: NDArray[np.bool_] | None,
+) -> NDArray[np.int64]:
+    """As `related_images`, of images whose numbers in between take memory together."""
     low, high = members.ranges(classes)
     steps_over = np.ones(len(images), bool)  # the image is among the candidates and must not be drawn
     if related_from != "both":
@@ -240,20 +269,45 @@ def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveIma
         tags: of N images; their T tags are the maps.
         related: (T, R) positions.
     """
-    start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
-    count = np.diff(start)
+    start = tags.start.astype(np.int64)
+    # An image and a class as one number: ascending, so that a binary search tells whether the image has the class.
+    tagged = np.repeat(np.arange(len(tags)), np.diff(start)) * tags.classes + tags.values
+    if (np.diff(tagged) < 0).any():
+        tagged = np.sort(tagged)
+    parts = []
+    for first in range(0, len(tags), _MAPS_AT_ONCE):
+        of_images = start[first : first + _MAPS_AT_ONCE + 1]
+        parts.append(_contrastive_images(tags, tagged, of_images, related[of_images[0] : of_images[-1]]))
+    kept = np.concatenate([np.zeros(1, np.int64), *(part.start for part in parts)])
+    none = np.zeros(0, np.int64)
+    return ContrastiveImages(
+        np.concatenate([none, *(part.images for part in parts)]),
+        np.concatenate([none, *(part.rank for part in parts)]),
+        np.cumsum(kept),
+    )
+
+
+def _contrastive_images(
+    tags: Tags, tagged: NDArray[np.int64], start: NDArray[np.int64], related: NDArray[np.int64]
+) -> ContrastiveImages:
+    """As `contrastive_images`, of the maps of some images; in the place of `start` how many each map has, (T,).
+
+    Args:
+        tagged: image K + class of every tag, ascending.
+        start: where each image's maps begin, and the last one's end.
+        related: of these maps alone.
+    """
+    tag, count = tags.values[start[0] : start[-1]].astype(np.int64), np.diff(start)
     # Each map is combined with all maps of its image, `count` of them: (C,) combinations, map by map.
     repeats = np.repeat(count, count)
     of_map, first = np.repeat(np.arange(len(tag)), repeats), np.cumsum(repeats) - repeats
-    with_map = np.repeat(np.repeat(start[:-1], count) - first, repeats) + np.arange(len(of_map))
+    with_map = np.repeat(np.repeat(start[:-1] - start[0], count) - first, repeats) + np.arange(len(of_map))
     candidates = related[with_map]
-    # An image and a class as one number: ascending, so that a binary search tells whether the image has the class.
-    tagged = np.sort(np.repeat(np.arange(len(tags)), count) * tags.classes + tag)
     wanted = candidates * tags.classes + tag[of_map][:, None]
     # Of a map combined with itself nothing is left, as its related images have its class.
     lacks = tagged[np.minimum(np.searchsorted(tagged, wanted), len(tagged) - 1)] != wanted
     kept = np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag))
-    return ContrastiveImages(candidates[lacks], np.nonzero(lacks)[1], np.concatenate([[0], np.cumsum(kept)]))
+    return ContrastiveImages(candidates[lacks], np.nonzero(lacks)[1], kept)
 
 
 def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:

@@ -8,9 +8,7 @@ device.
 """
 
 import dataclasses
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -18,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.threads import in_threads
 
 DecodeIn = Literal["threads", "tasks"]
 """Where images are decoded: threads of the training worker, or Ray Data tasks."""
 _ROWS_PER_BLOCK = 64
-_STEPS_AHEAD = 4
 _WINDOW_BYTES = 96 * 2**20
 _RETRIES = 2
 """How often a Data task is started again whose process or node died; Ray Data would do so without end."""
@@ -109,21 +107,8 @@ def batches(
 
 
 def by_threads(decode: Callable[[NDArray[np.int64]], _T], *, steps: int, threads: int) -> Generator[_T, None, None]:
-    """Decodes steps 0 .. `steps` - 1 in threads of this process, which end with the generator.
-
-    Each thread is at most four steps ahead of the reader.
-    """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
-    coming: deque[Future[_T]] = deque()
-    try:
-        for step in range(steps):
-            coming.append(pool.submit(decode, np.array([step])))
-            if len(coming) > _STEPS_AHEAD * threads:
-                yield coming.popleft().result()
-        while coming:
-            yield coming.popleft().result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    """Decodes steps 0 .. `steps` - 1 in threads of this process, which end with the generator (`in_threads`)."""
+    return in_threads(decode, (np.array([step]) for step in range(steps)), threads=threads, name="decode")
 
 
 def by_tasks(
@@ -163,9 +148,11 @@ class _Windows:
     """
 
     def __init__(self, decode: Decoder[Batch], steps_per_block: int):
+        import ray
         import ray.data
 
-        self.decode, self.steps_per_block = decode, steps_per_block
+        # Each window's tasks get a reference to the decoder, which holds the names of all images, and not a copy.
+        self.decode, self.steps_per_block = ray.put(decode), steps_per_block
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
@@ -178,7 +165,19 @@ class _Windows:
         decode = self.decode
         blocks = -(-(last - first) // self.steps_per_block)
         steps = ray.data.range(last - first, override_num_blocks=blocks)
-        decoded = steps.map_batches(
-            lambda rows: decode(rows["id"] + first).columns(), batch_size=None, max_retries=_RETRIES
-        )
-        return decoded.materialize()
+        return steps.map_batches(
+            lambda rows: _referred(decode)(rows["id"] + first).columns(), batch_size=None, max_retries=_RETRIES
+        ).materialize()
+
+
+_decoders: dict[Any, Decoder[Batch]] = {}
+"""This process's decoder, by the reference to it: it keeps the files that it has opened from block to block."""
+
+
+def _referred(reference: Any) -> Decoder[Batch]:
+    import ray
+
+    if reference not in _decoders:
+        _decoders.clear()
+        _decoders[reference] = ray.get(reference)
+    return _decoders[reference]

@@ -12,7 +12,7 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
-from mcis.platform.networks.needs import counts_of, needs
+from mcis.platform.networks.needs import COUNTED, counts_of, needs
 from mcis.platform.runs.context import Pauses, RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.listing import listing
@@ -156,6 +156,7 @@ def run(
     varied: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
     pauses: Pauses | None = None,
+    listed: list[Listing] | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
 
@@ -167,6 +168,8 @@ def run(
         varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
         watch: is told what trainings log, beside MLflow.
         pauses: of the classifier's training.
+        listed: the listing that `check` returned, which is then not made again; the run empties this list behind its
+            index, so that it frees the memory where nobody else has it.
 
     Raises:
         UserError: another process runs under this name in the workspace; GPUs are asked for and absent; or a stage
@@ -204,9 +207,11 @@ def run(
             tracker=tracker,
             origins=resolved.origins,
             pauses=pauses,
+            listed=[] if listed is None else listed,
         )
         for number, stage in enumerate(STAGES):
             if number == 1:
+                context.listed.clear()
                 # Until then the outputs that the run's folder names are those of an earlier call.
                 write_text(folder.config, experiment_text(config, resolved.origins))
                 _track_data_sets(config, context)
@@ -249,7 +254,7 @@ def _check_disk(config: Config, context: RunContext, until: str | None, start: s
     Raises:
         UserError: see `Needs.check_disk`.
     """
-    images = read_table(context.inputs["index"] / "index.parquet")
+    images = read_table(context.inputs["index"] / "index.parquet", COUNTED)
     plan = needs(config, counts_of(config, images, len(context.classes)), context.workspace)
     reached = STAGE_NAMES[: _number(until) + 1]
     ahead = [

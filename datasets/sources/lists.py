@@ -6,10 +6,11 @@ import os
 import posixpath
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from mcis.datasets.columns import SHARD_ROWS
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import LISTING_SCHEMA, shown
 
@@ -193,11 +194,14 @@ def complete_masks(uris: Sequence[str | None], split: str) -> SplitMasks:
 
     The split val is noted where it lacks a mask. Others may be without masks, and are noted where they lack some.
     """
-    absent = uris.count(None)
-    if not absent:
-        return SplitMasks(list(uris), [])
-    note = f"no ground-truth mask for {absent} of {len(uris)} images of split {split}: it is not scored"
-    return SplitMasks([None] * len(uris), [note] if split == "val" or absent < len(uris) else [])
+    notes = lacking_masks(uris.count(None), len(uris), split)
+    return SplitMasks([None] * len(uris) if None in uris else list(uris), notes)
+
+
+def lacking_masks(absent: int, images: int, split: str) -> list[str]:
+    """A note where some of a split's images lack a ground-truth mask, or, of the split val, all of them."""
+    note = f"no ground-truth mask for {absent} of {images} images of split {split}: it is not scored"
+    return [note] if absent and (split == "val" or absent < images) else []
 
 
 def left_out(what: str, left: collections.Counter[str]) -> list[str]:
@@ -222,25 +226,43 @@ def nearest(names: Iterable[str], choices: Sequence[str]) -> str:
     return f"did you mean {shown(list(matches))}? " if matches else ""
 
 
+Column: TypeAlias = Sequence[Any] | pa.ChunkedArray
+"""The values of a column."""
+
+
 def listing_table(
     *,
-    image_id: list[str],
-    uri: list[str],
+    image_id: Column,
+    uri: Column,
     domain: str,
-    split: str | list[str],
-    tags: list[list[int]],
-    mask_uri: Sequence[str | None] | None = None,
-    saliency_uri: Sequence[str | None] | None = None,
+    split: str | Column,
+    tags: Column,
+    mask_uri: Column | None = None,
+    saliency_uri: Column | None = None,
 ) -> pa.Table:
     """Columns -> LISTING_SCHEMA. A single `split` holds for every row, an absent column is null."""
-    rows = len(image_id)
     columns = {
         "image_id": image_id,
         "uri": uri,
-        "domain": [domain] * rows,
-        "split": [split] * rows if isinstance(split, str) else split,
+        "domain": domain,
+        "split": split,
         "tags": tags,
-        "mask_uri": mask_uri if mask_uri is not None else [None] * rows,
-        "saliency_uri": saliency_uri if saliency_uri is not None else [None] * rows,
+        "mask_uri": mask_uri,
+        "saliency_uri": saliency_uri,
     }
-    return pa.table(columns, schema=LISTING_SCHEMA)
+    rows, of = len(image_id), LISTING_SCHEMA.field
+    return pa.table(
+        [
+            repeated_value(value, rows, of(name).type) if value is None or isinstance(value, str) else value
+            for name, value in columns.items()
+        ],
+        schema=LISTING_SCHEMA,
+    )
+
+
+def repeated_value(value: str | None, rows: int, of_type: pa.DataType) -> pa.ChunkedArray:
+    """A column of one value, whose chunks are the same memory."""
+    chunk = pa.repeat(pa.scalar(value, of_type), min(rows, SHARD_ROWS))
+    return pa.chunked_array(
+        [chunk.slice(0, min(SHARD_ROWS, rows - first)) for first in range(0, rows, SHARD_ROWS)], of_type
+    )

@@ -20,25 +20,27 @@ named in the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or 
 AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the table's own query.
 """
 
-import collections
-import io
 import os
 import posixpath
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
+from numpy.typing import NDArray
 
 from mcis.datasets.classes import MAX_CLASSES, read_classes
+from mcis.datasets.columns import pieces, repeated
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.files import is_remote, local_path, read_bytes, without_credentials
+from mcis.datasets.files import is_remote, local_path, read_opened, without_credentials
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import SplitMasks, complete_masks, listing_table, nearest
+from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
 
 OPTIONAL = {"mask": "mask", "saliency": "saliency", "split": "split", "id": "id"}
 """The columns that may be absent, and their names where the caller names none."""
@@ -51,28 +53,53 @@ SPLITS = ("train", "val", "test")
 MAX_TABLE = 2**34
 """Largest table, bytes."""
 
+_NAME = r"([^/.][^/]*|\.[^/.][^/]*|\.\.[^/]+)"
+_PLAIN, _ROOTED = rf"^{_NAME}(/{_NAME})*$", rf"^(/{_NAME})+$"
+"""Relative and absolute paths that are as `normpath` would have them."""
+_STANDS_IN_URI = r"^[\w ./+=,@-]+$"
+"""Texts that mean nothing but themselves in the path of a URI."""
+_BUCKET = r"^(s3|gs|gcs|abfs|abfss|hdfs|viewfs)://[A-Za-z0-9._-]+/[^?#\[\]]+$"
+"""URIs that need not be taken apart: of a known scheme, without a port, a user or a query."""
+_MARK = "\ue000"
+
 
 class _Table(NamedTuple):
     """A table of a user.
 
     Attributes:
         path: absolute path or URI, for messages and relative paths.
-        content: its rows.
+        content: the columns of it that are read.
         columns: what a column holds -> its name, as far as the table has it.
+        unread: names of its other columns.
         trusted: whether it may name any file and server.
     """
 
     path: str
     content: pa.Table
     columns: dict[str, str]
+    unread: list[str]
     trusted: bool
 
 
-class _Tagged(NamedTuple):
-    """The tags of every row as ascending class indices, the K class names, and notes."""
+class _Content(NamedTuple):
+    """The names of all columns of a file, and the rows of at least those that are wanted and there once."""
 
-    tags: list[list[int]]
+    names: list[str]
+    rows: pa.Table
+
+
+class _Tagged(NamedTuple):
+    """The tags of every row as ascending class indices, list<uint16>, the K class names, and notes."""
+
+    tags: pa.ChunkedArray
     names: tuple[str, ...]
+    notes: list[str]
+
+
+class _Masks(NamedTuple):
+    """The ground-truth masks of every row, null for none, and notes about those that are missing."""
+
+    uris: pa.ChunkedArray
     notes: list[str]
 
 
@@ -115,7 +142,7 @@ def list_tagged(
     masks = _masks(rows, splits)
     saliency_uris = _existing(rows, "saliency")
     notes = [*_notes(rows, splits, tagged.names), *tagged.notes]
-    if "saliency" in rows.columns and (absent := saliency_uris.count(None)):
+    if "saliency" in rows.columns and (absent := saliency_uris.null_count):
         notes.append(f"{path}: no saliency map for {absent} of {len(images)} images")
     listed = listing_table(
         image_id=ids,
@@ -139,33 +166,41 @@ def image_column(table: str, image: str = "image", *, allow_absolute: bool = Fal
     path = table if is_remote(table) else str(Path(table).expanduser().resolve())
     rows = _read(path, {"image": image}, trusted=allow_absolute)
     texts = _filled(rows, "image")
-    return list(zip(texts, _uris(rows, "image", texts), strict=True))
+    return list(zip(texts.to_pylist(), _uris(rows, "image", texts).to_pylist(), strict=True))
 
 
-def _read_csv(data: bytes, text: Sequence[str]) -> pa.Table:
-    options = pa.csv.ConvertOptions(column_types={name: pa.string() for name in text})
-    return pa.csv.read_csv(io.BytesIO(data), convert_options=options)
+def _read_csv(file: BinaryIO, wanted: Sequence[str]) -> _Content:
+    names = pa.csv.open_csv(file).schema.names
+    file.seek(0)
+    present = [name for name in dict.fromkeys(wanted) if names.count(name) == 1]
+    options = pa.csv.ConvertOptions(include_columns=present, column_types=dict.fromkeys(present, pa.string()))
+    return _Content(names, pa.csv.read_csv(file, convert_options=options))
 
 
-def _read_jsonl(data: bytes, text: Sequence[str]) -> pa.Table:
+def _read_jsonl(file: BinaryIO, wanted: Sequence[str]) -> _Content:
     """Read twice where Arrow takes texts that look like it for times."""
-    table = pa.json.read_json(io.BytesIO(data))
-    times = [f.name for f in table.schema if f.name in text and pa.types.is_timestamp(f.type)]
-    schema = pa.schema([(name, pa.string()) for name in times])
-    options = pa.json.ParseOptions(explicit_schema=schema)
-    return pa.json.read_json(io.BytesIO(data), parse_options=options) if times else table
+    table = pa.json.read_json(file)
+    times = [f.name for f in table.schema if f.name in wanted and pa.types.is_timestamp(f.type)]
+    if times:
+        file.seek(0)
+        schema = pa.schema([(name, pa.string()) for name in times])
+        table = pa.json.read_json(file, parse_options=pa.json.ParseOptions(explicit_schema=schema))
+    return _Content(table.column_names, table)
 
 
-def _read_parquet(data: bytes, text: Sequence[str]) -> pa.Table:
-    return pa.parquet.read_table(io.BytesIO(data))
+def _read_parquet(file: BinaryIO, wanted: Sequence[str]) -> _Content:
+    content = pa.parquet.ParquetFile(file)
+    names = content.schema_arrow.names
+    present = [name for name in dict.fromkeys(wanted) if names.count(name) == 1]
+    return _Content(names, content.read(present))
 
 
-READERS: dict[str, Callable[[bytes, Sequence[str]], pa.Table]] = {
+READERS: dict[str, Callable[[BinaryIO, Sequence[str]], _Content]] = {
     ".csv": _read_csv,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
 }
-"""By the table's suffix: content, names of the columns that hold text -> table."""
+"""By the table's suffix: its file and the columns that are wanted, which hold text -> what it holds."""
 
 
 def _read(path: str, columns: dict[str, str], *, trusted: bool) -> _Table:
@@ -176,37 +211,40 @@ def _read(path: str, columns: dict[str, str], *, trusted: bool) -> _Table:
     if suffix not in READERS:
         raise UserError(f"{path} has the suffix {suffix or 'none'}", expected, "convert or rename the table")
     try:
-        content = READERS[suffix](read_bytes(path, MAX_TABLE), list(columns.values()))
+        read, wanted = READERS[suffix], list(columns.values())
+        names, content = read_opened(path, lambda file: read(file, wanted), MAX_TABLE)
         content.validate(full=True)  # not every reader looks whether texts are UTF-8
     except FileNotFoundError:
         raise UserError(f"no table {path}", expected, "name a table that exists") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
+    present = _present(path, names, columns)
     if not len(content):
         raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
-    return _Table(path, content, _present(path, content, columns), trusted)
+    unread = [name for name in names if name not in present.values()]
+    return _Table(path, content.select(list(dict.fromkeys(present.values()))), present, unread, trusted)
 
 
-def _present(path: str, content: pa.Table, columns: dict[str, str]) -> dict[str, str]:
+def _present(path: str, names: Sequence[str], columns: dict[str, str]) -> dict[str, str]:
     """The columns that the table has.
 
     Raises:
         UserError: it has one of them twice, or lacks one that has to exist.
     """
     for what, column in columns.items():
-        count = content.column_names.count(column)
+        count = names.count(column)
         if count > 1:
             raise UserError(f"{path} has {count} columns {column!r}", "each column once", "rename or delete one")
         if not count and column != OPTIONAL.get(what):
             raise UserError(
-                f"{path} has no column {column!r}; it has {', '.join(map(repr, content.column_names))}",
+                f"{path} has no column {column!r}; it has {', '.join(map(repr, names))}",
                 f"a column for {what}",
                 f"add it, or say which column holds it: `{what}=COLUMN`",
             )
-    return {what: column for what, column in columns.items() if column in content.column_names}
+    return {what: column for what, column in columns.items() if column in names}
 
 
-def _texts(rows: _Table, what: str) -> list[str | None]:
+def _texts(rows: _Table, what: str) -> pa.ChunkedArray:
     """A column of strings without spaces around them; null for those that are empty."""
     column = rows.columns[what]
     values = rows.content[column]
@@ -214,8 +252,8 @@ def _texts(rows: _Table, what: str) -> list[str | None]:
         values = values.cast(values.type.value_type)
     if not _is_text(values.type) and not pa.types.is_integer(values.type) and not pa.types.is_null(values.type):
         raise UserError(f"{rows.path}: column {column!r} holds {values.type}", "text", "write it as strings")
-    texts = [None if value is None else str(value).strip() or None for value in values.to_pylist()]
-    broken = [str(number) for number, text in enumerate(texts, 1) if text and "\0" in text]
+    texts = pa.chunked_array([_trimmed(chunk) for chunk in pieces(values.cast(pa.string()))], pa.string())
+    broken = _rows_where(pc.match_substring(texts, "\0"))
     if broken:
         raise UserError(
             f"{rows.path}: NUL bytes in column {column!r}: row {shown(broken)}",
@@ -225,31 +263,45 @@ def _texts(rows: _Table, what: str) -> list[str | None]:
     return texts
 
 
+def _trimmed(texts: pa.Array) -> pa.Array:
+    """Texts without spaces around them, null for those that are empty; the same memory where that changes nothing."""
+    trimmed = pc.utf8_trim_whitespace(texts)
+    empty = pc.equal(pc.binary_length(trimmed), 0)
+    if pc.any(empty).as_py():
+        return pc.if_else(empty, None, trimmed)
+    return texts if trimmed.equals(texts) else trimmed
+
+
+def _rows_where(mask: pa.ChunkedArray) -> list[str]:
+    """The numbers, from 1, of the rows in which a column of bool holds true."""
+    positions: NDArray[np.int64] = np.flatnonzero(mask.fill_null(False).to_numpy())
+    return [str(number) for number in (positions + 1).tolist()]
+
+
 def _is_text(column_type: pa.DataType) -> bool:
     return (
         pa.types.is_string(column_type) or pa.types.is_large_string(column_type) or pa.types.is_string_view(column_type)
     )
 
 
-def _filled(rows: _Table, what: str) -> list[str]:
+def _filled(rows: _Table, what: str) -> pa.ChunkedArray:
     """The texts of a column that may not be empty anywhere."""
     texts = _texts(rows, what)
-    empty = [str(number) for number, text in enumerate(texts, 1) if text is None]
-    if empty:
+    if texts.null_count:
+        empty = _rows_where(texts.is_null())
         raise UserError(
             f"{rows.path}: {len(empty)} empty cell(s) in column {rows.columns[what]!r}: row {shown(empty)}",
             "a value in each row (they are counted from 1, without a header)",
             "fill or delete the rows",
         )
-    return [text for text in texts if text is not None]
+    return texts
 
 
-def _ids(rows: _Table, images: list[str], id_column: str) -> list[str]:
+def _ids(rows: _Table, images: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
     """A unique name for each row: of the column for it, or the image's path as written."""
     what = "id" if "id" in rows.columns else "image"
     ids = _filled(rows, "id") if what == "id" else images
-    twice = [name for name, count in collections.Counter(ids).items() if count > 1]
-    if twice:
+    if twice := repeated(ids):
         raise UserError(
             f"{rows.path}: {len(twice)} value(s) of column {rows.columns[what]!r} are there more than once: "
             f"{shown(twice)}",
@@ -259,16 +311,17 @@ def _ids(rows: _Table, images: list[str], id_column: str) -> list[str]:
     return ids
 
 
-def _splits(rows: _Table) -> list[str]:
+def _splits(rows: _Table) -> pa.ChunkedArray:
     """The split of each row; every image is in train where no column says otherwise."""
     if "split" not in rows.columns:
-        return ["train"] * len(rows.content)
+        return repeated_value("train", len(rows.content), pa.string())
     splits, column = _filled(rows, "split"), rows.columns["split"]
-    unknown = sorted(set(splits) - set(SPLITS))
+    names = splits.unique().to_pylist()
+    unknown = sorted(set(names) - set(SPLITS))
     if unknown:
         expected = f"one of {', '.join(SPLITS)}"
         raise UserError(f"{rows.path}: unknown split {shown(unknown)} in column {column!r}", expected, "rename it")
-    if "train" not in splits:
+    if "train" not in names:
         raise UserError(f"{rows.path} has no image of split train", "at least one", f"correct its column {column!r}")
     return splits
 
@@ -276,9 +329,9 @@ def _splits(rows: _Table) -> list[str]:
 def _tagged(rows: _Table, classes: Path | None, ignore_others: bool) -> _Tagged:
     """The classes, from their file or of all tags, and the class indices of each row."""
     tags = _tags(rows)
-    names = read_classes(classes) if classes else _names(rows, tags)
+    names = read_classes(classes) if classes else _names(rows, tags.names)
     index = {name: k for k, name in enumerate(names)}
-    others = sorted({tag for row in tags for tag in row} - set(index))
+    others = sorted(set(tags.names) - set(index))
     if others and not ignore_others:
         raise UserError(
             f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
@@ -286,19 +339,49 @@ def _tagged(rows: _Table, classes: Path | None, ignore_others: bool) -> _Tagged:
             f"{nearest(others, names)}correct the table or the class file, or leave such tags out by "
             "`ignore_others=true`",
         )
-    indices = [sorted({index[tag] for tag in row if tag in index}) for row in tags]
+    class_of = np.array([index.get(name, -1) for name in tags.names], np.int64)
+    indices = pa.chunked_array([_indices(part, class_of) for part in tags.parts], pa.list_(pa.uint16()))
     if not others:
         return _Tagged(indices, names, [])
-    count = sum(tag not in index for row in tags for tag in row)
+    count = sum(int((class_of[part.tags] < 0).sum()) for part in tags.parts)
+    untagged = int(pc.sum(pc.equal(pc.list_value_length(indices), 0)).as_py())
     note = (
         f"{rows.path}: {count} tags of {len(others)} names that are no class were left out: {shown(others)}; "
-        f"{indices.count([])} of {len(indices)} images have no tag"
+        f"{untagged} of {len(indices)} images have no tag"
     )
     return _Tagged(indices, names, [note])
 
 
-def _tags(rows: _Table) -> list[list[str]]:
-    """The tags of each row as they are written, without spaces around them; empty ones are dropped."""
+class _Part(NamedTuple):
+    """Tags of consecutive rows: how many rows, and of each tag its row, ascending, and its number among the names."""
+
+    rows: int
+    row: NDArray[np.int32]
+    tags: NDArray[np.int32]
+
+
+class _Tags(NamedTuple):
+    """The different tags of a table, as they are written without spaces around them, and where they are."""
+
+    names: list[str]
+    parts: list[_Part]
+
+
+def _indices(part: _Part, class_of: NDArray[np.int64]) -> pa.Array:
+    """The class indices of each row, ascending and none twice, as list<uint16>.
+
+    Args:
+        class_of: by the number of a tag; -1 for one that is no class.
+    """
+    classes = class_of[part.tags]
+    numbers = np.sort((part.row * np.int64(2**16) + classes)[classes >= 0])
+    numbers = numbers[np.diff(numbers, prepend=-1) > 0]
+    start = np.searchsorted(numbers, np.arange(part.rows + 1) * np.int64(2**16)).astype(np.int32)
+    return pa.ListArray.from_arrays(start, pa.array((numbers % 2**16).astype(np.uint16)))
+
+
+def _tags(rows: _Table) -> _Tags:
+    """The tags of each row; empty ones are dropped."""
     column = rows.columns["tags"]
     column_type = rows.content[column].type
     is_list = pa.types.is_list(column_type) or pa.types.is_large_list(column_type)
@@ -309,17 +392,28 @@ def _tags(rows: _Table) -> list[list[str]]:
             "lists of strings, or strings with ';', ',' or '|' between the tags",
             "write the names of the classes",
         )
-    if is_list:
-        cells = [tags or [] for tags in rows.content[column].to_pylist()]
-    else:
-        cells = [(text or "").replace(",", ";").replace("|", ";").split(";") for text in _texts(rows, "tags")]
-    return [[tag.strip() for tag in tags if tag and tag.strip()] for tags in cells]
+    return _numbered(rows.content[column] if is_list else _texts(rows, "tags"), is_list=is_list)
 
 
-def _names(rows: _Table, tags: list[list[str]]) -> tuple[str, ...]:
+def _numbered(cells: pa.ChunkedArray, *, is_list: bool) -> _Tags:
+    """Takes cells apart, a chunk of lists or of texts at a time."""
+    numbers: dict[str, int] = {}
+    parts = []
+    for chunk in pieces(cells):
+        lists = chunk if is_list else pc.split_pattern_regex(chunk, "[;,|]")
+        counts = pc.list_value_length(lists).fill_null(0).to_numpy()
+        tags = _trimmed(lists.flatten().cast(pa.string()))
+        row = np.repeat(np.arange(len(chunk), dtype=np.int32), counts)[tags.is_valid().to_numpy(zero_copy_only=False)]
+        encoded = tags.drop_null().dictionary_encode()
+        of_chunk = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
+        parts.append(_Part(len(chunk), row, np.array(of_chunk, np.int32)[encoded.indices.to_numpy()]))
+    return _Tags(list(numbers), parts)
+
+
+def _names(rows: _Table, tags: Sequence[str]) -> tuple[str, ...]:
     """The class names where no file gives them: every tag of the table."""
     path = rows.path
-    names = tuple(sorted({tag for row in tags for tag in row}))
+    names = tuple(sorted(tags))
     if not names:
         raise UserError(f"{path}: no tag in column {rows.columns['tags']!r}", "at least one tagged image", "add tags")
     if "background" in names:
@@ -361,14 +455,14 @@ def _uri(table: str, text: str) -> str:
     return parts._replace(path=key).geturl()
 
 
-def _uris(rows: _Table, what: str, texts: Sequence[str]) -> list[str]:
-    """The cells of a column -> absolute paths and URIs.
+def _uris(rows: _Table, what: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The cells of a column, null where they are -> absolute paths and URIs.
 
     Raises:
         UserError: a table that is not trusted names files that it may not name.
     """
-    uris = [_uri(rows.path, text) for text in texts]
-    outside = [] if rows.trusted else [uri for uri in uris if not _may_name(rows.path, uri)]
+    outside: list[str] = []
+    chunks = [_uris_of_chunk(rows, chunk, outside) for chunk in pieces(texts)]
     if outside:
         of_buckets = "" if is_remote(rows.path) else ", or in buckets of the server that the environment names"
         raise UserError(
@@ -377,7 +471,33 @@ def _uris(rows: _Table, what: str, texts: Sequence[str]) -> list[str]:
             f"files below {without_credentials(rows.path).rpartition('/')[0]}/{of_buckets}",
             "put the table into a folder above them, or, where you trust it, allow that by `allow_absolute=true`",
         )
-    return uris
+    return pa.chunked_array(chunks, pa.string())
+
+
+def _uris_of_chunk(rows: _Table, texts: pa.Array, outside: list[str]) -> pa.Array:
+    """As `_uris`, of a chunk; adds to `outside` what the table may not name.
+
+    Nearly all cells are plain: relative paths below the table's folder, absolute paths, URIs of buckets. These are made
+    all at once; the others one by one, by `_uri` and `_may_name`, which say the same of plain ones.
+    """
+    of_server = is_remote(rows.path)
+    below = pc.match_substring_regex(texts, _PLAIN)
+    if of_server:
+        below = pc.and_(below, pc.match_substring_regex(texts, _STANDS_IN_URI))
+    before, _, behind = _uri(rows.path, _MARK).partition(_MARK)
+    uris = pc.if_else(below, pc.binary_join_element_wise(before, texts, behind, ""), texts)
+    if pc.all(below).as_py():
+        return uris
+    plain = below
+    if rows.trusted or not of_server:
+        rooted = pc.match_substring_regex(texts, _ROOTED)
+        inside = rooted if rows.trusted else pc.and_(rooted, pc.starts_with(texts, before))
+        plain = pc.or_(plain, pc.or_(inside, pc.match_substring_regex(texts, _BUCKET)))
+    others = pc.invert(plain).fill_null(False)
+    one_by_one = [_uri(rows.path, text) for text in texts.filter(others).to_pylist()]
+    if not rows.trusted:
+        outside += [uri for uri in one_by_one if not _may_name(rows.path, uri)]
+    return pc.replace_with_mask(uris, others, pa.array(one_by_one, pa.string()))
 
 
 def _may_name(table: str, uri: str) -> bool:
@@ -400,14 +520,17 @@ def _place(uri: str) -> tuple[str, str]:
     return parts._replace(path="").geturl(), posixpath.normpath(parts.path)
 
 
-def _existing(rows: _Table, what: str) -> list[str | None]:
+def _existing(rows: _Table, what: str) -> pa.ChunkedArray:
     """The masks or saliency maps of a column. Those of this machine exist, which later stages take for granted."""
     if what not in rows.columns:
-        return [None] * len(rows.content)
-    texts = _texts(rows, what)
-    named = iter(_uris(rows, what, [text for text in texts if text]))
-    uris = [next(named) if text else None for text in texts]
-    absent = [uri for uri in uris if uri and not is_remote(uri) and not os.path.isfile(uri)]
+        return repeated_value(None, len(rows.content), pa.string())
+    uris = _uris(rows, what, _texts(rows, what))
+    absent = [
+        uri
+        for chunk in pieces(uris)
+        for uri in chunk.drop_null().to_pylist()
+        if not is_remote(uri) and not os.path.isfile(uri)
+    ]
     if absent:
         raise UserError(
             f"{rows.path}: {len(absent)} file(s) of column {rows.columns[what]!r} are missing: {shown(absent)}",
@@ -417,25 +540,24 @@ def _existing(rows: _Table, what: str) -> list[str | None]:
     return uris
 
 
-def _masks(rows: _Table, splits: list[str]) -> SplitMasks:
+def _masks(rows: _Table, splits: pa.ChunkedArray) -> _Masks:
     """The ground-truth masks of each row; a split has all of its masks or none."""
     uris, notes = _existing(rows, "mask"), []
-    for split in sorted(set(splits)) if "mask" in rows.columns else ():
-        positions = [position for position, name in enumerate(splits) if name == split]
-        of_split = complete_masks([uris[position] for position in positions], split)
-        notes += [f"{rows.path}: {note}" for note in of_split.notes]
-        for position, uri in zip(positions, of_split.uris, strict=True):
-            uris[position] = uri
-    return SplitMasks(uris, notes)
+    for split in sorted(splits.unique().to_pylist()) if "mask" in rows.columns else ():
+        of_split = pc.equal(splits, split)
+        images, absent = (pc.sum(mask).as_py() for mask in (of_split, pc.and_(of_split, uris.is_null())))
+        notes += [f"{rows.path}: {note}" for note in lacking_masks(absent, images, split)]
+        if absent:
+            uris = pc.if_else(of_split, None, uris)
+    return _Masks(uris, notes)
 
 
-def _notes(rows: _Table, splits: Sequence[str], names: tuple[str, ...]) -> list[str]:
+def _notes(rows: _Table, splits: pa.ChunkedArray, names: tuple[str, ...]) -> list[str]:
     path, notes = rows.path, []
-    if "val" not in splits:
+    if "val" not in splits.unique().to_pylist():
         notes.append(f"{path} has no image of split val: the training images are predicted")
-    unread = [column for column in rows.content.column_names if column not in rows.columns.values()]
-    if unread:
-        notes.append(f"{path}: columns that are not read: {shown(unread)}")
+    if rows.unread:
+        notes.append(f"{path}: columns that are not read: {shown(rows.unread)}")
     several = [name for name in names if " " in name and set(name.split()) <= set(names)]
     if several:
         notes.append(f"{path}: {shown(several)} is one class each; tags are divided by ; , or |, never by spaces")

@@ -74,9 +74,9 @@ def _index(
 
         resolved = resolve(setting, "paper", _options(options), assignments or [])
         opened = Workspace(workspace)
-        pipeline.check(resolved.config, opened, name, until="index")
+        listed = [pipeline.check(resolved.config, opened, name, until="index")]
         with ray_session(resolved.config.compute, verbose=verbose):
-            pipeline.run(resolved, opened, name, until="index")
+            pipeline.run(resolved, opened, name, until="index", listed=listed)
         _show_index(opened, name)
 
 
@@ -84,7 +84,7 @@ def _show_index(workspace: "Workspace", name: str) -> None:
     from mcis.platform.commands.terminal import show_index
     from mcis.platform.runs.read_index import open_index
 
-    opened = open_index(workspace, name)
+    opened = open_index(workspace, name, ["domain", "split", "tags", "content_hash"])
     show_index(opened.index, opened.rejects, opened.classes, opened.notes)
 
 

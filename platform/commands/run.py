@@ -70,9 +70,9 @@ def run_pipeline(
     from mcis.platform.runs.workspace import Workspace
 
     opened = Workspace(workspace)
-    listed = pipeline.check(resolved.config, opened, name, until=until, start=start)
+    listed = [pipeline.check(resolved.config, opened, name, until=until, start=start)]
     stages = pipeline.STAGE_NAMES[: pipeline.STAGE_NAMES.index(until) + 1 if until else None]
-    show_outlook(resolved.config, listed, opened, stages)
+    show_outlook(resolved.config, listed[0], opened, stages)
     with ray_session(resolved.config.compute, verbose=verbose):
-        result = pipeline.run(resolved, opened, name, until=until, start=start)
+        result = pipeline.run(resolved, opened, name, until=until, start=start, listed=listed)
     show_result(result)

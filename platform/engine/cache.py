@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from filelock import Timeout
 
+from mcis.datasets.columns import Texts
 from mcis.datasets.copies import in_bucket
 from mcis.datasets.decode import RULES
 from mcis.datasets.features import Features, features_bytes
@@ -88,7 +89,7 @@ def features_cache(
     name = f"features-{fingerprint(of_network, made_with(compute.device))}"
     arguments, share = (config, pretrained, compute.gpu), compute.gpu * compute.gpu_share
     folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=share)
-    return Features(rows["uri"].to_pylist(), folder, shape)
+    return Features(Texts(rows["uri"]), folder, shape)
 
 
 def _apart(context: RunContext) -> bool:

@@ -32,8 +32,8 @@ class CropLearner:
 
     config: AffinityNetConfig | SegmenterConfig
     seed: int
-    image_ids: list[str]
-    uris: list[str]
+    image_ids: Sequence[str]
+    uris: Sequence[str]
     masks: Shards
     backbone: Mapping[str, Tensor] | None
     pretrained: Path | None

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
+from mcis.datasets.columns import take
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import features_bytes
 from mcis.datasets.files import MAX_BYTES, stamps
@@ -61,6 +62,10 @@ _DECODING = 20
 """Bytes for each pixel of a picture while it is decoded, the most: one with transparency, composed over white."""
 _SMALL = 2**12
 """Bytes of a table's shard without its values, and of a result."""
+
+
+COUNTED = ["split", "tags", "saliency_uri", "mask_uri", "uri"]
+"""Columns of an index or a listing that `counts_of` reads."""
 
 
 class Counts(NamedTuple):
@@ -165,13 +170,14 @@ def needs_of_listing(config: Config, listing: Listing, workspace: Workspace | No
 
 def counts_of(config: Config, images: pa.Table, classes: int) -> Counts:
     """Counts the rows of an index or a listing of so many classes."""
-    train, val = (of_split(images, split, tagged=True) for split in ("train", "val"))
+    counted = images.select(["split", "tags", "saliency_uri", "mask_uri"])
+    train, val = (of_split(counted, split, tagged=True) for split in ("train", "val"))
     by_split = {row["values"]: row["counts"] for row in images["split"].value_counts().to_pylist()}
     split = config.predict.split
     if split == "auto":
         split = "val" if by_split.get("val") else "train"
-    uris = images["uri"].take(pa.array(np.linspace(0, len(images) - 1, min(_SAMPLE, len(images))).astype(np.int64)))
-    sizes = [stamp.size for stamp in stamps(uris.to_pylist()) if stamp]
+    sample = np.linspace(0, len(images) - 1, min(_SAMPLE, len(images))).astype(np.int64)
+    sizes = [stamp.size for stamp in stamps(take(images.select(["uri"]), sample)["uri"].to_pylist()) if stamp]
     return Counts(
         classes=classes,
         images=len(images),

@@ -40,9 +40,9 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
 
     Each map is clipped at 0 and divided by its maximum, for any `maps.scale`.
     """
-    index, shards = open_index(workspace, name), Shards(table_of(workspace, name, "localize", "maps"))
+    index, shards = open_index(workspace, name, _OF_MAPS), Shards(table_of(workspace, name, "localize", "maps"))
     names, files = names_of(shards, out), _files_of_classes(index.classes)
-    rows = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
+    rows = {row["image_id"]: row for row in index.index.to_pylist()}
     count = write_all(
         (rows[image_id] for image_id in shards),
         lambda row: _write_maps(shards, row, index.classes, files, out / names[row["image_id"]]),
@@ -50,6 +50,10 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
         total=len(names),
     )
     return f"{count} maps below {out}"
+
+
+_OF_MAPS = ["image_id", "uri", "height", "width"]
+"""Columns of the index that are read for the maps' files."""
 
 
 def _files_of_classes(classes: Sequence[str]) -> list[str]:
@@ -90,7 +94,7 @@ def _write_maps(
 def export_predictions(workspace: Workspace, name: str, out: Path) -> str:
     """Writes `<id>.png`, palette PNGs, after the CRF where there is one, and `labels.csv`."""
     table = table_of(workspace, name, "predict", "predictions")
-    write_bytes(out / "labels.csv", labels_table(open_index(workspace, name).classes))
+    write_bytes(out / "labels.csv", labels_table(open_index(workspace, name, ["split"]).classes))
     files = shards_in(table)
     ids = [image_id for file in files for image_id in read_table(file, ["image_id"])["image_id"].to_pylist()]
     names = names_of(ids, out)

@@ -1,9 +1,9 @@
 """What all exports write with: tables of a run, names that stay below a folder, CSV, pictures some at once."""
 
+import contextlib
 import csv
 import io
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,6 +11,7 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import name_below
+from mcis.datasets.threads import in_threads
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import Workspace, written_aside
 
@@ -68,10 +69,16 @@ _SUFFIXES = (".png", ".jpg")
 
 
 def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, total: int) -> int:
-    """Writes the pictures of all rows, some at once; returns how many `write` says it wrote."""
+    """Writes the pictures of all rows, some at once; returns how many `write` says it wrote.
+
+    Rows are taken as they are written, so that few of them are in memory.
+    """
     written = 0
-    with bar(label, total, "images") as progress, ThreadPoolExecutor(_AT_ONCE) as pool:
-        for done, count in enumerate(pool.map(write, rows), 1):
+    with (
+        bar(label, total, "images") as progress,
+        contextlib.closing(in_threads(write, rows, threads=_AT_ONCE)) as counts,
+    ):
+        for done, count in enumerate(counts, 1):
             written += count
             progress.update(done)
     return written

@@ -31,10 +31,17 @@ def panels_of_run(config: Config, context: RunContext) -> list[Panel]:
     counts = {"train": config.report.panels - half, second: half} if second != "train" else {"train": 2 * half}
     panels = []
     for split, count in counts.items():
-        rows = spread(split_rows(context, split, tagged=split == "train"), count)
+        rows = spread_rows(context, split, count, tagged=split == "train")
         predictions = _predictions(config, context, rows, split)
         panels += _panels(context, rows, split, predictions, max_side=config.data.max_side)
     return panels
+
+
+def spread_rows(context: RunContext, split: str, count: int, *, tagged: bool) -> pa.Table:
+    """`spread` rows of the index of a split, of which no others are in memory."""
+    tags = split_rows(context, split, tagged=tagged, columns=["tags"])
+    numbered = tags.append_column("row", pa.array(np.arange(len(tags))))
+    return split_rows(context, split, tagged=tagged, only=spread(numbered, count)["row"].to_numpy())
 
 
 def spread(rows: pa.Table, count: int) -> pa.Table:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.platform.reporting.index_facts import whole_column
+from mcis.datasets.columns import whole
 from mcis.platform.runs.scores import grouped
 
 _BINS = 48
@@ -44,7 +44,7 @@ def size_view(index: pa.Table) -> SizeView | None:
     """The sizes of all images; None where there is no image."""
     if not len(index):
         return None
-    width, height = (np.maximum(whole_column(index[n]).to_numpy(zero_copy_only=False), 1) for n in ("width", "height"))
+    width, height = (np.maximum(whole(index[n]).to_numpy(zero_copy_only=False), 1) for n in ("width", "height"))
     measures = {
         "width, pixels": (width, "{:.0f}"),
         "height, pixels": (height, "{:.0f}"),

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mcis.datasets.columns import hashes, rows_alike, take, whole
 from mcis.datasets.index import shown
 from mcis.platform.reporting.cooccurrence import count_together
 from mcis.platform.runs.scores import grouped
@@ -42,7 +43,8 @@ class IndexFacts:
         reject_kinds: what reasons of rejects start with, up to the colon -> images, falling.
         repeats: images whose content an earlier row of the index has.
         across, disagreeing: contents (equal SHA-256) in more than one split; contents whose images differ in tags.
-        copies: columns of the index for the images of those, content by content, and `across` and `disagree`, bool.
+        copies: columns of the index, as far as it has them, for the images of those, content by content, and `across`
+            and `disagree`, bool.
     """
 
     groups: tuple[Group, ...]
@@ -72,7 +74,7 @@ class IndexFacts:
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
-    """Counts an index (INDEX_SCHEMA) and its rejects (REJECTS_SCHEMA).
+    """Counts an index (INDEX_SCHEMA, without ids and URIs as well) and its rejects (REJECTS_SCHEMA).
 
     Raises:
         ValueError: a tag is no class.
@@ -88,7 +90,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         return np.bincount(values * len(groups) + of, minlength=height * len(groups), **more).reshape(height, -1)
 
     per_tags = table(lengths, group, int(lengths.max(initial=0)) + 1)
-    reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole_column(rejects["reason"]), ":", max_splits=1), 0))
+    reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
         images=per_tags.sum(axis=0),
@@ -122,14 +124,9 @@ def concerns(facts: IndexFacts, classes: Sequence[str]) -> list[str]:
     return sentences
 
 
-def whole_column(column: pa.ChunkedArray) -> pa.Array:
-    """A column without chunks."""
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
 def codes_of(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
     """Each value's position in the list of distinct values, and that list."""
-    encoded = (whole_column(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
+    encoded = (whole(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
@@ -152,7 +149,7 @@ def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[Group, ...]]:
 
 def flat_tags(index: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Every tag with the row that has it, (row, tag), rows ascending."""
-    tags = whole_column(index["tags"])
+    tags = whole(index["tags"])
     rows = np.repeat(np.arange(len(index)), pc.list_value_length(tags).to_numpy(zero_copy_only=False))
     return rows, tags.flatten().to_numpy().astype(np.int64)
 
@@ -168,19 +165,21 @@ class _Copies(NamedTuple):
 
 def _copies(index: pa.Table) -> _Copies:
     """Images of equal content; those with an empty hash are left out."""
-    columns = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
-    hashed = index.select(columns).filter(pc.not_equal(index["content_hash"], ""))
-    content, contents = codes_of(hashed["content_hash"])
-    texts = pc.binary_join(whole_column(hashed["tags"]).cast(pa.list_(pa.string())), " ")
+    hashed = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
+    shared = hashed[rows_alike(hashes(index["content_hash"])[hashed])]
+    wanted = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
+    images = take(index.select([name for name in wanted if name in index.column_names]), shared)
+    content, contents = codes_of(images["content_hash"])
+    texts = pc.binary_join(whole(images["tags"]).cast(pa.list_(pa.string())), " ")
 
     def differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:
         span = values.max(initial=0) + 1
         return np.bincount(np.unique(content * span + values) // span, minlength=len(contents)) > 1
 
-    across, disagree = differ(codes_of(hashed["split"])[0]), differ(codes_of(texts)[0])
+    across, disagree = differ(codes_of(images["split"])[0]), differ(codes_of(texts)[0])
     rows = np.flatnonzero((across | disagree)[content])
     rows = rows[np.lexsort((content[rows], ~across[content[rows]]))]
-    copies = hashed.take(rows)
+    copies = images.take(pa.array(rows))
     for name, values in (("across", across), ("disagree", disagree)):
         copies = copies.append_column(name, pa.array(values[content[rows]]))
     return _Copies(len(content) - len(contents), int(across.sum()), int(disagree.sum()), copies)

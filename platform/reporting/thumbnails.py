@@ -1,8 +1,8 @@
 """Thumbnails of an index, some for every class and domain; the only figures of its page that open images."""
 
+import contextlib
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ from PIL import Image
 from mcis.datasets.decode import MOST_PIXELS, RejectedImage, decode_rgb
 from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.files import read_bytes
+from mcis.datasets.threads import in_threads
 from mcis.platform.reporting.html import picture_uri
 from mcis.platform.reporting.index_facts import codes_of, flat_tags
 
@@ -82,8 +83,9 @@ def choose_pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, se
 def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, Thumbnail]:
     """Opens the images of some rows, by row."""
     images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        drawn = list(pool.map(_open, (image["uri"] for image in images)))
+    uris = (image["uri"] for image in images)
+    with contextlib.closing(in_threads(_open, uris, threads=min(8, os.cpu_count() or 1))) as opened:
+        drawn = list(opened)
     return {
         row: Thumbnail(
             id=image["image_id"],

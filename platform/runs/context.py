@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mcis.datasets.index import Listing
 from mcis.platform.runs.results import IndexResult, Result, read_result
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
@@ -36,6 +37,8 @@ class RunContext:
         pauses: of the classifier's training, which change no result.
         inputs: finished folders of the stages that ran before, by stage.
         seconds, computed: wall seconds of these stages, and whether this call computed them.
+        listed: what the sources hold, once somebody has listed it and until the index is made of it: of millions of
+            images it takes as much memory as all else.
         caches: names of the folders below cache/ that the stage read; whoever opens one adds it.
     """
 
@@ -49,6 +52,7 @@ class RunContext:
     inputs: Mapping[str, Path] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     computed: Mapping[str, bool] = field(default_factory=dict)
+    listed: list[Listing] = field(default_factory=list)
     caches: list[str] = field(default_factory=list)
 
     def after(self, stage: str, folder: Path, *, seconds: float, computed: bool) -> "RunContext":

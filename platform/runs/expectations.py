@@ -16,7 +16,7 @@ _MOST = 0.8
 
 def expectations(config: Config, listing: Listing) -> list[str]:
     """The images in figures, and what follows from them for a run."""
-    images, names = listing.table, listing.classes
+    images, names = listing.table.select(["split", "tags"]), listing.classes
     train, val = (of_split(images, split) for split in ("train", "val"))
     tagged, tagged_val = (of_split(images, split, tagged=True) for split in ("train", "val"))
     single = float(np.mean(pc.list_value_length(tagged["tags"]).to_numpy() == 1)) if len(tagged) else 0.0
@@ -57,7 +57,7 @@ def _training(config: Config, single: float, *, val: int) -> list[str]:
 
 def _scores(config: Config, listing: Listing) -> list[str]:
     """What is not scored, for want of masks."""
-    images, split = listing.table, config.predict.split
+    images, split = listing.table.select(["split", "mask_uri"]), config.predict.split
     if split == "auto":
         split = "val" if len(of_split(images, "val")) else "train"
     sentences = []

@@ -1,5 +1,6 @@
 """A finished index, as later stages and commands read it: its rows by split, its rejects, its classes."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,13 +10,14 @@ from numpy.typing import NDArray
 
 from mcis.datasets.copies import is_there
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.masks import read_truth
 from mcis.datasets.pairs import KINDS, PairSampler
 from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import IndexResult, read_result
-from mcis.platform.runs.workspace import SUMMARY, Workspace, read_table
+from mcis.platform.runs.workspace import SUMMARY, OpenedTable, Workspace, read_table
 
 
 class OpenedIndex(NamedTuple):
@@ -27,8 +29,11 @@ class OpenedIndex(NamedTuple):
     notes: tuple[str, ...]
 
 
-def open_index(workspace: Workspace, name: str) -> OpenedIndex:
+def open_index(workspace: Workspace, name: str, columns: list[str] | None = None) -> OpenedIndex:
     """Opens the index of a run.
+
+    Args:
+        columns: of its rows that are wanted; None = all.
 
     Raises:
         UserError: the run has none.
@@ -39,14 +44,55 @@ def open_index(workspace: Workspace, name: str) -> OpenedIndex:
             f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
         )
     result = read_result(folder, IndexResult)
-    index, rejects = (read_table(folder / f"{table}.parquet") for table in ("index", "rejects"))
-    return OpenedIndex(index, rejects, result.classes, result.notes)
+    index = read_table(folder / "index.parquet", columns)
+    return OpenedIndex(index, read_table(folder / "rejects.parquet"), result.classes, result.notes)
 
 
-def split_rows(context: RunContext, split: str, *, tagged: bool = False) -> pa.Table:
-    """Rows of the index of one split, in order; with `tagged`, those with at least one tag."""
-    index = read_table(context.inputs["index"] / "index.parquet")
-    return of_split(index, split, tagged=tagged)
+def split_rows(
+    context: RunContext,
+    split: str,
+    *,
+    tagged: bool = False,
+    columns: list[str] | None = None,
+    only: NDArray[np.int64] | None = None,
+) -> pa.Table:
+    """Rows of the index of one split, in order; with `tagged`, those with at least one tag.
+
+    Args:
+        columns: that are wanted; None = all. Of millions of images they take most of a stage's memory.
+        only: which of these rows are wanted, counted from 0, and in which order; None = all.
+    """
+    file = context.inputs["index"] / "index.parquet"
+    return rows_of_split(file, split, tagged=tagged, columns=columns, only=only)
+
+
+def rows_of_split(
+    file: Path,
+    split: str,
+    *,
+    tagged: bool = False,
+    columns: list[str] | None = None,
+    only: NDArray[np.int64] | None = None,
+) -> pa.Table:
+    """As `split_rows`, of the file of an index."""
+    wanted = INDEX_SCHEMA.names if columns is None else columns
+    parts = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()]
+    place, first = np.argsort(only if only is not None else []), 0
+    for part in OpenedTable(file).batches(list(dict.fromkeys([*wanted, "split", "tags"]))):
+        rows = of_split(part, split, tagged=tagged).select(wanted)
+        if only is not None:
+            inside = np.sort(only[(only >= first) & (only < first + len(rows))]) - first
+            first += len(rows)
+            rows = rows.take(pa.array(inside))
+        if len(rows):
+            parts.append(rows.cast(parts[0].schema))
+    found = pa.concat_tables(parts)
+    return found if only is None else found.take(pa.array(np.argsort(place)))
+
+
+def of_source(rows: pa.Table) -> NDArray[np.bool_]:
+    """Which rows of an index are of the domain source, (N,)."""
+    return np.asarray(pc.equal(rows["domain"], "source").to_numpy(), bool)
 
 
 def of_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
@@ -68,7 +114,7 @@ def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
 def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
     """Fraction of each kind of pair in the first epoch, in the natural mix; None without single-label images."""
     rows = of_split(opened.index, "train")
-    source = np.array(rows["domain"].to_pylist()) == "source"
+    source = of_source(rows)
     tags = Tags.of_index(rows["tags"], len(opened.classes))
     if not source.any() or not tags.tagged:
         return None

@@ -14,7 +14,7 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.read_index import of_source, split_rows
 from mcis.platform.runs.workspace import read_table
 
 VECTORS = "vectors"
@@ -74,7 +74,7 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     rows = split_rows(context, "train", tagged=True)
     nearest = config.localize.related_by == "nearest"
     vectors = read_vectors(context.inputs["localize"] / VECTORS) if nearest else None
-    source = np.array(rows["domain"].to_pylist()) == "source"
+    source = of_source(rows)
     tags = Tags.of_index(rows["tags"], len(context.classes))
     relations = draw_relations(config.localize, config.seed, tags, source, vectors)
     return MapRelations(rows=rows, source=source, relations=relations)

@@ -4,78 +4,105 @@ A file counts as unchanged while its size and the time of its last change stay t
 least side and the most pixels that a run asks for.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+import contextlib
+import itertools
+from collections.abc import Iterator
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from mcis.datasets.columns import hashes, in_shards, take
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
-from mcis.datasets.index import Verdict
-from mcis.platform.runs.workspace import Workspace, read_table, write_table
+from mcis.datasets.files import stamps_of_column
+from mcis.datasets.index import VERDICT_FIELDS
+from mcis.platform.runs.workspace import OpenedTable, Workspace, write_batches
 
 VERDICT_SCHEMA = pa.schema(
     [
         pa.field("uri", pa.string(), nullable=False),
         pa.field("size", pa.int64(), nullable=False, metadata={"about": "bytes"}),
         pa.field("changed", pa.int64(), nullable=False, metadata={"about": "time of the last change, ns"}),
-        pa.field("height", pa.int32(), nullable=False),
-        pa.field("width", pa.int32(), nullable=False),
-        pa.field("content_hash", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), metadata={"about": "why it was rejected, or null"}),
+        *VERDICT_FIELDS,
     ]
 )
+FILE_COLUMNS = ["uri", "size", "changed"]
+"""What a file is known by."""
 
 
-class ImageFile(NamedTuple):
-    """A file at one time: its URI, size in bytes and time of the last change, ns; both -1 where it does not exist."""
-
-    uri: str
-    size: int
-    changed: int
+def image_files(uris: pa.ChunkedArray) -> pa.Table:
+    """The files at some URIs, as they are now: FILE_COLUMNS; size and time are -1 where a file does not exist."""
+    return stamps_of_column(uris).add_column(0, VERDICT_SCHEMA.field("uri"), uris)
 
 
-Verdicts = Mapping[ImageFile, Verdict]
+class KeptVerdicts:
+    """The verdicts that all runs of a workspace have kept; none where the table is damaged.
+
+    Of the files themselves it holds 32 bytes each, whatever their URIs, and reads the verdicts on some of them when it
+    is asked for these.
+    """
+
+    def __init__(self, workspace: Workspace):
+        self._table: OpenedTable | None = None
+        prints = [np.empty((0, 3), np.int64)]
+        with contextlib.suppress(UserError):
+            if workspace.verdicts.exists():
+                self._table = OpenedTable(workspace.verdicts)
+                prints = [*prints, *map(_prints, self._table.batches(FILE_COLUMNS))]
+        of_rows = np.concatenate(prints)
+        self._row = np.argsort(of_rows[:, 0])
+        self._prints = of_rows[self._row]
+        self._uris = np.ascontiguousarray(self._prints[:, 0])
+
+    def __len__(self) -> int:
+        return len(self._row)
+
+    def find(self, files: pa.Table) -> NDArray[np.int64]:
+        """The row of the verdict on each file, (N,); -1 for a file that has none, or had another size or time then."""
+        found = [self._find(_prints(part)) for part in in_shards([files])]
+        return np.concatenate([np.empty(0, np.int64), *found])
+
+    def _find(self, prints: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(self):
+            return np.full(len(prints), -1)
+        at = np.minimum(np.searchsorted(self._uris, prints[:, 0]), len(self) - 1)
+        return np.where((self._prints[at] == prints).all(axis=1), self._row[at], -1)
+
+    def verdicts(self) -> pa.Table:
+        """All of them, in the order of their rows: VERDICT_FIELDS."""
+        parts = self._table.batches(VERDICT_FIELDS.names) if self._table and len(self) else ()
+        return pa.concat_tables([VERDICT_FIELDS.empty_table(), *(part.cast(VERDICT_FIELDS) for part in parts)])
 
 
-def image_files(uris: list[str]) -> list[ImageFile]:
-    """The files at some URIs, as they are now."""
-    return [ImageFile(uri, *(stamp or (-1, -1))) for uri, stamp in zip(uris, stamps(uris), strict=True)]
+def _prints(files: pa.Table) -> NDArray[np.int64]:
+    """What tells files apart, in this process alone: 64 bits of the URI's hash, size and time, (N, 3)."""
+    return np.stack([hashes(files["uri"]), files["size"].to_numpy(), files["changed"].to_numpy()], axis=1)
 
 
-def verdicts_of(table: pa.Table) -> list[Verdict]:
-    """The verdicts in the columns of a table, in the order of its rows."""
-    return [Verdict(*values) for values in _rows(table, Verdict._fields)]
-
-
-def read_verdicts(workspace: Workspace) -> Verdicts:
-    """The verdicts that all runs of the workspace have kept; none where the table is damaged."""
-    try:
-        table = read_table(workspace.verdicts) if workspace.verdicts.exists() else VERDICT_SCHEMA.empty_table()
-        files = [ImageFile(*values) for values in _rows(table, ImageFile._fields)]
-        return dict(zip(files, verdicts_of(table), strict=True))
-    except UserError:
-        return {}
-
-
-def keep_verdicts(workspace: Workspace, verdicts: Verdicts) -> None:
-    """Adds verdicts to those of the workspace; they replace what is kept of the same files.
+def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
+    """Adds verdicts (VERDICT_SCHEMA) to those of the workspace; they replace what is kept of the same files.
 
     Kept is what follows from a file's content alone. Files that could not even be read are not kept, and neither are
-    those above a limit, as another index may have another one.
+    those above a limit, as another index may have another one. A file that is there several times is kept once.
     """
-    replaced = {file.uri for file in verdicts}
+    replaced, first = np.unique(hashes(verdicts["uri"]), return_index=True)
+    lasting = take(verdicts, np.sort(first)).cast(VERDICT_SCHEMA)
+    lasting = lasting.filter(
+        pc.and_(
+            pc.not_equal(lasting["content_hash"], ""),
+            pc.invert(pc.starts_with(lasting["reason"], "too large: ").fill_null(False)),
+        )
+    )
+
+    def kept() -> Iterator[pa.Table]:
+        for part in (
+            OpenedTable(workspace.verdicts).batches(VERDICT_SCHEMA.names) if workspace.verdicts.exists() else ()
+        ):
+            yield part.filter(pa.array(~np.isin(hashes(part["uri"]), replaced))).cast(VERDICT_SCHEMA)
+
     with workspace.lock("cache", "verdicts"):
-        kept = {file: verdict for file, verdict in read_verdicts(workspace).items() if file.uri not in replaced}
-        kept |= {file: verdict for file, verdict in verdicts.items() if _lasts(verdict)}
-        rows = [(*file, *verdict) for file, verdict in kept.items()]
-        columns = {name: [row[i] for row in rows] for i, name in enumerate(VERDICT_SCHEMA.names)}
-        write_table(workspace.verdicts, pa.table(columns, schema=VERDICT_SCHEMA))
-
-
-def _lasts(verdict: Verdict) -> bool:
-    return bool(verdict.content_hash) and not (verdict.reason or "").startswith("too large: ")
-
-
-def _rows(table: pa.Table, columns: Iterable[str]) -> list[tuple]:
-    return list(zip(*(table[name].to_pylist() for name in columns), strict=True))
+        try:
+            write_batches(workspace.verdicts, VERDICT_SCHEMA, itertools.chain(kept(), [lasting]))
+        except UserError:  # the table is damaged
+            write_batches(workspace.verdicts, VERDICT_SCHEMA, [lasting])

@@ -26,7 +26,7 @@ import os
 import re
 import shutil
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,11 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from mcis.datasets.columns import SHARD_ROWS, digest, in_shards
 from mcis.datasets.copies import fetch_small, fetched, files_below, in_bucket, is_there, names_in, remove, send, uri_of
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, stamps
+from mcis.datasets.files import Stamp, stamps, stamps_of_column
 
 SUMMARY = "summary.json"
 """The file beside a stage's output that holds its result."""
@@ -51,10 +52,10 @@ def fingerprint(*parts: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def file_stamps(uris: Sequence[str | None]) -> str:
-    """Fingerprint of names, sizes and modification times of files."""
-    named = [uri for uri in uris if uri is not None]
-    return fingerprint(list(zip(named, stamps(named), strict=True)))
+def file_stamps(uris: pa.ChunkedArray) -> str:
+    """Fingerprint of names, sizes and modification times of files; null is no file."""
+    named = uris.drop_null()
+    return digest([stamps_of_column(named).append_column("uri", named)])
 
 
 def content_digest(file: Path) -> str:
@@ -249,6 +250,32 @@ def write_table(path: Path, table: pa.Table) -> None:
             pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
         else:
             pq.write_table(table, aside, compression="zstd")
+
+
+def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Writes a Parquet table atomically of tables that need not be in memory together."""
+    with written_aside(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+        for table in in_shards(tables):
+            writer.write_table(table)
+
+
+class OpenedTable:
+    """A Parquet file that stays open: it has the same rows whatever takes its name meanwhile.
+
+    Raises:
+        UserError: it is damaged, here or in `batches`.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        with _table_errors(path):
+            self._file = pq.ParquetFile(fetched(path))
+
+    def batches(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """The rows, in order, some at a time."""
+        with _table_errors(self._path):
+            for batch in self._file.iter_batches(SHARD_ROWS, columns=columns):
+                yield pa.Table.from_batches([batch])
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:

@@ -5,23 +5,30 @@ or changed.
 """
 
 import collections
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from mcis.datasets.columns import digest, in_shards, take
 from mcis.datasets.copies import remove
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
     INDEX_SCHEMA,
     REJECTS_SCHEMA,
+    VERDICT_FIELDS,
     Listing,
     Verdict,
     duplicates,
     shown,
     verify,
+    with_columns,
     with_verdicts,
+    within,
 )
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.sections import Config
@@ -30,17 +37,20 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.verdicts import (
-    ImageFile,
-    Verdicts,
-    image_files,
-    keep_verdicts,
-    read_verdicts,
-    verdicts_of,
+from mcis.platform.runs.verdicts import KeptVerdicts, image_files, keep_verdicts
+from mcis.platform.runs.workspace import (
+    OpenedTable,
+    Workspace,
+    file_stamps,
+    fingerprint,
+    read_table,
+    write_batches,
+    write_table,
 )
-from mcis.platform.runs.workspace import Workspace, file_stamps, fingerprint, read_table, write_table
 
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
+_BLOCK = 2**20
+"""Rows of a listing whose verdicts are kept together: what a kill may lose, and what lies in memory beside them."""
 _OPENED = ["uri", *Verdict._fields]
 
 
@@ -50,8 +60,15 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """What the index depends on beside the configuration: the lists, and the stamps of every image."""
-    listed = listing(config)
-    return [fingerprint(listed.table.to_pydict()), listed.classes, file_stamps(listed.table["uri"].to_pylist())]
+    listed = _listed(config, context)
+    return [digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
+
+
+def _listed(config: Config, context: RunContext) -> Listing:
+    """What the sources hold, listed once in a call."""
+    if not context.listed:
+        context.listed.append(listing(config))
+    return context.listed[0]
 
 
 def run(config: Config, context: RunContext) -> IndexResult:
@@ -63,32 +80,46 @@ def run(config: Config, context: RunContext) -> IndexResult:
     """
     if context.afresh:
         context.workspace.verdicts.unlink(missing_ok=True)
-    listed = listing(config)
-    verified = _verify(listed.table, config, context)
-    rejected = pc.is_valid(verified.table["reason"])
-    rejects = verified.table.filter(rejected).select(REJECTS_SCHEMA.names).cast(REJECTS_SCHEMA)
-    index = verified.table.filter(pc.invert(rejected)).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
-    write_table(context.part / "index.parquet", index)
+    _, classes, notes = _listed(config, context)
+    images = len(context.listed[0].table)
+    verified = _verify(context.listed[0].table, config, context)
+    context.listed.clear()
+    rejected: list[pa.Table] = []
+    index_file = context.part / "index.parquet"
+    write_batches(index_file, INDEX_SCHEMA, _sound(verified.shards, rejected))
+    rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.part / "rejects.parquet", rejects)
-    _check_rejects(config, rejects, len(listed.table))
-    _check_classes(config, index, listed.classes)
+    _check_rejects(config, rejects, images)
+    index = read_table(index_file, ["split", "domain", "tags", "saliency_uri"])
+    _check_classes(config, index, classes)
     return IndexResult(
-        # Later stages depend on what the images are, not on where they lie, when they were touched, or whether there
-        # is truth for them.
-        identity=fingerprint(index.drop_columns(["uri", "mask_uri", "saliency_uri"]).to_pydict(), listed.classes),
-        classes=listed.classes,
-        notes=(*listed.notes, *_notes(index, listed.classes)),
+        identity=fingerprint(digest(OpenedTable(index_file).batches(_IDENTITY)), classes),
+        classes=classes,
+        notes=(*notes, *_notes(index, classes, read_table(index_file, ["image_id", "split", "content_hash"]))),
         busy=verified.busy,
-        counts=_counts(index, rejects, listed.classes, verified.opened),
+        counts=_counts(index, rejects, classes, verified.opened),
     )
 
 
-class _Verified(NamedTuple):
-    """A listing with the columns of each image's verdict, seconds of verifying, and how many images were opened."""
+_IDENTITY = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
+"""Later stages depend on what the images are, not on where they lie, when they were touched, or whether there is truth
+for them."""
 
-    table: pa.Table
+
+class _Verified(NamedTuple):
+    """Shards of VERIFIED_SCHEMA, each made when it is taken, seconds of verifying, and how many images were opened."""
+
+    shards: Iterator[pa.Table]
     busy: float
     opened: int
+
+
+def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
+    """The rows of images that are sound (INDEX_SCHEMA); those of others (REJECTS_SCHEMA) are added to `rejected`."""
+    for shard in shards:
+        sound = shard["reason"].is_null()
+        rejected.append(shard.filter(pc.invert(sound)).select(REJECTS_SCHEMA.names).cast(REJECTS_SCHEMA))
+        yield shard.filter(sound).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
 
 
 class Verify:
@@ -106,34 +137,58 @@ class Verify:
 
 
 def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
-    files = image_files(table["uri"].to_pylist())
-    verdicts = read_verdicts(context.workspace)
-    unverified = [row for row, file in enumerate(files) if file not in verdicts]
+    files, kept = image_files(table["uri"]), KeptVerdicts(context.workspace)
+    rows, verdicts = kept.find(files), kept.verdicts()
+    unverified = np.flatnonzero(rows < 0)
     busy = 0.0
-    if unverified:
-        opened = [files[row] for row in unverified]
-        # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
-        folder = context.part / f"verified-{fingerprint(opened)}"
-        busy = _open(table.take(pa.array(unverified)), folder, config)
-        fresh = _read_opened(folder, opened)
-        changed = _changed(opened)
-        keep_verdicts(context.workspace, {file: verdict for file, verdict in fresh.items() if file not in changed})
-        remove(folder)
-        if changed:
-            raise UserError(
-                f"{len(changed)} file(s) changed meanwhile: {shown(sorted(file.uri for file in changed))}",
-                "files that stay as they are meanwhile",
-                "repeat the command once they do: it opens these files again, and no others",
-            )
-        verdicts = {**verdicts, **fresh}
-    of_rows = [verdicts[file].within(config.data.min_side, config.data.max_pixels) for file in files]
-    return _Verified(with_verdicts(table, of_rows), busy, len(unverified))
+    for block in np.split(unverified, np.flatnonzero(np.diff(unverified // _BLOCK)) + 1) if len(unverified) else ():
+        fresh, seconds = _fresh(take(table, block), take(files, block), config, context)
+        rows[block] = len(verdicts) + np.arange(len(block))
+        verdicts = pa.concat_tables([verdicts, fresh])
+        busy += seconds
+    return _Verified(_shards(table, rows, verdicts, config), busy, len(unverified))
 
 
-def _changed(opened: list[ImageFile]) -> set[ImageFile]:
-    """The files that were changed or removed after they were listed: which of their contents was read is unknown."""
-    now = image_files([file.uri for file in opened])
-    return {was for was, file in zip(opened, now, strict=True) if was != file}
+def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> tuple[pa.Table, float]:
+    """The verdicts on the files of a listing's rows, VERDICT_FIELDS, which the workspace keeps, and seconds of them.
+
+    Raises:
+        UserError: files changed meanwhile.
+    """
+    # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
+    folder = context.part / f"verified-{digest([files])}"
+    busy = _open(table, folder, config)
+    fresh = _read_opened(folder, files)
+    changed = pa.array(_changed(files))
+    keep_verdicts(context.workspace, _beside(files, fresh).filter(pc.invert(changed)))
+    remove(folder)
+    if uris := sorted(files["uri"].filter(changed).unique().to_pylist()):
+        raise UserError(
+            f"{len(uris)} file(s) changed meanwhile: {shown(uris)}",
+            "files that stay as they are meanwhile",
+            "repeat the command once they do: it opens these files again, and no others",
+        )
+    return fresh, busy
+
+
+def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:
+    """The listing and the verdict on each of its rows, (N,) rows of `verdicts`, some at a time."""
+    first = 0
+    for shard in in_shards([table]):
+        of_shard = take(verdicts, rows[first : first + len(shard)])
+        yield with_columns(shard, within(of_shard, config.data.min_side, config.data.max_pixels))
+        first += len(shard)
+
+
+def _beside(first: pa.Table, second: pa.Table) -> pa.Table:
+    """The columns of two tables of as many rows."""
+    return pa.table({name: table[name] for table in (first, second) for name in table.column_names})
+
+
+def _changed(opened: pa.Table) -> NDArray[np.bool_]:
+    """Whether a file was changed or removed after it was listed, (N,): which of its contents was read is unknown."""
+    now = image_files(opened["uri"])
+    return np.any([opened[name].to_numpy() != now[name].to_numpy() for name in ("size", "changed")], axis=0)
 
 
 def _open(rows: pa.Table, folder: Path, config: Config) -> float:
@@ -151,10 +206,11 @@ def _kills(row: pa.Table, what: str) -> pa.Table:
     return with_verdicts(row, [Verdict(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
 
 
-def _read_opened(folder: Path, files: list[ImageFile]) -> Verdicts:
+def _read_opened(folder: Path, files: pa.Table) -> pa.Table:
+    """The verdicts on files that were opened, VERDICT_FIELDS."""
     table = read_table(folder)
-    assert table["uri"].to_pylist() == [file.uri for file in files]
-    return dict(zip(files, verdicts_of(table), strict=True))
+    assert table["uri"].equals(files["uri"])
+    return table.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS)
 
 
 def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
@@ -166,7 +222,7 @@ def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
         allowed, counted = 0, rejects.filter(pc.is_in(rejects["domain"], domains))
         which = f" of the curated images of {shown(curated)}"
     if len(counted) > allowed:
-        reasons = [f"{row['uri']}: {row['reason']}" for row in counted.to_pylist()]
+        reasons = pc.binary_join_element_wise(counted["uri"], counted["reason"], ": ").to_pylist()
         raise UserError(
             f"{len(counted)} of {images} images cannot be read: {shown(reasons)}",
             f"at most {allowed} unreadable images{which} (data.max_rejected)",
@@ -190,8 +246,13 @@ def _check_classes(config: Config, index: pa.Table, classes: tuple[str, ...]) ->
 def _untrained(index: pa.Table, classes: tuple[str, ...]) -> list[str]:
     """The classes that no training image has."""
     train = index.filter(pc.equal(index["split"], "train"))
-    tagged = set(pc.list_flatten(train["tags"]).to_pylist())
-    return [name for k, name in enumerate(classes) if k not in tagged]
+    counts = _images_of_classes(train, classes)
+    return [name for name, count in zip(classes, counts, strict=True) if not count]
+
+
+def _images_of_classes(images: pa.Table, classes: tuple[str, ...]) -> list[int]:
+    """How many images have each class."""
+    return list(map(int, np.bincount(pc.list_flatten(images["tags"]).to_numpy(), minlength=len(classes))))
 
 
 def _untagged(index: pa.Table) -> int:
@@ -200,11 +261,11 @@ def _untagged(index: pa.Table) -> int:
     return int(pc.sum(pc.and_(train, pc.equal(pc.list_value_length(index["tags"]), 0))).as_py())
 
 
-def _notes(index: pa.Table, classes: tuple[str, ...]) -> list[str]:
+def _notes(index: pa.Table, classes: tuple[str, ...], contents: pa.Table) -> list[str]:
     notes = []
     if empty := _untrained(index, classes):
         notes.append(f"{len(empty)} class(es) without a training image are never predicted: {shown(empty)}")
-    if repeated := duplicates(index):
+    if repeated := duplicates(contents):
         examples = [" = ".join(image.image_id for image in copies.images) for copies in repeated]
         notes.append(f"{len(repeated)} image(s) are in more than one split with the same content: {shown(examples)}")
     if untagged := _untagged(index):
@@ -213,12 +274,11 @@ def _notes(index: pa.Table, classes: tuple[str, ...]) -> list[str]:
 
 
 def _counts(index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], opened: int) -> dict[str, Any]:
-    tags = collections.Counter(pc.list_flatten(index["tags"]).to_pylist())
     return {
         "images": _value_counts(index["split"]),
         "domains": _value_counts(index["domain"]),
         "opened": opened,
-        "tags": {name: tags[k] for k, name in enumerate(classes)},
+        "tags": dict(zip(classes, _images_of_classes(index, classes), strict=True)),
         "untagged": _untagged(index),
         "rejected": dict(collections.Counter(reason.partition(":")[0] for reason in rejects["reason"].to_pylist())),
         "with saliency map": len(index) - index["saliency_uri"].null_count,

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import torch
 
 from mcis.datasets.classes import IGNORE
+from mcis.datasets.columns import Texts
 from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
@@ -108,7 +109,7 @@ def _taught_rows(rows: pa.Table, confident: pa.Table) -> pa.Table:
         UserError: there is none.
     """
     useful = set(confident.filter(pc.greater(confident["confident"], 0.0))["image_id"].to_pylist())
-    taught = rows.filter(pa.array([image_id in useful for image_id in rows["image_id"].to_pylist()]))
+    taught = rows.filter(pa.array([image_id in useful for image_id in Texts(rows["image_id"])]))
     if not len(taught):
         raise UserError(
             f"none of {len(rows)} training images has a confident label",
@@ -131,9 +132,9 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLea
         config=c,
         seed=config.seed,
         layout=layout,
-        image_ids=rows["image_id"].to_pylist(),
-        uris=rows["uri"].to_pylist(),
-        hashes=rows["content_hash"].to_pylist(),
+        image_ids=Texts(rows["image_id"]),
+        uris=Texts(rows["uri"]),
+        hashes=Texts(rows["content_hash"]),
         masks=Shards(context.part / "labels", ["mask"]),
         backbone=backbone,
         pretrained=later_weights(config, "affinity_net", context.workspace),

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from mcis.datasets.columns import Texts
 from mcis.datasets.draws import Order, permuted
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import Features, Statistics
@@ -35,7 +36,7 @@ from mcis.platform.networks.trained import (
     trained_classifier,
 )
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
+from mcis.platform.runs.read_index import of_source, split_rows
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 
@@ -142,7 +143,7 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         config=c,
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
-        source=np.array(rows["domain"].to_pylist()) == "source",
+        source=of_source(rows),
         images=features or _squares(rows, c.input_size, middle=middle, cache=cache),
         pretrained=pretrained,
         initial=initial,
@@ -153,7 +154,7 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
 
 def _squares(rows: pa.Table, size: int, *, middle: bool = False, cache: Path | None = None) -> Squares:
     """The images of an index's rows, each the file that was indexed."""
-    uris, hashes = rows["uri"].to_pylist(), rows["content_hash"].to_pylist()
+    uris, hashes = Texts(rows["uri"]), Texts(rows["content_hash"])
     return Squares(uris, size, middle=middle, cache=cache, hashes=hashes)
 
 
@@ -166,7 +167,7 @@ def _features(config: Config, context: RunContext, rows: pa.Table, images: int |
     pretrained = classifier_weights(config, context.workspace)
     assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
     if images is None:
-        images = sum(len(split_rows(context, split, tagged=True)) for split in ("train", "val"))
+        images = sum(len(split_rows(context, split, tagged=True, columns=["tags"])) for split in ("train", "val"))
     return features_cache(rows, config.classifier, pretrained, context, config.compute, images=images)
 
 
@@ -314,12 +315,12 @@ def _exclusive_precision(config: Config, context: RunContext) -> Facts:
     if c.attention != "co+contrastive" or not c.val_every or not len(rows):
         return Facts({}, ())
     tags = Tags.of_index(rows["tags"], len(context.classes))
-    source = np.array(rows["domain"].to_pylist()) == "source"
+    source = of_source(rows)
     pairs = PairSampler(tags, seed=config.seed, source=source).rows(0, min(2 * len(rows), _VAL_PAIRS))
     table = pa.table({"m": pa.array(pairs.m), "n": pa.array(pairs.n), "kind": pa.array(pairs.kind)})
     gpu, folder = config.compute.gpu, context.part / "pairs"
     outputs = _features(config, context, rows) if c.from_features else None
-    arguments = c, context.part, len(context.classes), gpu, outputs or rows["uri"].to_pylist()
+    arguments = c, context.part, len(context.classes), gpu, outputs or Texts(rows["uri"])
     share = gpu * config.compute.gpu_share
     map_table(table, ScorePairs, arguments, folder, label="val pairs", shard_rows=32, gpu=share)
     scores = read_table(folder)

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from mcis.datasets.columns import Texts
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.maps import Shards
@@ -88,7 +89,7 @@ def _taught_rows(rows: pa.Table, masks: pa.Table) -> pa.Table:
         UserError: there is none.
     """
     useful = set(masks.filter(pc.less(masks["ignored"], 1.0))["image_id"].to_pylist())
-    taught = rows.filter(pa.array([image_id in useful for image_id in rows["image_id"].to_pylist()]))
+    taught = rows.filter(pa.array([image_id in useful for image_id in Texts(rows["image_id"])]))
     if not len(taught):
         raise UserError(
             f"all {len(masks)} pseudo masks are ignored whole",
@@ -107,9 +108,9 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> SegmenterLe
         config=config.segmenter,
         seed=config.seed,
         classes=classes,
-        image_ids=rows["image_id"].to_pylist(),
-        uris=rows["uri"].to_pylist(),
-        hashes=rows["content_hash"].to_pylist(),
+        image_ids=Texts(rows["image_id"]),
+        uris=Texts(rows["uri"]),
+        hashes=Texts(rows["content_hash"]),
         masks=Shards(context.inputs["pseudo_masks"] / "masks", ["mask"]),
         backbone=backbone,
         pretrained=later_weights(config, "segmenter", context.workspace),

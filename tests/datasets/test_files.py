@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_absent(
     look, asked = os.stat, []
 
     def stat(at: Any, **options: Any) -> os.stat_result:
-        if at == path:
+        if str(at) == str(path):
             asked.append(at)
             raise OSError(number, os.strerror(number))
         return look(at, **options)
@@ -121,7 +121,7 @@ def test_a_file_that_cannot_be_looked_at_is_not_absent(
         patched.setattr(os, "stat", stat)
         with pytest.raises(UserError, match=os.strerror(number)):
             stamps([str(path), str(tmp_path / "absent")])
-    assert len(asked) == 8
+    assert len(asked) == 9, "8 times, once it has failed"
     assert stamps([str(path), str(tmp_path / "absent")]) == [(3, path.stat().st_mtime_ns), None]
 
 

@@ -2,9 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import NamedTuple
 
-from mcis.datasets.index import Verdict
-from mcis.platform.runs.verdicts import ImageFile, image_files, keep_verdicts, read_verdicts
+import pyarrow as pa
+
+from mcis.datasets.index import VERDICT_FIELDS, Verdict, within
+from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import Workspace
 
 SOUND = Verdict(40, 50, "abc", None)
@@ -12,52 +15,89 @@ BROKEN = Verdict(0, 0, "def", "empty: 0 bytes")
 UNREADABLE = Verdict(0, 0, "", "cannot be read: Permission denied")
 
 
+class ImageFile(NamedTuple):
+    uri: str
+    size: int
+    changed: int
+
+
+def keep(workspace: Workspace, of_files: dict[ImageFile, Verdict]) -> None:
+    rows = [file._asdict() | verdict._asdict() for file, verdict in of_files.items()]
+    keep_verdicts(workspace, pa.Table.from_pylist(rows, VERDICT_SCHEMA))
+
+
+def found(workspace: Workspace, *files: ImageFile) -> list[Verdict | None]:
+    kept = KeptVerdicts(workspace)
+    asked = [file._asdict() for file in files]
+    rows = kept.find(pa.Table.from_pylist(asked, pa.schema(list(VERDICT_SCHEMA)[:3])))
+    made = [Verdict(**row) for row in kept.verdicts().to_pylist()]
+    return [made[row] if row >= 0 else None for row in rows.tolist()]
+
+
 def test_verdicts_are_kept_by_file_and_replaced_with_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    assert read_verdicts(workspace) == {}
     old, other = ImageFile("/a.jpg", 3, 1), ImageFile("/b.jpg", 0, 1)
-    keep_verdicts(workspace, {old: SOUND, other: BROKEN})
-    assert read_verdicts(workspace) == {old: SOUND, other: BROKEN}
-    changed = ImageFile("/a.jpg", 4, 2)
-    keep_verdicts(workspace, {changed: SOUND._replace(content_hash="new")})
-    assert read_verdicts(workspace) == {changed: SOUND._replace(content_hash="new"), other: BROKEN}
+    assert found(workspace, old) == [None]
+    keep(workspace, {old: SOUND, other: BROKEN})
+    assert found(workspace, other, old, other) == [BROKEN, SOUND, BROKEN]
+    changed, new = ImageFile("/a.jpg", 4, 2), SOUND._replace(content_hash="new")
+    keep(workspace, {changed: new})
+    assert found(workspace, old, changed, other) == [None, new, BROKEN]
+    assert len(KeptVerdicts(workspace)) == 2
+    touched, larger = ImageFile("/a.jpg", 4, 3), ImageFile("/a.jpg", 5, 2)
+    assert found(workspace, touched, larger) == [None, None]
+
+
+def test_verdicts_that_are_being_read_stay_while_others_are_kept(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    files = {ImageFile(f"/{n}.jpg", n, n): SOUND._replace(content_hash=f"{n}") for n in range(4)}
+    keep(workspace, files)
+    kept = KeptVerdicts(workspace)
+    keep(workspace, {file: BROKEN for file in list(files)[:2]})
+    assert [row["content_hash"] for row in kept.verdicts().to_pylist()] == ["0", "1", "2", "3"]
+    assert found(workspace, *files) == [BROKEN, BROKEN, *list(files.values())[2:]]
 
 
 def test_files_that_could_not_be_read_are_not_kept(tmp_path: Path) -> None:
     workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
-    keep_verdicts(workspace, {file: SOUND})
-    keep_verdicts(workspace, {file: UNREADABLE})
-    assert read_verdicts(workspace) == {}
+    keep(workspace, {file: SOUND})
+    keep(workspace, {file: UNREADABLE})
+    assert not len(KeptVerdicts(workspace))
+    assert found(workspace, file) == [None]
 
 
 def test_what_a_limit_rejects_is_not_kept(tmp_path: Path) -> None:
     """Another index may have another limit, and a verdict of this one has no size."""
     workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
-    keep_verdicts(workspace, {file: Verdict(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")})
-    assert read_verdicts(workspace) == {}
+    keep(workspace, {file: Verdict(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")})
+    assert found(workspace, file) == [None]
 
 
 def test_a_damaged_table_counts_as_empty(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-    keep_verdicts(workspace, {ImageFile("/a.jpg", 3, 1): SOUND})
+    workspace, first, second = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1), ImageFile("/b.jpg", 3, 1)
+    keep(workspace, {first: SOUND})
     workspace.verdicts.write_bytes(b"PAR1 and no more")
-    assert read_verdicts(workspace) == {}
-    keep_verdicts(workspace, {ImageFile("/b.jpg", 3, 1): SOUND})
-    assert read_verdicts(workspace) == {ImageFile("/b.jpg", 3, 1): SOUND}
+    assert found(workspace, first) == [None]
+    keep(workspace, {second: SOUND})
+    assert found(workspace, first, second) == [None, SOUND]
 
 
 def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"abc")
     os.utime(path, ns=(5, 7))
-    assert image_files([str(path), str(tmp_path / "absent")]) == [
-        ImageFile(str(path), 3, 7),
-        ImageFile(str(tmp_path / "absent"), -1, -1),
+    uris = pa.chunked_array([[str(path)], [str(tmp_path / "absent")]])
+    assert image_files(uris).to_pylist() == [
+        {"uri": str(path), "size": 3, "changed": 7},
+        {"uri": str(tmp_path / "absent"), "size": -1, "changed": -1},
     ]
 
 
 def test_limits_reject_sound_images_alone() -> None:
-    assert SOUND.within(40, 2000) is SOUND
-    assert SOUND.within(41, 2000).reason == "too small: 50x40 pixels, both sides must be at least 41"
-    assert SOUND.within(40, 1999).reason == "too large: 50x40 pixels, more than 1999"
-    assert BROKEN.within(41, 1) is BROKEN
+    both = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], VERDICT_FIELDS)
+    reasons = {bounds: within(both, *bounds)["reason"].to_pylist() for bounds in ((40, 2000), (41, 2000), (40, 1999))}
+    assert reasons == {
+        (40, 2000): [None, BROKEN.reason],
+        (41, 2000): ["too small: 50x40 pixels, both sides must be at least 41", BROKEN.reason],
+        (40, 1999): ["too large: 50x40 pixels, more than 1999", BROKEN.reason],
+    }

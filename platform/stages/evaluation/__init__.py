@@ -31,8 +31,10 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """The stamps of all ground-truth masks, and of the training images' saliency maps, which the baselines need."""
     splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
-    masks = [file_stamps(split_rows(context, split)["mask_uri"].to_pylist()) for split in dict.fromkeys(splits)]
-    return [*masks, file_stamps(split_rows(context, "train")["saliency_uri"].to_pylist())]
+    masks = [
+        file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
+    ]
+    return [*masks, file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])]
 
 
 def run(config: Config, context: RunContext) -> StageResult:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.copies import copy_folder, is_there, names_in, remove
@@ -33,7 +34,7 @@ from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_split, split_rows
+from mcis.platform.runs.read_index import of_source, of_split, split_rows
 from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
@@ -81,11 +82,11 @@ def run_together(configs: Sequence[Config], contexts: Sequence[RunContext]) -> l
     parts = dict(sorted(zip(numbers, [context.part for context in contexts], strict=True)))
     localize = configs[largest].localize.model_copy(update={"also_related": tuple(parts)})
     config, context = configs[largest].model_copy(update={"localize": localize}), contexts[largest]
-    rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train"))
+    rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train", columns=["tags"]))
     if not len(rows):
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     counts = {"images": len(rows), "images without tags": all_images - len(rows)}
-    accounts: dict[int, Account] = {0: ({"maps": sum(map(len, rows["tags"].to_pylist()))}, [])}
+    accounts: dict[int, Account] = {0: ({"maps": int(pc.sum(pc.list_value_length(rows["tags"])).as_py())}, [])}
     if any(numbers):
         job = _prepare(config, context, rows, parts)
         busy = _localize(job)
@@ -293,7 +294,7 @@ def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> 
 
 
 def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
-    return np.array(rows["domain"].to_pylist()) == "source"
+    return of_source(rows)
 
 
 def _check_domain(config: Config, rows: pa.Table) -> None:
