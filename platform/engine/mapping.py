@@ -29,6 +29,8 @@ Worker = Callable[[pa.Table], pa.Table]
 Instead = Callable[[pa.Table, str], pa.Table]
 _RETRIES = 2
 """How often Ray maps a shard, or an image, again whose process or node died."""
+_LOOK_EVERY = 5.0
+"""Seconds between two looks for GPUs that have joined, at most."""
 
 
 class MapResult(NamedTuple):
@@ -88,7 +90,7 @@ def map_table(
             A process makes it once for all shards that it is given.
         gpu: GPUs that each worker holds, a share of one or all of it. Such workers are actors, as Ray ends a process
             after a task with a GPU, as many as the cluster's GPUs hold; those that another run holds join when they are
-            free. 0 = tasks, one per core or CPU.
+            free, and those of nodes that come later when they are up. 0 = tasks, one per core or CPU.
         suffix: format of the shards, see `workspace.write_table`.
         instead: the output row of an image, a table of one row, that ends its process by a signal, and of what happened
             in words; None = such an image is an error, as one is for which the machine's memory does not do.
@@ -138,19 +140,25 @@ def _mapped(
     import ray
 
     parts = (ray.put((make, arguments, folder, ray.put(table))),)  # within a tuple Ray hands it on as a reference
-    waiting, unfinished = deque(shards), len(shards)
+    waiting, unfinished, started = deque(shards), len(shards), 0
     running: dict[Any, _Running] = {}
     if gpu:
-        actors: Any = ray.remote(num_gpus=gpu, max_restarts=_RETRIES, max_task_retries=_RETRIES, **ANYWHERE)(
-            _ShardMapper
-        )
+        options: Any = {"num_cpus": 0, "num_gpus": gpu, **ANYWHERE}  # else a share of a GPU would take a CPU
+        actors: Any = ray.remote(max_restarts=_RETRIES, max_task_retries=_RETRIES, **options)(_ShardMapper)
 
         def start_actor() -> None:
             actor = actors.remote(parts)
             running[actor.__ray_ready__.remote()] = _Running(actor.map_shard.remote, None)
 
-        for _ in range(min(unfinished, max(1, int(ray.cluster_resources().get("GPU", 0) / gpu)))):
-            start_actor()  # some may have no GPU before the end
+        def start_actors() -> None:
+            """One for each GPU that is up and has none; where none is up, the first one has a cluster start some."""
+            nonlocal started
+            up = max(1, int(ray.cluster_resources().get("GPU", 0) / gpu))
+            for _ in range(min(len(waiting), up - started)):
+                start_actor()  # it may have no GPU before the end
+                started += 1
+
+        start_actors()
     else:
         task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_run_task)
         in_task = functools.partial(task.remote, parts, uuid.uuid4().hex)
@@ -159,7 +167,12 @@ def _mapped(
             running[in_task(name, shards[name])] = _Running(in_task, name)
     try:
         while unfinished:
-            [ended], _ = ray.wait(list(running))
+            ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY if gpu else None)
+            if gpu:
+                start_actors()
+            if not ready:
+                continue
+            [ended] = ready
             start, shard = running.pop(ended)
             died = False
             try:

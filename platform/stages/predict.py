@@ -27,10 +27,12 @@ class PredictRows:
     Args:
         weights: the folder of the trained network.
         classes: the K class names.
-        gpu, processes: see `Predictor`.
+        gpu, processes: see `Predictor`. None = as many as the cluster has CPUs for each GPU; it has none before the
+            worker that this is made in has one.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int):
+    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int | None):
+        processes = cpus_per_gpu() if processes is None else processes
         self.max_side = config.data.max_side
         self.predictor = Predictor(config, weights, classes, gpu=gpu, max_side=self.max_side, processes=processes)
 
@@ -74,7 +76,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         rows,
         PredictRows,
         # Without a GPU there is a task for each core, and none is left for the CRF of an image before.
-        (config, context.inputs["train_segmenter"], context.classes, gpu, cpus_per_gpu() if gpu else 0),
+        (config, context.inputs["train_segmenter"], context.classes, gpu, None if gpu else 0),
         context.part / "predictions",
         label="predict",
         shard_rows=min(config.compute.shard_rows, 32),
