@@ -1,8 +1,9 @@
 """What an index of ten million images takes: processor seconds of a rerun that finds all done, and the driver's memory.
 
 The rows are made up: a Parquet table of ids, splits and 1 to 3 of 200 tags each (`pairs.synthetic`). No row has a
-picture of its own: the table names 4000 real JPEGs in turn. So a file is looked at for every row, by names that the
-kernel has in memory; of ten million files on a disk or a network it first has to fetch what it knows of them.
+picture of its own: the table names 4000 real JPEGs in turn, each with its tags. So a file is looked at for every row,
+by names that the kernel has in memory; of ten million files on a disk or a network it first has to fetch what it knows
+of them.
 
 Each part is a process of its own; of that are wall seconds, processor seconds, which other programs on the machine
 change little, and the peak of resident memory. `first` and `again` are the command `mcis index tags`, Ray, MLflow and
@@ -62,18 +63,18 @@ def make(folder: Path, rows: int) -> None:
 
 def write(path: Path, names: pa.Array, files: pa.Array, rows: int) -> None:
     """A table of image, id, split and tags; every 50th file is in val, so that no content is in two splits."""
-    tags = synthetic(rows)
+    tags = synthetic(FILES)
+    of_file = pc.binary_join(
+        pa.ListArray.from_arrays(tags.start.astype(np.int32), names.take(pa.array(tags.values))), ";"
+    )
     schema = pa.schema([("image", pa.string()), ("id", pa.string()), ("split", pa.string()), ("tags", pa.string())])
     with pq.ParquetWriter(path, schema) as writer:
         for first in range(0, rows, CHUNK):
             numbers = np.arange(first, min(first + CHUNK, rows))
-            start = tags.start[first : first + len(numbers) + 1].astype(np.int32)
-            lists = pa.ListArray.from_arrays(start - start[0], names.take(pa.array(tags.values[start[0] : start[-1]])))
-            of_file = numbers % len(files)
-            splits = pa.array(["train", "val"]).take(pa.array((of_file % 50 == 0).astype(np.int8)))
+            file = pa.array(numbers % len(files))
+            splits = pa.array(["train", "val"]).take(pa.array((numbers % len(files) % 50 == 0).astype(np.int8)))
             ids = pa.array([f"album_{n // 1000:06d}/photograph_{n:010d}" for n in numbers.tolist()])
-            joined = pc.binary_join(lists, ";")
-            writer.write_table(pa.table([files.take(pa.array(of_file)), ids, splits, joined], schema=schema))
+            writer.write_table(pa.table([files.take(file), ids, splits, of_file.take(file)], schema=schema))
 
 
 def command(folder: Path, table: str) -> list[str]:

@@ -4,11 +4,11 @@ Everything that a data set names is read through here, so a table of s3:// image
 pass (a disk's error, a server that is busy or away, a lack of memory) are met here for all, by trying again.
 """
 
+import array
 import contextlib
 import errno
 import functools
 import io
-import itertools
 import os
 import re
 import stat
@@ -23,7 +23,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 import tenacity
+from numpy.typing import NDArray
 
+from mcis.datasets.columns import pieces
 from mcis.datasets.errors import UserError
 from mcis.datasets.threads import in_threads
 
@@ -257,18 +259,14 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
         UserError: a file system does not answer for half a minute, or refuses access.
     """
     n = _at_once(len(uris))
-    return list(itertools.chain.from_iterable(_asked(uris[i : i + n] for i in range(0, len(uris), n))))
+    found = _asked((uris[first : first + n] for first in range(0, len(uris), n)), len(uris))
+    return [Stamp(*stamp) if stamp[0] >= 0 else None for stamp in found.tolist()]
 
 
 def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
     """As `stamps`, in the columns `size`, bytes, and `changed`, ns, both -1 for a file that does not exist, int64."""
-    n = _at_once(len(uris))
-    parts = (chunk.slice(i, n).to_pylist() for chunk in uris.chunks for i in range(0, len(chunk), n))
-    out, done = np.empty((2, len(uris)), np.int64), 0
-    for some in _asked(parts):
-        out[:, done : done + len(some)] = np.array([stamp or (-1, -1) for stamp in some]).T
-        done += len(some)
-    return pa.table({"size": out[0], "changed": out[1]})
+    found = _asked((piece.to_pylist() for piece in pieces(uris, _at_once(len(uris)))), len(uris))
+    return pa.table({"size": found[:, 0], "changed": found[:, 1]})
 
 
 def _at_once(count: int) -> int:
@@ -276,22 +274,30 @@ def _at_once(count: int) -> int:
     return min(2**12, -(-count // _PARALLEL) or 1)
 
 
-def _asked(parts: Iterable[Sequence[str]]) -> Iterator[list[Stamp | None]]:
-    """The stamps of the files of each part, in order; parts are asked for at the same time."""
+def _asked(parts: Iterable[Sequence[str]], count: int) -> NDArray[np.int64]:
+    """The stamps of the files of all parts, (N, 2), -1 for those that do not exist; parts are asked for in threads."""
+    out, done = np.empty((count, 2), np.int64), 0
     with contextlib.closing(in_threads(_stamps, parts, threads=_PARALLEL, name="stamps")) as found:
-        yield from found
+        for some in found:
+            out[done : done + len(some)] = some
+            done += len(some)
+    return out
 
 
-def _stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """The stamps of some files, one after the other."""
-    look, found = os.stat, []
+def _stamps(uris: Sequence[str]) -> NDArray[np.int64]:
+    """The stamps of some files, one after the other, (n, 2)."""
+    look, flat = os.stat, array.array("q")
     for uri in uris:
         try:
             state = None if "://" in uri else look(uri)
         except (OSError, ValueError):
             state = None  # `_stamp` asks again, and knows what the error says
-        found.append(Stamp(state.st_size, state.st_mtime_ns) if state else _stamp(uri, local_path(uri)))
-    return found
+        if state is not None:
+            flat.append(state.st_size)
+            flat.append(state.st_mtime_ns)
+        else:
+            flat.extend(_stamp(uri, local_path(uri)) or (-1, -1))
+    return np.frombuffer(flat, np.int64).reshape(-1, 2)
 
 
 def _stamp(uri: str, path: Path | None = None) -> Stamp | None:

@@ -166,20 +166,32 @@ class _Copies(NamedTuple):
 def _copies(index: pa.Table) -> _Copies:
     """Images of equal content; those with an empty hash are left out."""
     hashed = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
-    shared = hashed[rows_alike(hashes(index["content_hash"])[hashed])]
-    wanted = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
-    images = take(index.select([name for name in wanted if name in index.column_names]), shared)
-    content, contents = codes_of(images["content_hash"])
-    texts = pc.binary_join(whole(images["tags"]).cast(pa.list_(pa.string())), " ")
+    hash_of = hashes(index["content_hash"])
+    shared = hashed[rows_alike(hash_of[hashed])]
+    _, first, content = np.unique(hash_of[shared], return_index=True, return_inverse=True)
+    content = np.argsort(np.argsort(first))[content]  # numbered in the order in which they come first
 
     def differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        span = values.max(initial=0) + 1
-        return np.bincount(np.unique(content * span + values) // span, minlength=len(contents)) > 1
+        """Which contents have images with different values."""
+        order, out = np.lexsort((values, content)), np.zeros(len(first), bool)
+        of, value = content[order], values[order]
+        out[of[1:][(of[1:] == of[:-1]) & (value[1:] != value[:-1])]] = True
+        return out
 
-    across, disagree = differ(codes_of(images["split"])[0]), differ(codes_of(texts)[0])
+    across = differ(codes_of(index["split"])[0][shared])
+    disagree = differ(_sets(whole(index["tags"]))[shared])
     rows = np.flatnonzero((across | disagree)[content])
     rows = rows[np.lexsort((content[rows], ~across[content[rows]]))]
-    copies = images.take(pa.array(rows))
+    wanted = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
+    copies = take(index.select([name for name in wanted if name in index.column_names]), shared[rows])
     for name, values in (("across", across), ("disagree", disagree)):
         copies = copies.append_column(name, pa.array(values[content[rows]]))
-    return _Copies(len(content) - len(contents), int(across.sum()), int(disagree.sum()), copies)
+    return _Copies(len(shared) - len(first), int(across.sum()), int(disagree.sum()), copies)
+
+
+def _sets(tags: pa.ListArray) -> NDArray[np.int64]:
+    """A number for the tags of each image, (N,), equal for equal tags: the sum of a random one for each class."""
+    of_class = np.random.default_rng(0).integers(0, 2**63, 2**16)
+    sums = np.concatenate([[0], np.cumsum(of_class[tags.flatten().to_numpy()])])
+    ends = np.cumsum(pc.list_value_length(tags).to_numpy(zero_copy_only=False))
+    return np.diff(sums[np.concatenate([[0], ends])])

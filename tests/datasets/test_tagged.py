@@ -14,6 +14,7 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import read_bytes, stamps
 from mcis.datasets.index import LISTING_SCHEMA
+from mcis.datasets.sources import tagged
 from mcis.datasets.sources.tagged import list_tagged
 
 if TYPE_CHECKING:
@@ -264,6 +265,27 @@ def test_a_table_that_is_not_trusted_names_its_own_files_alone(
         assert len(list_tagged(tmp_path / "t.csv").table) == 1
 
 
+CELLS = [
+    "a.jpg", "x/a b.jpg", "./a.jpg", "x//a.jpg", "x/./a.jpg", "x/../a.jpg", "../a.jpg", "a/", ".a", "..a", "...", ".",
+    "x/..", "/a.jpg", "//a.jpg", "/x/../a.jpg", "FOLDER/a.jpg", "FOLDER/../a.jpg", "FOLDERS/a.jpg", "FOLDER",
+    "ü/ö.jpg", "a?b#c", "file:///FOLDER/a.jpg", "s3://bucket/a.jpg", "s3://bucket/../a.jpg",
+    "s3://bucket/a.jpg?region=x", "s3://bucket", "s3:/a", "s3://user:word@bucket/a", "s3://bucket:9000/a.jpg",
+    "gs://bucket/ü", "a[b].jpg", "a\nb.jpg", "a%20b.jpg",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("table", ["/data/set/t.csv", "s3://bucket/set/t.csv", "s3://bucket/set/t.csv?region=x"])
+def test_cells_made_at_once_are_what_each_alone_would_be(table: str, trusted: bool) -> None:
+    cells = [cell.replace("FOLDER", "/data/set") for cell in CELLS]
+    rows = tagged._Table(table, pa.table({"image": cells}), {"image": "image"}, [], trusted)
+    expected = [tagged._uri(table, cell) for cell in cells]
+    outside: list[str] = []
+    found = tagged._uris_of_chunk(rows, pa.array([*cells, None]), outside).to_pylist()
+    assert found == [*expected, None]
+    assert sorted(outside) == sorted(uri for uri in expected if not trusted and not tagged._may_name(table, uri))
+
+
 @pytest.mark.parametrize("cell", ["{}/x/b.jpg", "file://{}/b.jpg", "x/../b.jpg", "s3://bucket/b.jpg?region=eu-west-1"])
 def test_absolute_paths_into_the_tables_folder_and_buckets_may_be_named(tmp_path: Path, cell: str) -> None:
     write_csv(tmp_path / "t.csv", [{"image": cell.format(tmp_path), "tags": "cat"}])
@@ -343,6 +365,36 @@ def test_a_parquet_table_of_pandas_categories_is_read(folder: Path) -> None:
     tags = pa.array(["cat", None]).dictionary_encode()
     pa.parquet.write_table(pa.table({"image": ["a", "b"], "tags": tags}), folder / "t.parquet")
     assert list_tagged(folder / "t.parquet").table["tags"].to_pylist() == [[0], []]
+
+
+def test_a_table_of_many_chunks_is_the_table_of_one(folder: Path) -> None:
+    """Tags, splits and ids do not depend on how a file's rows are grouped; tags are numbered through all groups."""
+    rows = [
+        {"image": f" {n}.jpg", "tags": f"t{n % 7};t{n % 3}, t{n % 7}|", "split": "val" if n % 5 == 4 else "train"}
+        for n in range(40)
+    ]
+    for name, size in (("one", 40), ("many", 3)):
+        pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet", row_group_size=size)
+    one, many = (list_tagged(folder / f"{name}.parquet") for name in ("one", "many"))
+    assert one.table.equals(many.table)
+    assert one.classes == many.classes == tuple(f"t{k}" for k in range(7))
+    assert one.table["tags"].to_pylist() == [sorted({n % 7, n % 3}) for n in range(40)]
+    assert one.table["image_id"].to_pylist() == [f"{n}.jpg" for n in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["large_string", "string_view", "large_list", "dictionary", "int"])
+def test_every_kind_of_text_is_read(folder: Path, kind: str) -> None:
+    images: Any = pa.array([5, 6]) if kind == "int" else pa.array(["5", " 6 "])
+    tags: Any = pa.array(["cat", "dog; cat"])
+    if kind in ("large_string", "string_view"):
+        images, tags = (column.cast(getattr(pa, kind)()) for column in (images, tags))
+    if kind == "large_list":
+        tags = pa.array([["cat"], ["dog ", None, "", "cat"]], pa.large_list(pa.string()))
+    if kind == "dictionary":
+        images, tags = images.dictionary_encode(), tags.dictionary_encode()
+    pa.parquet.write_table(pa.table({"image": images, "tags": tags}), folder / "t.parquet")
+    found = list_tagged(folder / "t.parquet").table
+    assert (found["image_id"].to_pylist(), found["tags"].to_pylist()) == (["5", "6"], [[0], [0, 1]])
 
 
 @pytest.fixture

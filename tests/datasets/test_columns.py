@@ -1,0 +1,94 @@
+"""Columns of many rows: however they are cut, their digest, their repetitions and their rows are the same."""
+
+import pickle
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mcis.datasets import columns
+from mcis.datasets.columns import Texts, digest, in_shards, repeated, take
+
+SCHEMA = pa.schema(
+    [pa.field("text", pa.string()), pa.field("tags", pa.list_(pa.uint16())), pa.field("number", pa.int64())]
+)
+quick = settings(deadline=None, max_examples=60)
+tables = st.lists(
+    st.fixed_dictionaries(
+        {
+            "text": st.none() | st.text(max_size=4),
+            "tags": st.none() | st.lists(st.integers(0, 3), max_size=3),
+            "number": st.none() | st.integers(-2, 2),
+        }
+    ),
+    max_size=12,
+).map(lambda rows: pa.Table.from_pylist(rows, SCHEMA))
+
+
+def cut(table: pa.Table, at: list[int]) -> list[pa.Table]:
+    """A table in parts, empty ones among them."""
+    ends = [0, *sorted(min(place, len(table)) for place in at), len(table)]
+    return [table.slice(first, last - first) for first, last in pairwise(ends)]
+
+
+@quick
+@given(tables, st.lists(st.integers(0, 12), max_size=4), st.integers(1, 5))
+def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int], rows: int) -> None:
+    parts = cut(table, at)
+    assert digest(parts) == digest([table]) == digest([pa.concat_tables(parts)])
+    shards = list(in_shards(parts, rows))
+    assert [len(shard) for shard in shards[:-1]] == [rows] * (len(shards) - 1)
+    assert all(column.num_chunks == 1 for shard in shards for column in shard.columns)
+    assert [row for shard in shards for row in shard.to_pylist()] == table.to_pylist()
+
+
+@quick
+@given(tables, tables)
+def test_tables_of_other_values_have_another_digest(one: pa.Table, other: pa.Table) -> None:
+    assert (digest([one]) == digest([other])) == (one.to_pylist() == other.to_pylist())
+
+
+def test_a_digest_has_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    digests = [
+        digest([pa.table({"a": pa.array([1, 2, 3], pa.int64())})]),
+        digest([pa.table({"b": pa.array([1, 2, 3], pa.int64())})]),
+        digest([pa.table({"a": pa.array([1, 2, 3], pa.uint64())})]),
+        digest([pa.table({"a": pa.array([1, 2, None], pa.int64())})]),
+        digest([pa.table({"a": pa.array([1, 2, 0], pa.int64())})]),
+    ]
+    assert len(set(digests)) == len(digests)
+    monkeypatch.setattr(columns.in_shards, "__defaults__", (2,))
+    of_shards = digest([pa.table({"a": pa.chunked_array([[1], [2, 3]])})])
+    assert of_shards == digest([pa.table({"a": pa.chunked_array([[1, 2, 3]])})])
+    assert of_shards != digests[0], "the shards' digests are digested"
+
+
+@quick
+@given(st.lists(st.text("ab", max_size=2), max_size=12), st.lists(st.integers(0, 12), max_size=3))
+def test_repeated_texts_are_found_in_their_order(texts: list[str], at: list[int]) -> None:
+    whole = pa.table({"text": pa.array(texts, pa.string())})
+    found = repeated(pa.concat_tables(cut(whole, at))["text"])
+    assert found == [text for text in dict.fromkeys(texts) if texts.count(text) > 1]
+
+
+@quick
+@given(tables, st.lists(st.integers(0, 12), max_size=4), st.data())
+def test_rows_are_taken_in_any_order_from_any_chunks(table: pa.Table, at: list[int], data: st.DataObject) -> None:
+    rows = data.draw(st.lists(st.integers(0, max(0, len(table) - 1)), max_size=9)) if len(table) else []
+    taken = take(pa.concat_tables(cut(table, at)), np.array(rows, np.int64))
+    assert taken.schema == table.schema
+    assert taken.to_pylist() == [table.to_pylist()[row] for row in rows]
+
+
+def test_texts_are_a_sequence_that_is_pickled_as_its_bytes() -> None:
+    names = [f"/data/{n}.jpg" for n in range(1000)]
+    texts = Texts(pa.chunked_array([names[:1], names[1:]]))
+    buffers: list[pickle.PickleBuffer] = []
+    inside = pickle.dumps(texts, protocol=5, buffer_callback=buffers.append)
+    again = pickle.loads(inside, buffers=buffers)
+    assert list(again) == list(texts) == names
+    assert (texts[np.int64(7)], list(texts[2:4]), len(texts)) == (names[7], names[2:4], 1000)
+    assert len(inside) < 1000, "the names lie outside"
