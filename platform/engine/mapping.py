@@ -226,11 +226,12 @@ def _map_apart(
             if part.rows > 1:
                 waiting[:0] = _halves(part)
                 continue
-            of_machine = isinstance(death, ray.exceptions.OutOfMemoryError)  # Ray ends any task where memory is short
-            what = f"its process was ended by a signal, {1 + _RETRIES} times"
-            if of_machine:
+            short = isinstance(death, ray.exceptions.OutOfMemoryError)  # Ray ends any task where memory is short
+            lost = isinstance(death, ray.exceptions.NodeDiedError)
+            what = f"its {'node was lost' if lost else 'process was ended by a signal'}, {1 + _RETRIES} times"
+            if short:
                 what = "the machine's memory did not do for its process, several times"
-            if not part.rows or instead is None or of_machine:
+            if not part.rows or instead is None or short or lost:
                 raise _poison(table.slice(part.first, part.rows), path, label, what) from None
             done.append(instead(table.slice(*part), what))
             continue

@@ -5,6 +5,7 @@ folder) is empty and cannot be written: a path of the driver's own disk in a tas
 """
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -355,6 +356,52 @@ def test_gpus_that_come_while_a_table_is_mapped_take_part(nodes: Nodes, tmp_path
     assert run.returncode == 0, said
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
     assert len({node for _, node in mapped(table)}) == 2
+
+
+LOSING = """
+import sys, time, uuid
+from pathlib import Path
+import pyarrow as pa
+import ray
+from mcis.datasets.errors import UserError
+from mcis.platform.engine.mapping import map_table
+
+def worker(folder):
+    def rows(table):
+        (Path(folder) / uuid.uuid4().hex).touch()
+        time.sleep(600)
+    return rows
+
+def instead(row, what):
+    raise AssertionError("an image was rejected")
+
+ray.init(log_to_driver=False)
+try:
+    map_table(pa.table({"x": [0]}), worker, (sys.argv[1],), Path(sys.argv[1]) / "table", label="x", shard_rows=1,
+              instead=instead)
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+def test_nodes_that_are_lost_again_and_again_say_nothing_against_an_image(nodes: Nodes, tmp_path: Path) -> None:
+    """The image in work when six nodes were lost is not rejected, as one would be that ends its process by itself."""
+    folder = tmp_path / "began"
+    folder.mkdir()
+
+    def has_begun(times: int) -> bool:
+        return sum(path.is_file() for path in folder.iterdir()) == times
+
+    with running([sys.executable, "-c", LOSING, str(folder)], nodes.env, nodes.folder) as run:
+        for number in range(6):
+            nodes.add(str(number), num_cpus=1)
+            wait_for(functools.partial(has_begun, number + 1), run)
+            nodes.remove(str(number))
+        nodes.add("last", num_cpus=1)
+        said, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, said
+    assert "its node was lost, 3 times" in " ".join(said.split())
 
 
 def mapped(table: Path) -> list[tuple[int, str]]:
