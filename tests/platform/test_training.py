@@ -813,6 +813,48 @@ def test_a_training_whose_driver_was_killed_goes_on_at_the_next_start(here: Surr
     check_that_it_went_on(folder, here.learner)
 
 
+SHORT_OF_MEMORY = """
+import pickle, sys
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.engine.training import fit
+from mcis.platform.runs.tracking import Tracker
+
+with open(sys.argv[1], "rb") as file:
+    learner, workspace, folder = pickle.load(file)
+with ray_session(ComputeConfig()):
+    try:
+        tracker = Tracker(workspace, "memory", identity="memory")
+        fit(learner, folder, ComputeConfig(threads=1), tracker, label="classifier")
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_a_training_that_the_machines_memory_does_not_do_for_says_so_and_with_more_goes_on(
+    here: Surroundings, tmp_path: Path
+) -> None:
+    """In a Ray of its own, which takes a fiftieth of the memory for all of it, and then for what it is."""
+    task, script, folder = tmp_path / "task.pickle", tmp_path / "memory.py", tmp_path / "stage"
+    folder.mkdir()
+    script.write_text(SHORT_OF_MEMORY)
+    task.write_bytes(pickle.dumps((here.learner, here.workspace, folder)))
+    command = [sys.executable, str(script), str(task)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    short = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200", "RAY_task_oom_retries": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment | short, timeout=500)
+    assert "training the classifier: the machine's memory did not do for its process" in done.stdout, done.stderr
+    assert "compute.micro_batch" in done.stdout
+    assert not (folder / WEIGHTS).exists()
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=500)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("did not do") == 0, done.stdout
+    weights, _ = plain_loop(here.learner)
+    assert all(torch.equal(value, weights[key]) for key, value in trained(folder).items())
+
+
 ELASTIC = """
 import pickle, sys, threading, time
 import ray
