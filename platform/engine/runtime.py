@@ -370,7 +370,8 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         yield current
         failures = getattr(current, "worker_failures", None) or {}
         waiting += [
-            getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
+            getattr(current, name, None)
+            for name in ("cause", "controller_failure", "health_check_failure", "__cause__", "__context__")
         ]
         waiting += failures.values()
 
