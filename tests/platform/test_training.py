@@ -603,8 +603,9 @@ def test_an_image_that_ends_the_process_that_trains_is_named_and_repaired_the_tr
     poison = tmp_path / "poison"
     poison.touch()
     learner = Poisoned(**vars(here.learner), poison=poison)
-    values = {"threads": 1, "max_failures": 1, "checkpoint_steps": 1, "decode_threads": 1}
-    compute = ComputeConfig(decode=decode, workers=workers, **values)
+    compute = ComputeConfig(
+        threads=1, max_failures=1, checkpoint_steps=1, decode=decode, decode_threads=1, workers=workers
+    )
     arguments = learner, tmp_path / "stage", compute, here.tracker(f"poisoned-{decode}-{workers}")
     with pytest.raises(UserError, match="ended by a signal") as caught:
         fit(*arguments, label="classifier")
