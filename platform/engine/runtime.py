@@ -8,11 +8,13 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
@@ -31,6 +33,10 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
 }
 """Variables that Ray reads when it is imported; those that the user set are left."""
+_LOOK_AT_RAY = 4.0
+"""Seconds from one look whether Ray is still there to the next."""
+_HEAD_PATIENCE = 30.0
+"""Seconds in which a head may be started again that keeps its state elsewhere; after 60 Ray ends processes itself."""
 _HELD = "driver.lock"
 """The file in a session's folder that its process holds."""
 _SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -96,6 +102,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
             _start_local(compute, folder, verbose=verbose)
         _quiet_libraries(verbose=verbose)
         blocks.enter_context(_termination_interrupts())
+        blocks.enter_context(_lost_ray_interrupts())
         yield
 
 
@@ -141,6 +148,76 @@ def _termination_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt(*received) from error  # Ray's calls raise one of their own
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _lost_ray_interrupts() -> Iterator[None]:
+    """Ends the block where Ray is gone, in the main thread: calls of Ray would wait for what nobody does any more.
+
+    Raises:
+        UserError: this node's part of Ray has died, or the head has not answered for long.
+    """
+    import ray
+    from ray._private.worker import _global_node
+
+    if threading.current_thread() is not threading.main_thread() or _global_node is None:
+        yield
+        return
+    head = ray.get_runtime_context().gcs_address
+    host, _, port = head.rpartition(":")
+    network = socket.AF_INET6 if ":" in host else socket.AF_INET
+    parts: list[_Part] = [
+        _Part("this machine's part of Ray", socket.AF_UNIX, _global_node.raylet_socket_name, 3 * _LOOK_AT_RAY),
+        _Part(f"the head of Ray, {head},", network, (host.strip("[]"), int(port)), _HEAD_PATIENCE),
+    ]
+    wanted = [part for part in parts if _answers(part)]
+    gone: list[str] = []
+    stop, main = threading.Event(), threading.get_ident()
+
+    def look() -> None:
+        answered = dict.fromkeys(wanted, time.monotonic())
+        while not gone and not stop.wait(_LOOK_AT_RAY):
+            for part in wanted:
+                if _answers(part):
+                    answered[part] = time.monotonic()
+                elif time.monotonic() - answered[part] > part.patience:
+                    gone.append(part.name)
+        if gone and not stop.is_set():
+            signal.pthread_kill(main, signal.SIGTERM)
+
+    threading.Thread(target=look, daemon=True).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not gone:
+            raise
+        raise UserError(
+            f"{gone[0]} no longer answers",
+            "a Ray that is there as long as the command",
+            "start it again where it is a cluster's, and repeat the command: what is finished is kept",
+        ) from None
+    finally:
+        stop.set()
+
+
+class _Part(NamedTuple):
+    """A part of Ray: where it takes connections, and for how many seconds it may not before it counts as gone."""
+
+    name: str
+    family: socket.AddressFamily
+    address: Any
+    patience: float
+
+
+def _answers(part: _Part) -> bool:
+    """Whether a part of Ray takes connections."""
+    try:
+        with socket.socket(part.family) as asking:
+            asking.settimeout(_LOOK_AT_RAY)
+            asking.connect(part.address)
+    except OSError:
+        return False
+    return True
 
 
 def _start_local(compute: ComputeConfig, folder: Path, *, verbose: bool) -> None:
@@ -301,7 +378,8 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         yield current
         failures = getattr(current, "worker_failures", None) or {}
         waiting += [
-            getattr(current, name, None) for name in ("cause", "controller_failure", "__cause__", "__context__")
+            getattr(current, name, None)
+            for name in ("cause", "controller_failure", "health_check_failure", "__cause__", "__context__")
         ]
         waiting += failures.values()
 

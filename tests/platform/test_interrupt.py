@@ -5,17 +5,21 @@ import contextlib
 import functools
 import glob
 import json
+import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock, Timeout
 
 from mcis.datasets.synthetic import devkit as synthetic
 
@@ -175,9 +179,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, mlflow_store: Path) ->
 
 
 @contextlib.contextmanager
-def running(call: list[str], until: Callable[[], Any]) -> Any:
+def running(call: list[str], until: Callable[[], Any], environment: dict[str, str] | None = None) -> Any:
     """Starts a command and yields its process once something is so."""
-    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as process:
         try:
             deadline = time.monotonic() + 300
             while not until():
@@ -234,13 +240,22 @@ def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
 KEPT = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
 
 
+def folders_of_the_dead() -> set[Path]:
+    """The temporary folders of commands that have ended; others may be at work on this machine."""
+    found = set()
+    for held in Path("/tmp").glob("mcis-*/driver.lock"):
+        with contextlib.suppress(Timeout, OSError), FileLock(held).acquire(blocking=False):
+            found.add(held.parent)
+    return found
+
+
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
     root: Path, workspace: Path, undisturbed: Any
 ) -> None:
     """One command, killed as soon as it works at a stage, and given again; the last time it is killed in its report."""
     call = command(root, workspace, *QUICK)
-    before = set(Path("/tmp").glob("mcis-*"))
+    before = folders_of_the_dead()
     for stage in KEPT:
         begun = functools.partial(glob.glob, str(workspace / "store" / f"{stage}-*"))
         with running(call, begun) as run:
@@ -253,8 +268,57 @@ def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
     last = run_to_the_end(call)
     assert last.stdout.count("is there already") == len(KEPT)
     assert scores(workspace) == undisturbed
-    assert not set(Path("/tmp").glob("mcis-*")) - before, "temporary folders of processes that were killed"
+    assert not folders_of_the_dead() - before
     subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
+    assert half_written(workspace) == []
+
+
+@contextlib.contextmanager
+def head(port: int, log: Path) -> Iterator[dict[str, str]]:
+    """A head node of its own, killed at the end of the block; yields the environment of its commands."""
+    folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")  # Ray's sockets need a short path
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+    start = [str(Path(sys.executable).parent / "ray"), "start", "--head", f"--port={port}", f"--temp-dir={folder}"]
+    start += ["--include-dashboard=false", "--num-cpus=4", "--object-store-memory=200000000", "--block"]
+    with log.open("w") as out:
+        process = subprocess.Popen(start, env=environment, stdout=out, stderr=out, start_new_session=True)
+    try:
+        for _ in range(600):
+            if "Ray runtime started" in log.read_text():
+                break
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.1)
+        yield environment | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.slow
+def test_a_run_whose_clusters_head_is_killed_and_started_again_ends_soon_and_repeated_ends_the_same(
+    root: Path, workspace: Path, tmp_path: Path, undisturbed: Any
+) -> None:
+    """Ray's own calls would wait for ever: the new head answers, and knows nothing of what they wait for."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    call = command(root, workspace, *QUICK, "compute.checkpoint_steps=50")
+    with contextlib.ExitStack() as first:
+        environment = first.enter_context(head(port, tmp_path / "head.log"))
+        with running(call, lambda: steps_logged(workspace) > 15, environment) as run:
+            first.close()
+            with head(port, tmp_path / "again.log"):
+                shown, _ = run.communicate(timeout=120)
+                assert run.returncode == 1, shown
+                assert "no longer answers" in shown
+                assert "repeat the command" in shown
+                assert "Traceback" not in shown
+                repeated = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=600)
+    assert repeated.returncode == 0, repeated.stdout + repeated.stderr
+    (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
+    assert json.loads(fitted.read_text())["steps"] < 800, "it went on from a checkpoint"
+    assert scores(workspace) == undisturbed
     assert half_written(workspace) == []
 
 

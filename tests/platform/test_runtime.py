@@ -107,3 +107,34 @@ def test_temporary_folders_of_killed_processes_are_removed_and_those_of_living_o
             process.communicate()
     with session_folder():
         assert not folders[1].exists()
+
+
+LOST = """
+import os, sys, time
+import psutil, ray
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+
+try:
+    with ray_session(ComputeConfig(cpus=2, object_store_gb=0.1)):
+        waiting = ray.remote(lambda: time.sleep(600)).remote()
+        part, = (each for each in psutil.Process().children() if each.name() == sys.argv[1])
+        part.kill()
+        ray.get(waiting)
+except UserError as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "said"), [("raylet", "this machine's part of Ray no longer"), ("gcs_server", "the head of Ray, ")]
+)
+def test_a_command_whose_ray_loses_a_part_ends_with_the_users_error(tmp_path: Path, part: str, said: str) -> None:
+    (tmp_path / "lost.py").write_text(LOST)
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    command = [sys.executable, str(tmp_path / "lost.py"), part]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert said in done.stdout, done.stdout + done.stderr
+    assert "repeat the command" in done.stdout
