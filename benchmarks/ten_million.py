@@ -182,11 +182,16 @@ PARTS: dict[str, Callable[[Path, int], None]] = {
 }
 
 
+STEPS = ("list", "keys", "verdicts", "first", "again", "pairs", "relations")
+"""All parts, in their order; those that PARTS lacks are the command."""
+
+
 def main() -> None:
     """Makes the table, runs the parts in turn and prints what each took."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--folder", type=Path, help="where the table is or will be made; kept, unless it is none")
+    parser.add_argument("--only", nargs="+", default=STEPS, choices=STEPS, help="parts that are run; default: all")
     parser.add_argument("--part", choices=PARTS, help="of the script itself: one part, in this process")
     arguments = parser.parse_args()
     if arguments.part:
@@ -199,18 +204,9 @@ def main() -> None:
             make(folder, arguments.rows)
         itself = [sys.executable, __file__, "--folder", str(folder), "--rows", str(arguments.rows), "--part"]
         measure(command(folder, "seen.parquet"))  # keeps the verdicts on the files
-        steps = {
-            "list": [*itself, "list"],
-            "keys": [*itself, "keys"],
-            "verdicts": [*itself, "verdicts"],
-            "first": command(folder, "table.parquet"),
-            "again": command(folder, "table.parquet"),
-            "pairs": [*itself, "pairs"],
-            "relations": [*itself, "relations"],
-        }
         measured = {}
-        for name, words in steps.items():
-            measured[name] = part = measure(words)
+        for name in arguments.only:
+            measured[name] = part = measure([*itself, name] if name in PARTS else command(folder, "table.parquet"))
             print(f"{name:10}{part.wall:8.1f} s wall {part.processor:8.1f} s processor {part.gib:6.2f} GiB", flush=True)
     most = max(part.gib for part in measured.values())
     again = measured["again"].processor

@@ -3,7 +3,7 @@
 import collections
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, overload
+from typing import Any, SupportsIndex, overload
 
 import numpy as np
 import pyarrow as pa
@@ -34,6 +34,11 @@ def in_shards(tables: Iterable[pa.Table], rows: int = SHARD_ROWS) -> Iterator[pa
                 held, count = [], 0
     if held:
         yield pa.concat_tables(held).combine_chunks()
+
+
+def give_back() -> None:
+    """Gives the memory of columns that nobody has any more back to the system."""
+    pa.default_memory_pool().release_unused()
 
 
 def pieces(column: pa.ChunkedArray, rows: int = SHARD_ROWS) -> Iterator[pa.Array]:
@@ -115,9 +120,11 @@ def hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
 
 def rows_alike(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     """The positions, ascending, of all numbers that are there more than once."""
-    ordered = np.sort(numbers)
-    twice = ordered[1:][ordered[1:] == ordered[:-1]]
-    return np.flatnonzero(np.isin(numbers, twice)) if len(twice) else np.zeros(0, np.int64)
+    order = np.argsort(numbers)
+    same = np.flatnonzero(np.diff(numbers[order]) == 0)
+    alike = np.zeros(len(numbers), bool)
+    alike[order[same]] = alike[order[same + 1]] = True
+    return np.flatnonzero(alike)
 
 
 def repeated(texts: pa.ChunkedArray) -> list[str]:
@@ -147,12 +154,12 @@ class Texts(Sequence[str]):
         return len(self._texts)
 
     @overload
-    def __getitem__(self, position: int) -> str: ...
+    def __getitem__(self, position: SupportsIndex) -> str: ...
 
     @overload
     def __getitem__(self, position: slice) -> "Texts": ...
 
-    def __getitem__(self, position: int | slice) -> "str | Texts":
+    def __getitem__(self, position: SupportsIndex | slice) -> "str | Texts":
         if isinstance(position, slice):
             return Texts(pa.chunked_array([self._texts[position]]))
-        return str(self._texts[position])
+        return str(self._texts[position.__index__()])

@@ -5,14 +5,15 @@ INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every l
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from mcis.datasets.columns import hashes, repeated, take, whole
+from mcis.datasets.columns import hashes, repeated, whole
 from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import access_refused, insist, read_bytes, told
@@ -186,21 +187,29 @@ class Repeated(NamedTuple):
     images: list[SplitImage]
 
 
-def duplicates(index: pa.Table) -> list[Repeated]:
-    """Content that lies in more than one split: images that are trained on would be scored."""
-    hashed = pc.not_equal(index["content_hash"], "").to_numpy()
-    content = np.where(hashed, hashes(index["content_hash"]), -np.arange(1, len(index) + 1))
-    order = np.argsort(content, kind="stable")
-    split = pc.index_in(index["split"], index["split"].unique()).to_numpy()[order]
-    same = content[order][1:] == content[order][:-1]
-    # A run of equal contents lies in several splits where two of its neighbors do.
-    run = np.concatenate([[0], np.cumsum(~same)])
-    several = np.unique(run[1:][same & (split[1:] != split[:-1])])
-    rows = np.sort(order[np.isin(run, several)])
+def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[Repeated]:
+    """Content that lies in more than one split: images that are trained on would be scored.
+
+    Args:
+        read: columns of an index, by their names, in tables one after the other; is called twice where there is such
+            content.
+    """
+    parts = [_contents(table) for table in read(["content_hash", "split"])]
+    content, split = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
+    order = np.lexsort((split, content))
+    same, other = np.diff(content[order]) == 0, np.diff(split[order]) != 0
+    several = np.unique(content[order][1:][same & other])
     images: dict[str, list[SplitImage]] = {}
-    for row in take(index.select(["content_hash", "split", "image_id"]), rows).to_pylist():
-        images.setdefault(row["content_hash"], []).append(SplitImage(row["split"], row["image_id"]))
+    for table in read(["content_hash", "split", "image_id"]) if len(several) else ():
+        for row in table.filter(pa.array(np.isin(_contents(table)[0], several))).to_pylist():
+            if row["content_hash"]:
+                images.setdefault(row["content_hash"], []).append(SplitImage(row["split"], row["image_id"]))
     return [Repeated(digest, copies) for digest, copies in images.items()]
+
+
+def _contents(table: pa.Table) -> NDArray[np.int64]:
+    """Numbers for the content and the split of each row, (2, N), equal for equal ones in this process."""
+    return np.stack([hashes(table["content_hash"]), hashes(table["split"])])
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
+from mcis.datasets.columns import give_back
 from mcis.datasets.copies import place_of
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
@@ -212,6 +213,7 @@ def run(
         for number, stage in enumerate(STAGES):
             if number == 1:
                 context.listed.clear()
+                give_back()
                 # Until then the outputs that the run's folder names are those of an earlier call.
                 write_text(folder.config, experiment_text(config, resolved.origins))
                 _track_data_sets(config, context)

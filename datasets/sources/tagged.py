@@ -36,7 +36,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import MAX_CLASSES, read_classes
-from mcis.datasets.columns import pieces, repeated
+from mcis.datasets.columns import give_back, pieces, repeated
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.files import is_remote, local_path, read_opened, without_credentials
 from mcis.datasets.index import Listing, shown
@@ -153,7 +153,10 @@ def list_tagged(
         mask_uri=masks.uris,
         saliency_uri=saliency_uris,
     )
-    return Listing(listed, tagged.names, (*notes, *masks.notes))
+    found = Listing(listed, tagged.names, (*notes, *masks.notes))
+    del rows, images
+    give_back()
+    return found
 
 
 def image_column(table: str, image: str = "image", *, allow_absolute: bool = False) -> list[tuple[str, str]]:

@@ -98,8 +98,9 @@ ConfigFile = Annotated[
 ]
 
 
-def _workspace(folder: str) -> Path:
+def _workspace(folder: str | Path) -> Path:
     """The path under which a workspace is worked on."""
+    folder = str(folder)  # the default is a path
     if "://" not in folder:
         return Path(folder)
     from mcis.datasets.copies import place_of

@@ -19,7 +19,7 @@ _SIDE, _LARGEST_CELL, _SMALLEST_CELL, _LETTER = 560, 26, 3, 6.6
 _TAGS_AT_ONCE = 2**16
 
 
-def count_together(rows: NDArray[np.int64], tags: NDArray[np.int64], images: int, classes: int) -> NDArray[np.int64]:
+def count_together(rows: NDArray[np.int32], tags: NDArray[np.int32], images: int, classes: int) -> NDArray[np.int64]:
     """Images that have both of two classes, (K, K); on the diagonal, those that have the class.
 
     Args:

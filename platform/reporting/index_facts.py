@@ -86,7 +86,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     lengths = np.bincount(rows, minlength=len(index))
     train = np.array([g.split == "train" for g in groups], bool)[group[rows]]
 
-    def table(values: NDArray[np.int64], of: NDArray[np.int64], height: int, **more: Any) -> NDArray[Any]:
+    def table(values: NDArray[np.integer[Any]], of: NDArray[np.int16], height: int, **more: Any) -> NDArray[Any]:
         return np.bincount(values * len(groups) + of, minlength=height * len(groups), **more).reshape(height, -1)
 
     per_tags = table(lengths, group, int(lengths.max(initial=0)) + 1)
@@ -130,11 +130,12 @@ def codes_of(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.int64], lis
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[Group, ...]]:
+def _groups(index: pa.Table) -> tuple[NDArray[np.int16], tuple[Group, ...]]:
     """The group of each image, (N,), and the groups in their order."""
     domain, domains = codes_of(index["domain"])
     split, splits = codes_of(index["split"])
-    present, group = np.unique(domain * len(splits) + split, return_inverse=True)
+    code = domain * len(splits) + split
+    present = np.flatnonzero(np.bincount(code))
     named = [Group(domains[code // len(splits)], splits[code % len(splits)]) for code in present]
 
     def rank(position: int) -> tuple[Any, ...]:
@@ -142,16 +143,16 @@ def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[Group, ...]]:
         return tuple((order.index(name) if name in order else len(order), name) for order, name in orders)
 
     order = sorted(range(len(named)), key=rank)
-    rank_of = np.empty(len(named), np.int64)
-    rank_of[order] = np.arange(len(named))
-    return rank_of[group], tuple(named[i] for i in order)
+    rank_of = np.zeros(len(domains) * len(splits), np.int16)
+    rank_of[present[order]] = np.arange(len(named))
+    return rank_of[code], tuple(named[i] for i in order)
 
 
-def flat_tags(index: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Every tag with the row that has it, (row, tag), rows ascending."""
     tags = whole(index["tags"])
-    rows = np.repeat(np.arange(len(index)), pc.list_value_length(tags).to_numpy(zero_copy_only=False))
-    return rows, tags.flatten().to_numpy().astype(np.int64)
+    rows = np.repeat(np.arange(len(index), dtype=np.int32), pc.list_value_length(tags).to_numpy(zero_copy_only=False))
+    return rows, tags.flatten().to_numpy().astype(np.int32)
 
 
 class _Copies(NamedTuple):
@@ -168,24 +169,25 @@ def _copies(index: pa.Table) -> _Copies:
     hashed = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
     hash_of = hashes(index["content_hash"])
     shared = hashed[rows_alike(hash_of[hashed])]
-    _, first, content = np.unique(hash_of[shared], return_index=True, return_inverse=True)
-    content = np.argsort(np.argsort(first))[content]  # numbered in the order in which they come first
+    order = np.argsort(hash_of[shared], kind="stable")  # images of equal content are a run, in the order of the index
+    begins = np.diff(hash_of[shared][order], prepend=0) != 0
+    begins[:1] = True
+    run, first = np.cumsum(begins) - 1, order[begins]
 
     def differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Which contents have images with different values."""
-        order, out = np.lexsort((values, content)), np.zeros(len(first), bool)
-        of, value = content[order], values[order]
-        out[of[1:][(of[1:] == of[:-1]) & (value[1:] != value[:-1])]] = True
+        out = np.zeros(len(first), bool)
+        out[run[1:][~begins[1:] & (np.diff(values[shared][order]) != 0)]] = True
         return out
 
-    across = differ(codes_of(index["split"])[0][shared])
-    disagree = differ(_sets(whole(index["tags"]))[shared])
-    rows = np.flatnonzero((across | disagree)[content])
-    rows = rows[np.lexsort((content[rows], ~across[content[rows]]))]
+    across = differ(codes_of(index["split"])[0])
+    disagree = differ(_sets(whole(index["tags"])))
+    chosen = np.flatnonzero((across | disagree)[run])
+    chosen = chosen[np.lexsort((first[run[chosen]], ~across[run[chosen]]))]
     wanted = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
-    copies = take(index.select([name for name in wanted if name in index.column_names]), shared[rows])
+    copies = take(index.select([name for name in wanted if name in index.column_names]), shared[order[chosen]])
     for name, values in (("across", across), ("disagree", disagree)):
-        copies = copies.append_column(name, pa.array(values[content[rows]]))
+        copies = copies.append_column(name, pa.array(values[run[chosen]]))
     return _Copies(len(shared) - len(first), int(across.sum()), int(disagree.sum()), copies)
 
 

@@ -59,7 +59,7 @@ def choose_pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, se
     Args:
         thumbnails: per class and domain, at most; fewer where the page would hold too many.
     """
-    rows, tags = flat_tags(index)
+    rows, tags = (numbers.astype(np.int64) for numbers in flat_tags(index))
     untagged = np.setdiff1d(np.arange(len(index)), rows)
     rows, tags = np.concatenate([rows, untagged]), np.concatenate([tags, np.full(len(untagged), len(classes))])
     domain, domains = codes_of(index["domain"])

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mcis.datasets.columns import take
 from mcis.datasets.copies import is_there
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import INDEX_SCHEMA
@@ -76,18 +77,21 @@ def rows_of_split(
 ) -> pa.Table:
     """As `split_rows`, of the file of an index."""
     wanted = INDEX_SCHEMA.names if columns is None else columns
+    read = list(dict.fromkeys([*wanted, "split", "tags"]))
     parts = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()]
-    place, first = np.argsort(only if only is not None else []), 0
-    for part in OpenedTable(file).batches(list(dict.fromkeys([*wanted, "split", "tags"]))):
-        rows = of_split(part, split, tagged=tagged).select(wanted)
-        if only is not None:
-            inside = np.sort(only[(only >= first) & (only < first + len(rows))]) - first
-            first += len(rows)
-            rows = rows.take(pa.array(inside))
-        if len(rows):
-            parts.append(rows.cast(parts[0].schema))
-    found = pa.concat_tables(parts)
-    return found if only is None else found.take(pa.array(np.argsort(place)))
+    table = OpenedTable(file)
+    if only is None:
+        found = (of_split(part, split, tagged=tagged) for part in table.batches(read))
+        return pa.concat_tables([*parts, *(part.select(wanted).cast(parts[0].schema) for part in found)])
+    first = 0
+    for group in range(table.groups):
+        rows = sum(len(of_split(part, split, tagged=tagged)) for part in table.batches(["split", "tags"], group))
+        inside = np.sort(only[(only >= first) & (only < first + rows)]) - first
+        first += rows
+        if len(inside):
+            of_group = of_split(pa.concat_tables(table.batches(read, group)), split, tagged=tagged)
+            parts.append(take(of_group.select(wanted), inside).cast(parts[0].schema))
+    return pa.concat_tables(parts).take(pa.array(np.argsort(np.argsort(only))))
 
 
 def of_source(rows: pa.Table) -> NDArray[np.bool_]:

@@ -271,10 +271,16 @@ class OpenedTable:
         with _table_errors(path):
             self._file = pq.ParquetFile(fetched(path))
 
-    def batches(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """The rows, in order, some at a time."""
+    @property
+    def groups(self) -> int:
+        """How many groups of rows the file has; one for each shard that was written."""
+        return int(self._file.num_row_groups)
+
+    def batches(self, columns: list[str] | None = None, group: int | None = None) -> Iterator[pa.Table]:
+        """The rows of all groups, or of one, in order, some at a time."""
+        groups = None if group is None else [group]
         with _table_errors(self._path):
-            for batch in self._file.iter_batches(SHARD_ROWS, columns=columns):
+            for batch in self._file.iter_batches(SHARD_ROWS, row_groups=groups, columns=columns):
                 yield pa.Table.from_batches([batch])
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import digest, in_shards, take
+from mcis.datasets.columns import digest, give_back, in_shards, take
 from mcis.datasets.copies import remove
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
@@ -22,6 +22,7 @@ from mcis.datasets.index import (
     REJECTS_SCHEMA,
     VERDICT_FIELDS,
     Listing,
+    Repeated,
     Verdict,
     duplicates,
     shown,
@@ -80,13 +81,12 @@ def run(config: Config, context: RunContext) -> IndexResult:
     """
     if context.afresh:
         context.workspace.verdicts.unlink(missing_ok=True)
-    _, classes, notes = _listed(config, context)
-    images = len(context.listed[0].table)
-    verified = _verify(context.listed[0].table, config, context)
-    context.listed.clear()
+    classes, notes, images = _listed(config, context).classes, context.listed[0].notes, len(context.listed[0].table)
+    verified = _verify(context.listed.pop().table, config, context)
     rejected: list[pa.Table] = []
     index_file = context.part / "index.parquet"
     write_batches(index_file, INDEX_SCHEMA, _sound(verified.shards, rejected))
+    give_back()  # the listing
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.part / "rejects.parquet", rejects)
     _check_rejects(config, rejects, images)
@@ -95,7 +95,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
     return IndexResult(
         identity=fingerprint(digest(OpenedTable(index_file).batches(_IDENTITY)), classes),
         classes=classes,
-        notes=(*notes, *_notes(index, classes, read_table(index_file, ["image_id", "split", "content_hash"]))),
+        notes=(*notes, *_notes(index, classes, duplicates(OpenedTable(index_file).batches))),
         busy=verified.busy,
         counts=_counts(index, rejects, classes, verified.opened),
     )
@@ -261,11 +261,11 @@ def _untagged(index: pa.Table) -> int:
     return int(pc.sum(pc.and_(train, pc.equal(pc.list_value_length(index["tags"]), 0))).as_py())
 
 
-def _notes(index: pa.Table, classes: tuple[str, ...], contents: pa.Table) -> list[str]:
+def _notes(index: pa.Table, classes: tuple[str, ...], repeated: list[Repeated]) -> list[str]:
     notes = []
     if empty := _untrained(index, classes):
         notes.append(f"{len(empty)} class(es) without a training image are never predicted: {shown(empty)}")
-    if repeated := duplicates(contents):
+    if repeated:
         examples = [" = ".join(image.image_id for image in copies.images) for copies in repeated]
         notes.append(f"{len(repeated)} image(s) are in more than one split with the same content: {shown(examples)}")
     if untagged := _untagged(index):

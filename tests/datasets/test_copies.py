@@ -53,7 +53,7 @@ def test_a_path_says_of_what_it_is_a_copy(place: Path) -> None:
 
 def test_other_paths_stay_as_they_are(place: Path, tmp_path: Path) -> None:
     assert copies.place_of("work") == Path("work")
-    assert copies.place_of("file:///work/a") == Path("/work/a")
+    assert copies.place_of("file:///photos/a") == Path("/photos/a")
     file = tmp_path / "a.txt"
     file.write_text("a")
     copies.send(file, file)

@@ -168,7 +168,7 @@ def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monke
 def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
-    monkeypatch.setattr(files, "_PATIENCE", 0.2)
+    monkeypatch.setattr(files, "PATIENCE", 0.2)
     faulty_s3.files |= {"/bucket/a": b"abc" * 10, "/bucket/b": b"abc" * 10}
     faulty_s3.slow = {"/bucket/a": 2, "/bucket/b": 8}
     began = time.monotonic()
@@ -183,7 +183,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
     """It takes connections and never answers; pyarrow alone would wait for 100 s, eight times."""
-    monkeypatch.setattr(files, "_PATIENCE", 0.1)
+    monkeypatch.setattr(files, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{silent.getsockname()[1]}&scheme=http"
         for ask in (read_bytes, lambda uri: stamps([uri])):

@@ -21,8 +21,6 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.listing import listing
 
-pytestmark = pytest.mark.slow
-
 TINY = (
     "classifier.epochs=2",
     "classifier.batch=4",
@@ -132,6 +130,7 @@ def of_code(scores: str) -> str:
     return "\n".join(str({name: value for name, value in row.items() if name != "git"}) for row in rows)
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_there_and_another_machine_finds_it(
     bucket: dict[str, str], on_disk: str, tmp_path: Path
 ) -> None:
@@ -152,6 +151,7 @@ def test_a_run_is_the_same_there_and_another_machine_finds_it(
     assert [info.path for info in left if info.type == pafs.FileType.File] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_ends_on_another_machine(bucket: dict[str, str], on_disk: str, tmp_path: Path) -> None:
     """In the classifier's training, whose checkpoint the other machine finds."""
     workspace, first = "s3://bucket/killed", tmp_path / "first"
@@ -214,6 +214,7 @@ def nodes(bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
         shutil.rmtree(session, ignore_errors=True)
 
 
+@pytest.mark.slow
 def test_nodes_that_share_no_disk_come_to_the_same(
     bucket: dict[str, str], nodes: dict[str, str], on_disk: str, tmp_path: Path
 ) -> None:

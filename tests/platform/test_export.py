@@ -26,6 +26,7 @@ from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.maps import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
+from mcis.platform.reporting import files
 from mcis.platform.reporting.export import _files_of_classes, export
 from mcis.platform.reporting.files import names_of
 from mcis.platform.reporting.voc_server import submission_problems
@@ -395,3 +396,22 @@ def test_an_archive_that_is_cut_is_refused(submitted: tuple[Path, Path, Path]) -
         archive.write_bytes(whole[:length])
         with pytest.raises(UserError, match="cannot be read"):
             submission_problems(archive)
+
+
+def test_pictures_are_taken_as_they_are_written() -> None:
+    """Of a million rows some are in memory, never all."""
+    taken: list[int] = []
+    written: list[int] = []
+
+    def rows() -> Iterator[int]:
+        for row in range(200):
+            taken.append(row)
+            yield row
+
+    def write(row: int) -> int:
+        assert len(taken) - len(written) <= 5 * files._AT_ONCE + 1
+        written.append(row)
+        return 2
+
+    assert files.write_all(rows(), write, label="pictures", total=200) == 400
+    assert sorted(written) == taken

@@ -1,6 +1,7 @@
 """Stage 1 under faults: what passes leaves no trace in the index, and what ends a process is listed."""
 
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,15 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.read_index import open_index
-from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.results import IndexResult, read_result
+from mcis.platform.runs.verdicts import KeptVerdicts
+from mcis.platform.runs.workspace import Workspace, read_table
 from mcis.platform.stages import index
 from mcis.platform.stages.index import Verify
 
@@ -124,3 +129,44 @@ def test_the_most_pixels_are_a_key_and_no_verdict(photos: Path, ray_local: None)
     assert rejects == {"3.png": "too large: 64x64 pixels, more than 4095"}
     assert indexed(photos) == (all_but(), {}, 1)
     assert indexed(photos, "data.max_pixels=4095")[:2] == (all_but(3), rejects)
+
+
+def test_verdicts_that_are_kept_block_by_block_make_the_same_index(
+    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (photos.parent / "2.png").write_bytes(b"")
+    (photos.parent / "6.png").unlink()
+    found, stages = [], []
+    for block in (2**20, 3):
+        monkeypatch.setattr(index, "_BLOCK", block)
+        found.append(indexed(photos, "data.max_rejected=2"))
+        workspace = Workspace(photos.parent / "workspace")
+        folder = workspace.outputs("index-tags")["index"]
+        stages.append((read_result(folder, IndexResult).identity, read_table(folder / "index.parquet")))
+        assert len(KeptVerdicts(workspace)) == IMAGES - 1, "all but that on the absent file"
+        shutil.rmtree(folder)
+        workspace.verdicts.unlink()
+    assert found[0] == found[1]
+    assert found[0][2] == IMAGES
+    assert stages[0][0] == stages[1][0]
+    assert stages[0][1].equals(stages[1][1])
+
+
+def test_the_sources_are_listed_once_in_a_call(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def counted(config: Config) -> Listing:
+        asked.append(config.setting)
+        return listing(config)
+
+    monkeypatch.setattr(index, "listing", counted)
+    monkeypatch.setattr(pipeline, "listing", counted)
+    resolved = resolve("tags", "small", {"data.tags.table": str(photos)})
+    workspace = Workspace(photos.parent / "workspace")
+    for _ in range(2):
+        listed = [pipeline.check(resolved.config, workspace, "index-tags", until="index")]
+        pipeline.run(resolved, workspace, "index-tags", until="index", listed=listed)
+        assert (asked, listed) == (["tags"], []), "and nobody holds it behind the index"
+        asked.clear()
+    pipeline.run(resolved, workspace, "index-tags", until="index")
+    assert asked == ["tags"]

@@ -1,0 +1,51 @@
+"""Reading a part of an index: the rows of a split and some columns of them, whatever the groups of the file."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mcis.datasets import columns
+from mcis.datasets.index import INDEX_SCHEMA
+from mcis.platform.runs.read_index import of_split, rows_of_split
+from mcis.platform.runs.workspace import OpenedTable, write_batches
+
+ROWS = 23
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An index of 23 images in groups of 4 rows."""
+    monkeypatch.setattr(columns.in_shards, "__defaults__", (4,))
+    rows = [
+        {
+            "image_id": f"i{n}",
+            "uri": f"/{n}.jpg",
+            "domain": "target",
+            "split": "val" if n % 3 == 2 else "train",
+            "tags": list(range(n % 4)),
+            "height": 1,
+            "width": 1,
+            "content_hash": "",
+        }
+        for n in range(ROWS)
+    ]
+    write_batches(tmp_path / "index.parquet", INDEX_SCHEMA, [pa.Table.from_pylist(rows, INDEX_SCHEMA)])
+    assert OpenedTable(tmp_path / "index.parquet").groups == 6
+    return tmp_path / "index.parquet"
+
+
+@pytest.mark.parametrize("tagged", [False, True])
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_the_rows_of_a_split_do_not_depend_on_the_files_groups(file: Path, split: str, tagged: bool) -> None:
+    whole = pa.concat_tables(OpenedTable(file).batches())
+    expected = of_split(whole, split, tagged=tagged)
+    assert rows_of_split(file, split, tagged=tagged).equals(expected)
+    names = rows_of_split(file, split, tagged=tagged, columns=["image_id"])
+    assert names.equals(expected.select(["image_id"]))
+    for only in ([], [0], [3, 0, 2], list(range(len(expected)))[::-1]):
+        wanted = np.array([row for row in only if row < len(expected)], np.int64)
+        found = rows_of_split(file, split, tagged=tagged, only=wanted)
+        assert found.equals(expected.take(pa.array(wanted)))
+        assert found.schema.equals(INDEX_SCHEMA)
