@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE, VOC_CLASSES
 from mcis.datasets.decode import decode_labels, encode_labels
+from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.maps import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
@@ -21,13 +22,6 @@ from mcis.platform.runs.workspace import Workspace, write_table
 
 WIDTH, HEIGHT, RING = 500, 375, 5
 """Size of a drawn mask and width of the ignored ring around its objects, pixels; as VOC has them."""
-_INDEX = pa.schema(
-    {
-        "image_id": pa.string(), "split": pa.string(), "height": pa.int32(), "width": pa.int32(),
-        "tags": pa.list_(pa.int32()), "mask_uri": pa.string(), "saliency_uri": pa.string(),
-    }
-)  # fmt: skip
-"""The columns of an index that the stage evaluate reads."""
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -87,8 +81,9 @@ def evaluable(root: Path, paths: list[Path], *, name: str = "masks", seed: int =
         predictions.append({"image_id": path.stem, "plain": plain, "crf": refined})
         height, width = truth.shape
         of_image = {"image_id": path.stem, "split": "val", "height": height, "width": width, "tags": [0]}
-        rows.append({**of_image, "mask_uri": str(path), "saliency_uri": None})
-    write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=_INDEX))
+        unread = {"uri": f"/absent/{path.stem}.jpg", "domain": "target", "content_hash": "", "saliency_uri": None}
+        rows.append({**of_image, **unread, "mask_uri": str(path)})
+    write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
     for first in range(0, len(rows), 32):  # as the stage predict writes them
         shard = pa.Table.from_pylist(predictions[first : first + 32], schema=PREDICTIONS_SCHEMA)
         write_table(output / "predictions" / f"part-{first:08d}-{first + len(shard):08d}.parquet", shard)

@@ -156,5 +156,5 @@ def test_a_bucket_that_may_not_be_written_is_named(
         raise PermissionError(13, "AWS Error ACCESS_DENIED during PutObject operation")
 
     monkeypatch.setattr(copies, "_upload", refuse)
-    with pytest.raises(UserError, match=r"s3://.*/work/a cannot be written"):
+    with pytest.raises(UserError, match=r"s3://bucket.*/a cannot be written"):
         copies.send(file, folder_of(bucket) / "a")
