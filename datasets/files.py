@@ -165,7 +165,12 @@ def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES)
         with _opened(uri) as file:
             if os.fstat(file.fileno()).st_size > most:
                 raise OSError(errno.EFBIG, f"more than {most} bytes")
-            return read(file)
+            try:
+                return read(file)
+            except OSError as error:
+                if error.errno is None:  # of a parser, which says so of what it read
+                    raise ValueError(str(error)) from None
+                raise
 
     return insist(uri, opened)
 
