@@ -221,10 +221,10 @@ def inputs(config: Config, context: RunContext) -> Any:
 def _files(config: Config, rows: pa.Table) -> Any:
     """The stamps of the files that the masks are made of, beside the images'."""
     if config.supervision == "full":
-        return file_stamps(rows["mask_uri"].to_pylist())
+        return file_stamps(rows["mask_uri"])
     if not _saliency_is_read(config, rows):
         return None
-    return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"].to_pylist())
+    return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"])
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
