@@ -143,7 +143,7 @@ def test_a_run_is_the_same_there_and_another_machine_finds_it(
     assert "finished" in said(mcis("runs", "--workspace", workspace), other, tmp_path)
     exported = tmp_path / "masks"
     said(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), other, tmp_path)
-    assert len(list((exported / "VOC2012/SegmentationClass").glob("*.png"))) == 20
+    assert len(list(exported.rglob("*.png"))) == 20
     assert "nothing" in said(mcis("gc", "--workspace", workspace), other, tmp_path)
     said(mcis("gc", "--run", "a", "--delete", "--workspace", workspace), other, tmp_path)
     system = pafs.S3FileSystem(endpoint_override=bucket["AWS_ENDPOINT_URL"].removeprefix("http://"), scheme="http")
