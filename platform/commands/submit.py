@@ -126,11 +126,12 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         number = job.submission_id
         typer.echo(f"job {number} is at work on it since before; its log:")
     else:
-        environment = {
+        environment: dict[str, Any] = {
             "py_modules": [str(_code(folder))],
-            "working_dir": str(folder / "files"),
             "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
         }
+        if any((folder / "files").iterdir()):  # else the job is in the folder that the node's Ray is in
+            environment["working_dir"] = str(folder / "files")
         number = _patiently(
             lambda: client.submit_job(entrypoint=text, runtime_env=environment, metadata={"run": run}), address, minutes
         )
