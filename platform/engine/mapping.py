@@ -27,6 +27,8 @@ from mcis.platform.runs.workspace import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
 Instead = Callable[[pa.Table, str], pa.Table]
+_PAUSE = 1.0
+"""Seconds until an actor that does not answer is asked again."""
 _RETRIES = 2
 """How often Ray maps a shard, or an image, again whose process or node died."""
 _LOOK_EVERY = 5.0
@@ -177,6 +179,12 @@ def _mapped(
             died = False
             try:
                 account = ray.get(ended)
+            except (
+                ray.exceptions.ActorUnavailableError
+            ):  # its node may be lost: Ray starts it on another, or gives it up
+                account = None
+                waiting.extendleft([shard] if shard else [])
+                time.sleep(_PAUSE)
             except deaths():
                 if shard is None:
                     raise
