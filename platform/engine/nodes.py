@@ -6,12 +6,15 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mcis.datasets.errors import UserError
+from mcis.platform.engine.runtime import ray_answers
 from mcis.platform.runs.progress import bar, console
 
 Bundle = Mapping[str, float]
 """Resources that are needed together on one node: CPU, GPU."""
 _EVERY = 1.0
 """Seconds between two looks at the cluster while nothing but nodes is waited for."""
+_GONE = 120.0
+"""Seconds to wait where this machine's part of Ray does not answer, before Ray itself ends the process."""
 _WATCHED_EVERY = 5.0
 """The same while work is done."""
 
@@ -104,6 +107,9 @@ def _nodes() -> list[Bundle]:
     """The resources of each node that is up, used or not."""
     import ray
 
+    until = time.monotonic() + _GONE
+    while not ray_answers() and time.monotonic() < until:
+        time.sleep(_EVERY)  # `ray_session` ends the command meanwhile
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 

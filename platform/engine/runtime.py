@@ -200,6 +200,13 @@ def _lost_ray_interrupts() -> Iterator[None]:
         stop.set()
 
 
+def ray_answers() -> bool:
+    """Whether this machine's part of Ray takes connections. Ray ends a process that asks for nodes where it is gone."""
+    from ray._private.worker import _global_node
+
+    return _global_node is None or _answers(_Part("", socket.AF_UNIX, _global_node.raylet_socket_name, 0))
+
+
 class _Part(NamedTuple):
     """A part of Ray: where it takes connections, and for how many seconds it may not before it counts as gone."""
 
