@@ -1,4 +1,4 @@
-"""What an index of ten million images takes: processor seconds of a rerun that finds all done, and the driver's memory.
+"""What an index of ten million images takes: seconds of a rerun that finds all done, and the driver's memory.
 
 The rows are made up: a Parquet table of ids, splits and 1 to 3 of 200 tags each (`pairs.synthetic`). No row has a
 picture of its own: the table names 4000 real JPEGs in turn, each with its tags. So a file is looked at for every row,
@@ -208,11 +208,10 @@ def main() -> None:
         for name in arguments.only:
             measured[name] = part = measure([*itself, name] if name in PARTS else command(folder, "table.parquet"))
             print(f"{name:10}{part.wall:8.1f} s wall {part.processor:8.1f} s processor {part.gib:6.2f} GiB", flush=True)
+    if "again" in measured:
+        wall = measured["again"].wall
+        print(f"ratio {wall:.0f} target at most {SECONDS_TARGET}: seconds of a rerun of a finished index of 10 M")
     most = max(part.gib for part in measured.values())
-    again = measured["again"].processor
-    print(
-        f"ratio {again:.0f} target at most {SECONDS_TARGET}: processor seconds of a rerun of a finished index of 10 M"
-    )
     print(f"ratio {most:.2f} target at most {GIB_TARGET}: GiB of the driver in each part with 10 M images")
 
 

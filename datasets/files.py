@@ -9,11 +9,13 @@ import contextlib
 import errno
 import functools
 import io
+import itertools
 import os
 import re
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -35,6 +37,8 @@ MAX_BYTES = 2**28
 SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|access_key|credential", re.IGNORECASE)
 """What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _PARALLEL = 32
+_AT_ONCE = 2e-5
+"""Seconds in which a file system that has the answer in memory gives it, many times over."""
 PATIENCE = 30.0
 """Seconds in which a remote file system has to answer; its content may take as long beside what its size allows."""
 SLOWEST = 100_000
@@ -258,7 +262,7 @@ def remote_errors() -> Iterator[None]:
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     """The stamp of each file, None for a file that does not exist, asked for with `insist`.
 
-    Many are asked for at a time: each question waits for the disk or the network.
+    Many are asked for at a time where a question waits for the disk or the network.
 
     Raises:
         UserError: a file system does not answer for half a minute, or refuses access.
@@ -275,18 +279,33 @@ def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
 
 
 def _at_once(count: int) -> int:
-    """How many of so many files a thread asks for, one after the other: some thousand, and of few files few."""
-    return min(2**12, -(-count // _PARALLEL) or 1)
+    """How many of so many files are asked for one after the other: some hundred, and of few files few."""
+    return min(2**9, -(-count // _PARALLEL) or 1)
 
 
 def _asked(parts: Iterable[Sequence[str]], count: int) -> NDArray[np.int64]:
-    """The stamps of the files of all parts, (N, 2), -1 for those that do not exist; parts are asked for in threads."""
+    """The stamps of the files of all parts, (N, 2), -1 for those that do not exist."""
     out, done = np.empty((count, 2), np.int64), 0
-    with contextlib.closing(in_threads(_stamps, parts, threads=_PARALLEL, name="stamps")) as found:
+    with contextlib.closing(_in_turn_or_threads(iter(parts))) as found:
         for some in found:
             out[done : done + len(some)] = some
             done += len(some)
     return out
+
+
+def _in_turn_or_threads(parts: Iterator[Sequence[str]]) -> Generator[NDArray[np.int64], None, None]:
+    """The stamps of each part. Behind a part whose answers took their time, some are asked for in threads.
+
+    What the kernel has in memory it answers at once: threads would do no more than wait for each other.
+    """
+    for part in parts:
+        began = time.perf_counter()
+        found = _stamps(part)
+        slow = time.perf_counter() - began > _AT_ONCE * len(part)
+        yield found
+        if slow:
+            some = itertools.islice(parts, 8 * _PARALLEL)
+            yield from in_threads(_stamps, some, threads=_PARALLEL, name="stamps")
 
 
 def _stamps(uris: Sequence[str]) -> NDArray[np.int64]:

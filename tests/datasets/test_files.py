@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +123,26 @@ def test_a_file_that_cannot_be_looked_at_is_not_absent(
             stamps([str(path), str(tmp_path / "absent")])
     assert len(asked) == 9, "8 times, once it has failed"
     assert stamps([str(path), str(tmp_path / "absent")]) == [(3, path.stat().st_mtime_ns), None]
+
+
+@pytest.mark.parametrize(("at_once", "elsewhere"), [(float("inf"), False), (0.0, True)])
+def test_files_are_asked_for_in_threads_where_answers_take_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: float, elsewhere: bool
+) -> None:
+    paths = [str(tmp_path / str(number)) for number in range(1000)]
+    for path in paths[::2]:
+        Path(path).write_text(path)
+    asked, ask = set(), files._stamps
+
+    def noted(uris: Sequence[str]) -> Any:
+        asked.add(threading.current_thread() is not threading.main_thread())
+        return ask(uris)
+
+    monkeypatch.setattr(files, "_AT_ONCE", at_once)
+    monkeypatch.setattr(files, "_stamps", noted)
+    expected = [(len(path), os.stat(path).st_mtime_ns) if os.path.exists(path) else None for path in paths]
+    assert stamps(paths) == expected
+    assert asked == {False, elsewhere}, "the first in this thread"
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "pipe", "a\0b", "loop", "x" * 300])
