@@ -62,7 +62,7 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     kept = selves if config.localize.method.name == "released" else None
     embed = Embed(config, folder, CLASSES, gpu, features, kept)
     to_embed = embed_rows(rows, relations.start, every_image, ~no_source)
-    to_relate = relate_rows(rows, relations, range(CLASSES), every_image)
+    to_relate = relate_rows(rows, relations, np.arange(len(relations.tag)), every_image)
     began = time.perf_counter()
     embed(to_embed)
     relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source)

@@ -133,7 +133,7 @@ class Plain:
         embedded = embed(embed_rows(rows, relations.start, every_image, ~no_source))
         write_table(folder / "single" / "part-000000.parquet", embedded)
         relate = Relate(config, folder / "classifier", self.classes, False, features, None, no_source)
-        related = relate(relate_rows(rows, relations, range(self.classes), every_image))
+        related = relate(relate_rows(rows, relations, np.arange(len(relations.tag)), every_image))
         write_table(folder / "maps" / "part-000000.parquet", related)
 
     def train_affinity(self) -> None:

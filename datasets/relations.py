@@ -51,15 +51,40 @@ class Relations:
             others_start=np.concatenate([[0], np.cumsum(kept)])[self.others_start],
         )
 
-    def needs(self, classes: int) -> list[NDArray[np.int64]]:
-        """For each of K classes the images whose features its maps are made of: K ascending arrays."""
-        tag_of_others = np.repeat(self.tag, np.diff(self.others_start))
-        needs = []
-        for k in range(classes):
-            of_class = self.tag == k
-            parts = [self.image[of_class], self.related[of_class].reshape(-1), self.others[tag_of_others == k]]
-            needs.append(np.unique(np.concatenate(parts)))
-        return needs
+    def others_of(self, maps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the `others` of M maps lie, map by map, (O',), and how many each has, (M,)."""
+        first, counts = self.others_start[maps], np.diff(self.others_start)[maps]
+        shift = first - (np.cumsum(counts) - counts)
+        return np.arange(counts.sum()) + np.repeat(shift, counts), counts
+
+    def images_of(self, maps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The images whose features some maps are made of, ascending."""
+        others, _ = self.others_of(maps)
+        return np.unique(np.concatenate([self.image[maps], self.related[maps].reshape(-1), self.others[others]]))
+
+    def split(self, maps: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
+        """M maps, each of another image, in parts that follow one another, as large as `images` images suffice for.
+
+        Raises:
+            ValueError: one map alone is made of more.
+        """
+        parts = []
+        while len(maps):
+            some = maps[:images]
+            others, counts = self.others_of(some)
+            numbers = np.arange(len(some))
+            users = np.concatenate([numbers, np.repeat(numbers, self.related.shape[1]), np.repeat(numbers, counts)])
+            needed = np.concatenate([self.image[some], self.related[some].reshape(-1), self.others[others]])
+            order = np.lexsort((users, needed))
+            new = np.diff(needed[order], prepend=-1) > 0  # where an image is needed by the first of the maps
+            fitting = int(
+                np.searchsorted(np.cumsum(np.bincount(users[order][new], minlength=len(some))), images, "right")
+            )
+            if not fitting:
+                raise ValueError(f"a map needs {len(self.images_of(maps[:1]))} images, more than {images}")
+            parts.append(some[:fitting])
+            maps = maps[fitting:]
+        return parts
 
 
 class ContrastiveImages(NamedTuple):
@@ -310,25 +335,43 @@ def _contrastive_images(
     return ContrastiveImages(candidates[lacks], np.nonzero(lacks)[1], kept)
 
 
-def feature_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:
-    """Groups the classes into rounds, none of which needs the features of more than `images` images at a time.
+def feature_rounds(relations: Relations, classes: int, images: int) -> list[NDArray[np.int64]]:
+    """Groups the maps of K classes into rounds, none of which needs the features of more than `images` images.
 
-    Memory as a function of images: a round keeps 2 C H W bytes (float16) of each image that any of its classes needs,
+    Memory as a function of images: a round keeps 2 C H W bytes (float16) of each image that any of its maps needs,
     1 MiB with VGG-16 at 256x256; in one round that is 10.3 GiB for VOC's 10,582 images and 341 GiB for LID's 349,319.
-    An image that several classes of a round need is kept and embedded once; an image that several rounds need is
-    embedded once in each of them. So a round begins with the largest class that is left. While one fits, it goes on
-    with the class that shares most images with it; among those that share equally many, with the largest.
+    An image that several maps of a round need is kept and embedded once; an image that several rounds need is embedded
+    once in each of them. So classes stay together that share images (`class_rounds`), and a class that alone needs too
+    many images has rounds of its own: with R related images each, drawn from all of a large class, they need up to
+    1 + R embeddings a map.
+
+    Returns:
+        Of each round its maps, ascending.
+
+    Raises:
+        ValueError: a map alone needs more.
+    """
+    by_class = np.argsort(relations.tag, kind="stable")
+    of_class = np.split(by_class, np.cumsum(np.bincount(relations.tag, minlength=classes))[:-1])
+    needs = [relations.images_of(maps) for maps in of_class]
+    fitting = [need if len(need) <= images else need[:0] for need in needs]
+    rounds = [np.sort(np.concatenate([of_class[k] for k in group])) for group in class_rounds(fitting, images)]
+    for maps, need in zip(of_class, needs, strict=True):
+        rounds += relations.split(maps, images) if len(need) > images else []
+    return rounds
+
+
+def class_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:
+    """Groups classes into rounds, none of which needs more than `images` images.
+
+    A round begins with the largest class that is left. While one fits, it goes on with the class that shares most
+    images with it; among those that share equally many, with the largest.
 
     Args:
         needs: for each class the positions of the images, (n_k,), none twice; a class without any is in no round.
-        images: the bound.
-
-    Raises:
-        ValueError: a class alone needs more.
+        images: the bound, at least the images of a class.
     """
     left = {k: len(need) for k, need in enumerate(needs) if len(need)}
-    if left and max(left.values()) > images:
-        raise ValueError(f"a class needs {max(left.values())} images, more than {images}")
     rounds: list[list[int]] = []
     while left:
         inside = np.zeros(1 + max(int(needs[k].max()) for k in left), bool)

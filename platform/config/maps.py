@@ -80,7 +80,7 @@ class LocalizeConfig(Section):
     batch: Positive = 32
     """Images embedded at a time, at most `compute.shard_rows`."""
     features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
-    """Bound of the features kept at a time, GiB; where an index needs more, its classes are localized in rounds."""
+    """Bound of the features kept at a time, GiB; where an index needs more, its maps are made in rounds."""
 
     @property
     def numbers(self) -> tuple[int, ...]:

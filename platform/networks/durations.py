@@ -38,7 +38,7 @@ from mcis.platform.config.maps import CrfConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, crf_parameters, freeze
 from mcis.platform.networks.features import features_shape
-from mcis.platform.networks.needs import Counts, classifier_steps, counts_of, keeps_outputs
+from mcis.platform.networks.needs import Counts, classifier_steps, counts_of, embeddings, keeps_outputs, related_of_map
 
 _MOST = 0.25
 """Seconds that a pass may take to be timed at its full size, and to be repeated."""
@@ -137,10 +137,8 @@ def _localization(config: Config, counts: Counts, passes: Passes, *, kept: bool)
         image += passes.head if kept else passes.read + passes.backbone + passes.head
     if not most:
         return counts.tagged * image
-    related = 1 if localize.related_by == "itself" else most
-    others = related * (counts.tags / max(1, counts.tagged) - 1) if localize.method.contrastive else 0
-    attended = related + others + (4 if released else 0)
-    return counts.tagged * image + counts.tags * attended * passes.relate
+    attended = related_of_map(config, counts) + (4 if released else 0)
+    return embeddings(config, counts) * image + counts.tags * attended * passes.relate
 
 
 class Pictures(NamedTuple):

@@ -357,6 +357,24 @@ def keeps_outputs(config: Config, counts: Counts) -> bool:
     return features <= config.compute.cache_gb * _GIB
 
 
+def embeddings(config: Config, counts: Counts) -> float:
+    """How many embeddings localization computes at most, rounds for which features are kept in turn included."""
+    localize = config.localize
+    if not any(localize.numbers):
+        return counts.tagged
+    embedding, _, _ = _networks(config.classifier, config.segmenter, counts.classes, kept=keeps_outputs(config, counts))
+    rounds = math.ceil(2 * math.prod(embedding.shape) * counts.tagged / (localize.features_gb * _GIB))
+    return min(counts.tagged * max(1, rounds), counts.tags * (1 + related_of_map(config, counts)))
+
+
+def related_of_map(config: Config, counts: Counts) -> float:
+    """How many other images a localization map is made of, on average; those of the contrastive part included."""
+    localize = config.localize
+    related = 1 if localize.related_by == "itself" else localize.numbers[-1]
+    others = related * (counts.tags / max(1, counts.tagged) - 1) if localize.method.contrastive else 0
+    return related + others
+
+
 def _classifier(config: Config, network: _Network, embedding: _Network, steps: int, *, kept: bool) -> Need:
     """The classifier's training, with its affinities where they are laid out, and the tasks that keep features for it.
 

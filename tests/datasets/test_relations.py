@@ -1,5 +1,6 @@
 """Relations of maps to images against lists, and the rounds in which bounded features are kept."""
 
+import itertools
 from collections import Counter
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from mcis.datasets.neighbors import rounded
-from mcis.datasets.relations import Relations, draw, feature_rounds, wrong_class_images
+from mcis.datasets.relations import Relations, class_rounds, draw, feature_rounds, wrong_class_images
 from mcis.datasets.tags import Tags
 
 quick = settings(deadline=None, max_examples=60)
@@ -30,27 +31,50 @@ def test_every_class_is_in_one_round_and_every_round_keeps_the_bound(
 ) -> None:
     largest = max(map(len, needs))
     bound = largest + space
-    rounds = feature_rounds(needs, bound)
+    rounds = class_rounds(needs, bound)
     assert sorted(k for classes in rounds for k in classes) == [k for k, need in enumerate(needs) if len(need)]
     kept = [set().union(*(needs[k].tolist() for k in classes)) for classes in rounds]
     assert all(0 < len(images) <= bound for images in kept)
-    assert rounds == feature_rounds(needs, bound)
+    assert rounds == class_rounds(needs, bound)
     # No round could have taken in a class of a later one.
     for number, images in enumerate(kept):
         for later in rounds[number + 1 :]:
             assert all(len(images | set(needs[k].tolist())) > bound for k in later)
     if len(set().union(*(need.tolist() for need in needs))) <= bound:
         assert len(rounds) <= 1
-    if largest:
-        with pytest.raises(ValueError, match=f"a class needs {largest} images"):
-            feature_rounds(needs, largest - 1)
 
 
 def test_classes_that_share_images_come_together() -> None:
     """0 and 2 have the same images, 1 and 3 likewise."""
     needs = [np.arange(5), np.arange(5, 11), np.arange(4), np.arange(6, 11)]
-    assert feature_rounds(needs, 7) == [[1, 3], [0, 2]]
-    assert feature_rounds(needs, 11) == [[0, 1, 2, 3]]
+    assert class_rounds(needs, 7) == [[1, 3], [0, 2]]
+    assert class_rounds(needs, 11) == [[0, 1, 2, 3]]
+
+
+@quick
+@given(arrays(bool, st.tuples(st.integers(1, 12), st.just(3))), st.integers(0, 9), st.integers(1, 30), st.booleans())
+def test_every_map_is_in_one_round_and_every_round_keeps_the_bound(
+    matrix: NDArray[np.bool_], seed: int, bound: int, contrastive: bool
+) -> None:
+    matrix[:, 0] |= ~matrix.any(axis=1)
+    nowhere = np.zeros(len(matrix), bool)
+    drawn = draw(Tags.of_matrix(matrix), nowhere, seed=seed, related=2, contrastive=contrastive)
+    single = max(len(drawn.images_of(np.array([number]))) for number in range(len(drawn.tag)))
+    if bound < single:
+        with pytest.raises(ValueError, match=rf"a map needs \d+ images, more than {bound}"):
+            feature_rounds(drawn, 3, bound)
+        return
+    rounds = feature_rounds(drawn, 3, bound)
+    assert np.sort(np.concatenate(rounds)).tolist() == list(range(len(drawn.tag)))
+    assert all((np.diff(maps) > 0).all() for maps in rounds)
+    assert all(len(drawn.images_of(maps)) <= bound for maps in rounds)
+    for k in range(3):  # a class that fits is not torn apart, and no part of another could have taken in its next map
+        maps = np.flatnonzero(drawn.tag == k)
+        parts = [each for each in rounds if np.isin(each, maps).any()]
+        if len(drawn.images_of(maps)) <= bound:
+            assert len(parts) <= 1
+        for part, following in itertools.pairwise(parts):
+            assert len(drawn.images_of(np.append(part, following[0]))) > bound
 
 
 @quick
@@ -66,7 +90,8 @@ def test_contrastive_images_are_related_by_another_tag_and_lack_the_maps_own(
         others = drawn.others[drawn.others_start[number] : drawn.others_start[number + 1]].tolist()
         fellows = [k for k in range(4) if matrix[image, k] and k != tag]
         assert others == [q for k in fellows for q in rows[image, k] if not matrix[q, tag]]
-    for k, need in enumerate(drawn.needs(4)):
+    for k in range(4):
+        need = drawn.images_of(np.flatnonzero(drawn.tag == k))
         wanted: set[int] = set()
         for number, (image, tag) in enumerate(rows):
             if tag == k:
@@ -141,7 +166,8 @@ def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) 
     np.testing.assert_array_equal(wrong.related[everywhere], usual.related[everywhere])
     assert not matrix[wrong.related[~everywhere], usual.tag[~everywhere, None]].any()
     for relations in (itself, wrong):
-        for k, need in enumerate(relations.needs(3)):
+        for k in range(3):
+            need = relations.images_of(np.flatnonzero(relations.tag == k))
             of_class = relations.tag == k
             wanted = {*relations.image[of_class].tolist(), *relations.related[of_class].reshape(-1).tolist()}
             assert need.tolist() == sorted(wanted)

@@ -322,7 +322,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     relate = Relate(config, weights, classes, False, tmp_path / "features", None, source)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
-    for row in relate_rows(rows, relations, range(classes), everyone).to_pylist():
+    for row in relate_rows(rows, relations, np.arange(len(relations.tag)), everyone).to_pylist():
         taken += list(relate.maps(row)[0])
     assert len(taken) == len(expected)
     difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
@@ -368,7 +368,8 @@ def bound_of(images: int) -> str:
 
 
 def largest_need(config: Config, context: RunContext) -> int:
-    return max(map(len, relations_of(config, context)[0].needs(len(context.classes))))
+    relations, _ = relations_of(config, context)
+    return max(len(relations.images_of(np.flatnonzero(relations.tag == k))) for k in np.unique(relations.tag))
 
 
 VARIANTS = {
@@ -412,16 +413,26 @@ def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(train
     assert seen == {4}
 
 
-def test_a_class_that_exceeds_the_bound_is_named(trained: Trained, tmp_path: Path) -> None:
+@pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)
+def test_a_class_that_exceeds_the_bound_has_rounds_of_its_own(
+    trained: Trained, tmp_path: Path, assignments: tuple[str, ...]
+) -> None:
+    whole, parts = trained.into(tmp_path / "whole"), trained.into(tmp_path / "parts")
+    localization.run(trained.config(*assignments), whole)
+    relations, _ = relations_of(trained.config(*assignments), whole)
+    bound = 2 + max(len(relations.images_of(np.array([number]))) for number in range(len(relations.tag)))
+    assert bound < largest_need(trained.config(*assignments), whole)
+    result = localization.run(trained.config(*assignments, bound_of(bound)), parts)
+    assert result.counts["rounds"] > len(np.unique(relations.tag))
+    assert result.counts["GiB of features"] <= round(bound * FEATURES / 2**30, 3)
+    same_tables(parts.part, whole.part)
+
+
+def test_a_bound_too_low_for_a_single_map_is_the_users_error(trained: Trained, tmp_path: Path) -> None:
     context = trained.into(tmp_path / "part")
-    relations, _ = relations_of(trained.config(), context)
-    largest = int(np.argmax(np.bincount(relations.tag)))
-    images = int(np.bincount(relations.tag).max())
     with pytest.raises(UserError, match="features_gb") as caught:
-        localization.run(trained.config(bound_of(images - 1)), context)
-    assert f"class {context.classes[largest]} need the features of {images} images" in caught.value.found
-    assert "GiB" in caught.value.found
-    assert "set localize.features_gb=" in caught.value.remedy
+        localization.run(trained.config(bound_of(1)), context)
+    assert "holds the features of 1 images: a map needs" in caught.value.found
     assert not (context.part / "maps").exists()
 
 

@@ -5,8 +5,9 @@ Two tables: `single` holds the single-round maps, `maps` those with related imag
 once; its features are kept, float16, in memory-mapped files, one for each shard of the images, that all workers read,
 so that memory stays bounded by what the operating system caches and a map costs attention alone.
 
-Where the features of all images exceed `localize.features_gb`, the classes are localized in rounds, each with files
-of the features that its maps need, and an image is embedded once in every round that needs it. The maps are the same.
+Where the features of all images exceed `localize.features_gb`, maps are made in rounds, of some classes or of a part of
+a large one, each with files of the features that its maps need, and an image is embedded once in every round that needs
+it. The maps are the same.
 
 Maps of several numbers of related images (`localize.also_related`) are made in one pass, and each number's are the
 output of the stage with that number alone.
@@ -22,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from mcis.datasets.columns import digest
 from mcis.datasets.copies import copy_folder, is_there, names_in, remove
 from mcis.datasets.errors import UserError
 from mcis.datasets.features import Features
@@ -66,7 +68,7 @@ def run(config: Config, context: RunContext) -> StageResult:
 
     Raises:
         UserError: no training image has a tag, or none is of the domain that related images are to be of, or the
-            features of a class exceed their bound.
+            features of a single map's images exceed their bound.
     """
     return run_together([config], [context])[0]
 
@@ -158,7 +160,7 @@ class _Job:
     @property
     def folders(self) -> list[Path]:
         """Where each round's tables lie: those of a single one are the stage's, unless they hold several numbers."""
-        if len(self.plan.classes) == 1 and len(self.tables) == 2:
+        if len(self.plan.maps) == 1 and len(self.tables) == 2:
             return [self.folder]
         return round_folders(self.plan, self.folder)
 
@@ -190,7 +192,8 @@ class _Job:
         The self pairs' maps are float32: their sum is rounded to 8 bits, and rounding it before as well would show.
         """
         plan, selves = self.folder / "plan.json", self.selves
-        now = {"rounds": self.plan.classes, "related": list(self.parts)}
+        rounds = [digest([pa.table({"map": maps})]) for maps in self.plan.maps]
+        now = {"rounds": rounds, "related": list(self.parts)}
         if not is_there(plan) or read_json(plan) != now or (selves and not is_there(selves)):
             for name in names_in(self.folder):
                 if name != VECTORS:
@@ -223,7 +226,7 @@ def _prepare(config: Config, context: RunContext, rows: pa.Table, parts: dict[in
         tags=tags,
         source=source,
         relations=relations,
-        plan=plan_rounds(config.localize, relations.needs(len(names)), shape, names),
+        plan=plan_rounds(config.localize, relations, shape, len(names)),
         outputs=outputs,
     )
 

@@ -84,10 +84,10 @@ def _contrast(config: LocalizeConfig, relations: Relations) -> Account:
 def _rounds(config: LocalizeConfig, plan: Plan, images: int) -> Account:
     embedded = sum(map(len, plan.images))
     notes = []
-    if len(plan.classes) > 1:
+    if len(plan.maps) > 1:
         notes.append(
-            f"features are kept in {len(plan.classes)} rounds to hold localize.features_gb={config.features_gb:g}: "
+            f"features are kept in {len(plan.maps)} rounds to hold localize.features_gb={config.features_gb:g}: "
             f"{embedded} embeddings of {images} images"
         )
-    counts = {"rounds": len(plan.classes), "images embedded": embedded, "GiB of features": round(plan.gib, 3)}
+    counts = {"rounds": len(plan.maps), "images embedded": embedded, "GiB of features": round(plan.gib, 3)}
     return counts, notes

@@ -1,4 +1,4 @@
-"""Which classes are localized together: rounds whose features fit a bound, and the tables that the workers read."""
+"""Which maps are made together: rounds whose features fit a bound, and the tables that the workers read."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,47 +17,41 @@ _GIB = 2**30
 
 
 class Plan(NamedTuple):
-    """The rounds of all classes.
+    """The rounds of all maps.
 
     Attributes:
-        classes: of each round.
+        maps: of each round, the ascending numbers of the maps that it makes.
         images: of each round, the ascending positions of the images whose features it keeps.
         shape: of what is kept of an image, (C, H, W).
         gib: size of the largest round's features.
     """
 
-    classes: list[list[int]]
+    maps: list[NDArray[np.int64]]
     images: list[NDArray[np.int64]]
     shape: tuple[int, int, int]
     gib: float
 
 
-def plan_rounds(
-    config: LocalizeConfig, needs: Sequence[NDArray[np.int64]], shape: tuple[int, int, int], names: Sequence[str]
-) -> Plan:
+def plan_rounds(config: LocalizeConfig, relations: Relations, shape: tuple[int, int, int], classes: int) -> Plan:
     """The rounds that keep to the bound `localize.features_gb`.
 
     Args:
-        needs: of each class, the positions of the images whose features its maps are made of.
         shape: of what is kept of an image, (C, H, W), float16.
-        names: of the classes.
 
     Raises:
-        UserError: a single class exceeds the bound.
+        UserError: a single map exceeds the bound.
     """
     bound, image_bytes = config.features_gb, 2 * math.prod(shape)
-    largest = max(range(len(needs)), key=lambda k: len(needs[k]))
     try:
-        classes = feature_rounds(needs, int(bound * _GIB // image_bytes))
-    except ValueError:
-        gib = len(needs[largest]) * image_bytes / _GIB
+        maps = feature_rounds(relations, classes, int(bound * _GIB // image_bytes))
+    except ValueError as error:
         raise UserError(
-            f"the maps of class {names[largest]} need the features of {len(needs[largest])} images, {gib:.3g} GiB",
-            f"at most localize.features_gb={bound:g} GiB per class",
-            f"set localize.features_gb={1.01 * gib:.3g} or more, or a smaller classifier.input_size",
+            f"localize.features_gb={bound:g} holds the features of {int(bound * _GIB // image_bytes)} images: {error}",
+            "room for the images that a map is made of",
+            "set localize.features_gb=1 or more",
         ) from None
-    images = [np.unique(np.concatenate([needs[k] for k in group])) for group in classes]
-    return Plan(classes, images, shape, max(map(len, images)) * image_bytes / _GIB)
+    images = [relations.images_of(each) for each in maps]
+    return Plan(maps, images, shape, max(map(len, images)) * image_bytes / _GIB)
 
 
 class Round(NamedTuple):
@@ -85,7 +79,7 @@ class Round(NamedTuple):
 
 def round_folders(plan: Plan, folder: Path) -> list[Path]:
     """Where the rounds' tables lie: below `folder`."""
-    return [folder / f"round-{n}" for n in range(len(plan.classes))]
+    return [folder / f"round-{n}" for n in range(len(plan.maps))]
 
 
 def rounds_of(plan: Plan, folders: Sequence[Path], rows: pa.Table, relations: Relations) -> Iterator[Round]:
@@ -95,12 +89,12 @@ def rounds_of(plan: Plan, folders: Sequence[Path], rows: pa.Table, relations: Re
         folders: where each round's tables lie.
     """
     embedded = np.zeros(len(rows), bool)
-    for number, (own_folder, classes, images) in enumerate(zip(folders, plan.classes, plan.images, strict=True), 1):
+    for number, (own_folder, maps, images) in enumerate(zip(folders, plan.maps, plan.images, strict=True), 1):
         yield Round(
             folder=own_folder,
             images=images,
             to_embed=embed_rows(rows, relations.start, images, ~embedded[images]),
-            to_relate=relate_rows(rows, relations, classes, images),
+            to_relate=relate_rows(rows, relations, maps, images),
             label=f" {number}/{len(folders)}" if len(folders) > 1 else "",
         )
         embedded[images] = True
@@ -121,21 +115,23 @@ def embed_rows(
     return pa.table({**{name: part[name] for name in part.column_names}, **columns})
 
 
-def relate_rows(rows: pa.Table, relations: Relations, classes: Sequence[int], images: NDArray[np.int64]) -> pa.Table:
-    """What `Relate` reads: the images that have any of `classes`, with their maps of these classes.
+def relate_rows(rows: pa.Table, relations: Relations, maps: NDArray[np.int64], images: NDArray[np.int64]) -> pa.Table:
+    """What `Relate` reads: the images that have any of `maps`, with these maps.
 
     Columns: image_id, slot (its position in `images`), and lists with an entry per map: tags, maps (their numbers),
     related and others (lists of slots), and ranks (lists of the `others_rank` of the others).
+
+    Args:
+        maps: ascending numbers of maps.
+        images: ascending positions of images, those that the maps are made of among them.
     """
-    maps = np.flatnonzero(np.isin(relations.tag, classes))
     targets, first = np.unique(relations.image[maps], return_index=True)
     start = np.append(first, len(maps))
-    counts = np.diff(relations.others_start)
-    of_others = np.repeat(np.isin(relations.tag, classes), counts)
+    of_others, counts = relations.others_of(maps)
     related = np.searchsorted(images, relations.related[maps])
     others, ranks = np.searchsorted(images, relations.others[of_others]), relations.others_rank[of_others]
     related_start = np.arange(len(maps) + 1) * related.shape[1]
-    others_start = np.concatenate([[0], np.cumsum(counts[maps])])
+    others_start = np.concatenate([[0], np.cumsum(counts)])
     return pa.table(
         {
             "image_id": rows["image_id"].take(pa.array(targets)),
