@@ -88,7 +88,7 @@ def stage(table: pa.Table, maps: Path, out: Path) -> tuple[float, list[bytes]]:
     config = configured()
     began = time.perf_counter()
     made_of = config, Shards(maps), None, False
-    map_table(table, MakeMasks, made_of, out, label="pseudo masks", shard_rows=SHARD)
+    map_table(table, MakeMasks, made_of, out, label="pseudo masks", compute=config.compute, shard_rows=SHARD)
     seconds = time.perf_counter() - began
     labels = read_table(out)["labels"].to_pylist()
     shutil.rmtree(out)

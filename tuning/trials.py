@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcis.datasets.copies import in_bucket
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
 from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.nodes import ask_for_no_nodes
 from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
@@ -189,7 +189,7 @@ def fit(
     environment = store_environment()  # in memory: a trial's parameters are written into files
     with bar(f"study {common.study}", trials, "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), _reserved(common)),
+            tune.with_resources(tune.with_parameters(_run_trial, environment=environment), reserved_here()),
             param_space=space,
             tune_config=how,
             run_config=tune.RunConfig(
@@ -199,7 +199,10 @@ def fit(
                 callbacks=[_progress_callback(progress, notes or Notes())],
             ),
         )
-        grid = tuner.fit()
+        try:
+            grid = tuner.fit()
+        finally:
+            ask_for_no_nodes()  # Tune ends a trial that waits for nodes without a word
         results = [grid[number] for number in range(len(grid))]
     return {
         result.config["trial"]["name"]: Result(result.metrics, result.error)
@@ -215,12 +218,18 @@ def failed(error: Exception) -> UserError:
     )
 
 
-def _reserved(common: Common) -> dict[str, float]:
-    """What a trial's driver reserves; a bucket's locks hold on one machine, so there it stays on this one."""
-    import ray
+def reserved_here() -> Any:
+    """What a trial's driver reserves: a place on this node, next to nothing of it.
 
-    here = {f"node:{ray.util.get_node_ip_address()}": 0.0001} if in_bucket(Path(common.workspace)) else {}
-    return {"cpu": 0.01, **here}
+    What is known to this process alone holds there too: MLflow's server at a loopback address, a bucket's locks. And
+    the node may have no CPU for Ray.
+    """
+    import ray
+    from ray import tune
+
+    place = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
+    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}  # several nodes of a test have one address
+    return tune.PlacementGroupFactory([place], bundle_label_selector=[here])
 
 
 def _folder(common: Common) -> Path:

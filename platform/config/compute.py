@@ -42,7 +42,7 @@ class ComputeConfig(Section):
     cache_gb: NonNegative = 8.0
     """Bound of the workspace's cache of decoded images, GiB; what does not fit is decoded every epoch. 0 = no cache."""
     wait_minutes: NonNegative = 15.0
-    """How long a training waits for nodes that a cluster has yet to start for it; what then is missing ends the run."""
+    """How long work waits for nodes that a cluster has yet to start for it; what then is missing ends the run."""
     cpus: int | None = Field(default=None, gt=0)
     """Logical CPUs of a Ray that the command starts; None = the machine's cores, at least 4."""
     object_store_gb: Rate = 1.0

@@ -87,8 +87,8 @@ def features_cache(
         return None
     of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
     name = f"features-{fingerprint(of_network, made_with(compute.device))}"
-    arguments, share = (config, pretrained, compute.gpu), compute.gpu * compute.gpu_share
-    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", gpu=share)
+    arguments = config, pretrained, compute.gpu
+    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", network=True)
     return Features(Texts(rows["uri"]), folder, shape)
 
 
@@ -112,7 +112,7 @@ def _made(
     size: int,
     *,
     label: str,
-    gpu: float = 0,
+    network: bool = False,
 ) -> Path:
     """The folder `<name>-<content of the rows>` of the cache, made now if there is none, of about `size` bytes."""
     workspace, bound = context.workspace, int(compute.cache_gb * _GIB)
@@ -126,7 +126,7 @@ def _made(
         with workspace.lock("cache", "size"):
             _evict(workspace, bound - size, part)
             part.mkdir(exist_ok=True)
-        map_table(rows, make, arguments, part, label=label, shard_rows=compute.shard_rows, suffix="arrow", gpu=gpu)
+        map_table(rows, make, arguments, part, label=label, compute=compute, network=network, suffix="arrow")
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
             rename_folder(part, folder)
     return folder

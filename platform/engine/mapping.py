@@ -21,6 +21,8 @@ import pyarrow as pa
 
 from mcis.datasets.copies import names_in, remove
 from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes
 from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
@@ -32,7 +34,7 @@ _PAUSE = 1.0
 _RETRIES = 2
 """How often Ray maps a shard, or an image, again whose process or node died."""
 _LOOK_EVERY = 5.0
-"""Seconds between two looks for GPUs that have joined, at most."""
+"""Seconds between two looks at the nodes, at most: for GPUs that have joined, and for what is missing."""
 
 
 class MapResult(NamedTuple):
@@ -78,8 +80,9 @@ def map_table(
     folder: Path,
     *,
     label: str,
-    shard_rows: int,
-    gpu: float = 0,
+    compute: ComputeConfig,
+    network: bool = False,
+    shard_rows: int | None = None,
     suffix: str = "parquet",
     instead: Instead | None = None,
 ) -> MapResult:
@@ -90,21 +93,24 @@ def map_table(
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
             A process makes it once for all shards that it is given.
-        gpu: GPUs that each worker holds, a share of one or all of it. Such workers are actors, as Ray ends a process
-            after a task with a GPU, as many as the cluster's GPUs hold; those that another run holds join when they are
-            free, and those of nodes that come later when they are up. 0 = tasks, one per core or CPU.
+        network: whether each worker has a network, which runs on a GPU where `compute.gpu` says so. Such workers are
+            actors, as Ray ends a process after a task with a GPU: as many as the cluster's GPUs hold, and no fewer than
+            `compute.workers`, which have a cluster start nodes. Those that another run holds join when they are free,
+            and those of nodes that come later when they are up. All others are tasks, one per core or CPU.
+        shard_rows: rows of a shard; None = `compute.shard_rows`.
         suffix: format of the shards, see `workspace.write_table`.
         instead: the output row of an image, a table of one row, that ends its process by a signal, and of what happened
             in words; None = such an image is an error, as one is for which the machine's memory does not do.
 
     Raises:
-        UserError: a worker raised it, or an image ends every process that maps it.
+        UserError: a worker raised it, an image ends every process that maps it, or the cluster has no node for it and
+            starts none in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    missing = _missing_shards(folder, shards_of(len(table), shard_rows, suffix))
+    missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
     finished = len(table) - sum(part.rows for part in missing.values())
     mapped, busy = 0, 0.0
-    mapping = _mapped(table, make, arguments, folder, missing, label=label, gpu=gpu, instead=instead)
+    mapping = _mapped(table, make, arguments, folder, missing, compute, label=label, network=network, instead=instead)
     with bar(label, len(table), "images") as progress, contextlib.closing(mapping):
         progress.update(finished)
         for account in mapping if missing else ():
@@ -130,9 +136,10 @@ def _mapped(
     arguments: tuple[Any, ...],
     folder: Path,
     shards: dict[str, ShardRows],
+    compute: ComputeConfig,
     *,
     label: str,
-    gpu: float,
+    network: bool,
     instead: Instead | None,
 ) -> Generator[Account, None, None]:
     """Maps shards, as many at a time as there are GPUs or CPUs; yields the account of each as soon as it is written.
@@ -141,6 +148,10 @@ def _mapped(
     """
     import ray
 
+    gpu = compute.gpu_share if network and compute.gpu else 0.0
+    least, what = [{"GPU": gpu} if gpu else {"CPU": 1.0}], f"the mapping `{label}`"
+    wait_for_nodes(least, compute.wait_minutes, what)
+    watch = watched_nodes(least, compute.wait_minutes, what)
     parts = (ray.put((make, arguments, folder, ray.put(table))),)  # within a tuple Ray hands it on as a reference
     waiting, unfinished, started = deque(shards), len(shards), 0
     running: dict[Any, _Running] = {}
@@ -153,10 +164,10 @@ def _mapped(
             running[actor.__ray_ready__.remote()] = _Running(actor.map_shard.remote, None)
 
         def start_actors() -> None:
-            """One for each GPU that is up and has none; where none is up, the first one has a cluster start some."""
+            """One for each GPU that is up and has none; those that wait for one have a cluster start it."""
             nonlocal started
-            up = max(1, int(ray.cluster_resources().get("GPU", 0) / gpu))
-            for _ in range(min(len(waiting), up - started)):
+            wanted = max(compute.workers, int(ray.cluster_resources().get("GPU", 0) / gpu))
+            for _ in range(min(len(waiting), wanted - started)):
                 start_actor()  # it may have no GPU before the end
                 started += 1
 
@@ -169,7 +180,8 @@ def _mapped(
             running[in_task(name, shards[name])] = _Running(in_task, name)
     try:
         while unfinished:
-            ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY if gpu else None)
+            ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY)
+            next(watch)
             if gpu:
                 start_actors()
             if not ready:

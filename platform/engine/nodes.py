@@ -1,5 +1,6 @@
 """Nodes of a cluster that grows on demand: what is asked of its autoscaler, and the wait for it."""
 
+import contextlib
 import math
 import os
 import time
@@ -17,6 +18,8 @@ _GONE = 120.0
 """Seconds to wait where this machine's part of Ray does not answer, before Ray itself ends the process."""
 _WATCHED_EVERY = 5.0
 """The same while work is done."""
+_ASKED_EVERY = 10.0
+"""Seconds until the autoscaler is asked again: it keeps one wish alone, the last of all programs'."""
 
 
 def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None:
@@ -34,22 +37,37 @@ def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None
     """
     from ray.autoscaler.sdk import request_resources
 
-    missing = missing_bundles(bundles, _nodes())
-    if not missing or not os.environ.get("RAY_ADDRESS"):
+    if not os.environ.get("RAY_ADDRESS"):
         return
-    console.print(f"waiting for nodes of the cluster: {what} needs {_in_words(missing)} more", markup=False)
+    missing, asked = missing_bundles(bundles, _nodes()), -math.inf
+    if missing:
+        console.print(f"waiting for nodes of the cluster: {what} needs {_in_words(missing)} more", markup=False)
     end = time.monotonic() + 60 * minutes
-    request_resources(bundles=[dict(bundle) for bundle in bundles])
     try:
-        with bar("nodes", len(bundles), "places") as progress:
+        with bar("nodes", len(bundles), "places") if missing else contextlib.nullcontext() as progress:
             while missing and time.monotonic() < end:
+                if time.monotonic() > asked + _ASKED_EVERY:
+                    asked = time.monotonic()
+                    request_resources(bundles=[dict(bundle) for bundle in bundles])
                 time.sleep(_EVERY)
                 missing = missing_bundles(bundles, _nodes())
-                progress.update(len(bundles) - len(missing))
+                if progress:
+                    progress.update(len(bundles) - len(missing))
     finally:
-        request_resources(bundles=[])  # it would hold nodes for ever; work on them does so itself
+        ask_for_no_nodes()
     if missing:
         raise _lacking(bundles, missing, minutes, what)
+
+
+def ask_for_no_nodes() -> None:
+    """Takes back what the autoscaler was asked for, by a process that was killed while it waited, too.
+
+    It would hold nodes for ever; work on them does so itself. Another program that waits asks again.
+    """
+    from ray.autoscaler.sdk import request_resources
+
+    if os.environ.get("RAY_ADDRESS") and ray_answers():
+        request_resources(bundles=[])
 
 
 def watched_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[None]:

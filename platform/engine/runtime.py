@@ -282,10 +282,11 @@ def cpus() -> int:
 
 
 def cpus_per_gpu() -> int:
-    """The CPUs of the cluster for each of its GPUs, at least one."""
+    """The CPUs of this process's node for each of its GPUs, at least one."""
     import ray
 
-    resources = ray.cluster_resources()
+    own = ray.get_runtime_context().get_node_id()
+    resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
     return max(1, int(resources.get("CPU", 1) / resources["GPU"]))
 
 

@@ -195,7 +195,10 @@ def _open(rows: pa.Table, folder: Path, config: Config) -> float:
     """Opens the images of a listing's rows in parallel and writes their verdicts; the seconds that all tasks took."""
     shard_rows = max(config.compute.shard_rows, _SHARD_ROWS)
     arguments = (config.data.max_pixels,)
-    return map_table(rows, Verify, arguments, folder, label="index", shard_rows=shard_rows, instead=_kills).busy
+    compute = config.compute
+    return map_table(
+        rows, Verify, arguments, folder, label="index", compute=compute, shard_rows=shard_rows, instead=_kills
+    ).busy
 
 
 def _kills(row: pa.Table, what: str) -> pa.Table:

@@ -27,8 +27,7 @@ class PredictRows:
     Args:
         weights: the folder of the trained network.
         classes: the K class names.
-        gpu, processes: see `Predictor`. None = as many as the cluster has CPUs for each GPU; it has none before the
-            worker that this is made in has one.
+        gpu, processes: see `Predictor`. None = as many as the node has CPUs for each GPU.
     """
 
     def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int | None):
@@ -79,8 +78,9 @@ def run(config: Config, context: RunContext) -> PredictResult:
         (config, context.inputs["train_segmenter"], context.classes, gpu, None if gpu else 0),
         context.part / "predictions",
         label="predict",
+        compute=config.compute,
+        network=True,
         shard_rows=min(config.compute.shard_rows, 32),
-        gpu=gpu * config.compute.gpu_share,
     )
     return PredictResult(busy=mapped.busy, split=split, counts={"images": len(rows)})
 

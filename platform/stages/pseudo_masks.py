@@ -248,8 +248,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
         made_of,
         context.part / "masks",
         label="pseudo masks",
-        shard_rows=config.compute.shard_rows,
-        gpu=gpu * config.compute.gpu_share,
+        compute=config.compute,
+        network=config.walks,
     )
     masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])

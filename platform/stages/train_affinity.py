@@ -71,9 +71,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     """
     rows, maps = split_rows(context, "train", tagged=True), Shards(context.inputs["localize"] / "maps")
     labels = context.part / "labels"
-    mapped = map_table(
-        rows, MakeLabels, (config, maps), labels, label="confident labels", shard_rows=config.compute.shard_rows
-    )
+    mapped = map_table(rows, MakeLabels, (config, maps), labels, label="confident labels", compute=config.compute)
     confident = read_table(labels, ["image_id", "confident"])
     taught = _taught_rows(rows, confident)
     learner = _learner(config, context, taught)

@@ -321,8 +321,9 @@ def _exclusive_precision(config: Config, context: RunContext) -> Facts:
     gpu, folder = config.compute.gpu, context.part / "pairs"
     outputs = _features(config, context, rows) if c.from_features else None
     arguments = c, context.part, len(context.classes), gpu, outputs or Texts(rows["uri"])
-    share = gpu * config.compute.gpu_share
-    map_table(table, ScorePairs, arguments, folder, label="val pairs", shard_rows=32, gpu=share)
+    map_table(
+        table, ScorePairs, arguments, folder, label="val pairs", compute=config.compute, network=True, shard_rows=32
+    )
     scores = read_table(folder)
     tags_m, tags_n = (tags.matrix(positions) for positions in (pairs.m, pairs.n))
     exclusive = np.concatenate([tags_m & ~tags_n, tags_n & ~tags_m])

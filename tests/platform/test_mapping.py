@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import MapResult, map_table
 from mcis.platform.engine.runtime import cpus, user_error_in
 from mcis.platform.runs.workspace import read_table, write_table
@@ -20,6 +21,7 @@ from mcis.platform.runs.workspace import read_table, write_table
 TABLE = pa.table({"id": [f"i{n}" for n in range(23)], "value": range(23), "list": [[n] * (n % 3) for n in range(23)]})
 CUT = ["part-00000000-00000005.parquet", "part-00000005-00000010.parquet", "part-00000010-00000015.parquet"]
 CUT += ["part-00000015-00000020.parquet", "part-00000020-00000023.parquet"]
+COMPUTE = ComputeConfig()
 
 
 def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
@@ -45,7 +47,9 @@ def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
 
 def mapped(folder: Path, diary: Path, shard_rows: int = 5) -> MapResult:
     diary.mkdir(exist_ok=True)
-    return map_table(TABLE, squares(diary), (2,), folder / "out", label="squares", shard_rows=shard_rows)
+    return map_table(
+        TABLE, squares(diary), (2,), folder / "out", label="squares", compute=COMPUTE, shard_rows=shard_rows
+    )
 
 
 def worked(diary: Path) -> list[int]:
@@ -123,7 +127,7 @@ def failing(when: str, repaired: Path) -> Callable[[], Callable[[pa.Table], pa.T
 def test_a_workers_user_error_arrives_as_it_was_raised(tmp_path: Path, ray_local: None, when: str) -> None:
     def run() -> MapResult:
         make = failing(when, tmp_path / "repaired")
-        return map_table(TABLE, make, (), tmp_path / "out", label="failing", shard_rows=5)
+        return map_table(TABLE, make, (), tmp_path / "out", label="failing", compute=COMPUTE, shard_rows=5)
 
     with pytest.raises(UserError) as caught:
         run()
@@ -165,7 +169,7 @@ def test_an_image_that_ends_its_process_is_named_and_the_call_goes_on_without_it
 ) -> None:
     def run(*rows_that_kill: int) -> MapResult:
         make = killing(set(rows_that_kill), tmp_path)
-        return map_table(named, make, (), tmp_path / "out", label="squares", shard_rows=5)
+        return map_table(named, make, (), tmp_path / "out", label="squares", compute=COMPUTE, shard_rows=5)
 
     named = TABLE.rename_columns(["image_id", "value", "list"])
     with pytest.raises(UserError) as caught:
@@ -186,7 +190,14 @@ def test_images_that_end_their_processes_are_replaced_where_that_is_asked_for(tm
 
     for _ in range(2):
         result = map_table(
-            TABLE, killing({13, 14}, tmp_path), (), tmp_path / "out", label="some", shard_rows=5, instead=instead
+            TABLE,
+            killing({13, 14}, tmp_path),
+            (),
+            tmp_path / "out",
+            label="some",
+            compute=COMPUTE,
+            shard_rows=5,
+            instead=instead,
         )
     assert result == MapResult(0, 0.0)
     values = [-n if n in (13, 14) else n for n in range(23)]
@@ -208,7 +219,7 @@ def test_a_process_that_dies_by_chance_costs_nothing(tmp_path: Path, ray_local: 
 
         return work
 
-    assert map_table(TABLE, make, (), tmp_path / "out", label="some", shard_rows=5).rows == 23
+    assert map_table(TABLE, make, (), tmp_path / "out", label="some", compute=COMPUTE, shard_rows=5).rows == 23
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
 
 
@@ -222,7 +233,10 @@ def test_a_shard_too_large_for_its_process_is_mapped_in_parts(tmp_path: Path, ra
         return work
 
     table = TABLE.slice(0, 7)
-    assert map_table(table, make, (), tmp_path / "out", label="some", shard_rows=5, suffix="arrow").rows == 7
+    assert (
+        map_table(table, make, (), tmp_path / "out", label="some", compute=COMPUTE, shard_rows=5, suffix="arrow").rows
+        == 7
+    )
     files = sorted((tmp_path / "out").iterdir())
     batches = [pa.ipc.open_file(str(file)).get_batch(0)["value"].to_pylist() for file in files]
     assert batches == [[0, 1, 2, 3, 4], [5, 6]]
@@ -235,9 +249,9 @@ def test_a_worker_that_cannot_be_made_names_no_image(tmp_path: Path, ray_local: 
         return lambda rows: rows
 
     with pytest.raises(UserError, match="some: no image can be mapped: its process was ended by a signal, 3 times"):
-        map_table(TABLE, make, (), tmp_path / "out", label="some", shard_rows=23)
+        map_table(TABLE, make, (), tmp_path / "out", label="some", compute=COMPUTE, shard_rows=23)
     (tmp_path / "there is memory").touch()
-    assert map_table(TABLE, make, (), tmp_path / "out", label="some", shard_rows=23).rows == 23
+    assert map_table(TABLE, make, (), tmp_path / "out", label="some", compute=COMPUTE, shard_rows=23).rows == 23
 
 
 def test_another_error_of_a_worker_is_not_taken_for_the_users(tmp_path: Path, ray_local: None) -> None:
@@ -248,7 +262,7 @@ def test_another_error_of_a_worker_is_not_taken_for_the_users(tmp_path: Path, ra
         return work
 
     with pytest.raises(Exception, match="a mistake of the program") as caught:
-        map_table(TABLE, make, (), tmp_path / "out", label="failing", shard_rows=5)
+        map_table(TABLE, make, (), tmp_path / "out", label="failing", compute=COMPUTE, shard_rows=5)
     assert user_error_in(caught.value) is None
 
 
@@ -277,7 +291,7 @@ def test_a_shard_whose_process_is_killed_is_mapped_again(tmp_path: Path, ray_loc
 
         return work
 
-    map_table(TABLE, make, (), tmp_path / "out", label="killed", shard_rows=5)
+    map_table(TABLE, make, (), tmp_path / "out", label="killed", compute=COMPUTE, shard_rows=5)
     assert killed.exists()
     assert read_table(tmp_path / "out").equals(TABLE)
     assert shards(tmp_path) == CUT
@@ -309,7 +323,7 @@ def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(
         return lambda rows: rows.append_column("noise", pa.array([os.urandom(1000) for _ in range(len(rows))]))
 
     def run() -> MapResult:
-        return map_table(TABLE, make, (), disk / "out", label="noise", shard_rows=5)
+        return map_table(TABLE, make, (), disk / "out", label="noise", compute=COMPUTE, shard_rows=5)
 
     with pytest.raises(UserError, match=f"no space left on the disk of {disk / 'out'}"):
         run()
@@ -323,7 +337,7 @@ def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
     def make(*arguments: Any) -> Callable[[pa.Table], pa.Table]:
         raise AssertionError("nothing is to be done")
 
-    result = map_table(TABLE.slice(0, 0), make, (), tmp_path / "out", label="none", shard_rows=5)
+    result = map_table(TABLE.slice(0, 0), make, (), tmp_path / "out", label="none", compute=COMPUTE, shard_rows=5)
     assert result == MapResult(0, 0.0)
     assert shards(tmp_path) == []
 
@@ -354,7 +368,7 @@ def instead(row, what):
 with ray_session(ComputeConfig()):
     try:
         table, out = pa.table({"n": range(4)}), Path(sys.argv[1])
-        mapped = map_table(table, make, (), out, label="all", shard_rows=4, instead=instead)
+        mapped = map_table(table, make, (), out, label="all", compute=ComputeConfig(), shard_rows=4, instead=instead)
     except UserError as error:
         print(error.found)
     else:
@@ -391,7 +405,7 @@ def make():
     return lambda part: pa.table({"n": part["n"], "first": [value[:8] for value in part["noise"].to_pylist()]})
 
 with ray_session(ComputeConfig(cpus=2, object_store_gb=0.1)):
-    map_table(table, make, (), Path(sys.argv[1]), label="large", shard_rows=20)
+    map_table(table, make, (), Path(sys.argv[1]), label="large", compute=ComputeConfig(), shard_rows=20)
 mapped = read_table(Path(sys.argv[1]))
 assert mapped["n"].to_pylist() == list(range(240))
 assert mapped["first"].to_pylist() == [row[:8] for row in rows]
@@ -415,6 +429,8 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import check_gpus
 
+whole = ComputeConfig(gpu=True, shard_rows=2)
+half = ComputeConfig(gpu=True, gpu_share=0.5, shard_rows=2)
 ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
 out = Path(sys.argv[1])
 
@@ -423,7 +439,7 @@ def make():
     (out / f"made by {os.getpid()} with {','.join(gpus)}").touch()
     return lambda rows: rows
 
-result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", shard_rows=2, gpu=True)
+result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", compute=whole, network=True)
 assert result.rows == 20
 
 def share():
@@ -434,7 +450,7 @@ def share():
         return rows
     return wait
 
-map_table(pa.table({"n": range(20)}), share, (), out / "shared", label="gpus", shard_rows=2, gpu=0.5)
+map_table(pa.table({"n": range(20)}), share, (), out / "shared", label="gpus", compute=half, network=True)
 
 def make_poisoned():
     def work(rows):
@@ -445,13 +461,13 @@ def make_poisoned():
 
 table = pa.table({"n": range(20), "image_id": [f"i{n}" for n in range(20)]})
 try:
-    map_table(table, make_poisoned, (), out / "poisoned", label="gpus", shard_rows=2, gpu=True)
+    map_table(table, make_poisoned, (), out / "poisoned", label="gpus", compute=whole, network=True)
 except UserError as error:
     assert "image i7 of shard part-00000006-00000008.parquet" in error.found, error
 else:
     raise AssertionError("it should have died")
 replaced = lambda row, what: row.set_column(0, "n", [[-1]])
-map_table(table, make_poisoned, (), out / "poisoned", label="gpus", shard_rows=2, gpu=True, instead=replaced)
+map_table(table, make_poisoned, (), out / "poisoned", label="gpus", compute=whole, network=True, instead=replaced)
 found = [n for path in sorted((out / "poisoned").iterdir()) for n in pa.parquet.read_table(path)["n"].to_pylist()]
 assert found == [*range(7), -1, *range(8, 20)], found
 

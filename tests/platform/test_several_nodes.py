@@ -313,6 +313,7 @@ import sys, time
 from pathlib import Path
 import pyarrow as pa
 import ray
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 
 def worker():
@@ -322,8 +323,9 @@ def worker():
     return rows
 
 ray.init(log_to_driver=False)
-print(map_table(pa.table({"x": list(range(24))}), worker, (), Path(sys.argv[1]), label="x", shard_rows=1,
-                gpu=float(sys.argv[2])))
+compute = ComputeConfig(shard_rows=1, gpu=sys.argv[2] == "1", wait_minutes=float(sys.argv[3]))
+table = pa.table({"x": list(range(24))})
+print(map_table(table, worker, (), Path(sys.argv[1]), label="x", compute=compute, network=True))
 ray.shutdown()
 """
 
@@ -335,7 +337,7 @@ def test_a_mapping_goes_on_with_the_node_that_is_left(nodes: Nodes, tmp_path: Pa
     for name in ("a", "b"):
         nodes.add(name, num_cpus=2, num_gpus=gpu)
     table = tmp_path / "table"
-    with running([sys.executable, "-c", MAPPING, str(table), str(gpu)], nodes.env, nodes.folder) as run:
+    with running([sys.executable, "-c", MAPPING, str(table), str(gpu), "5"], nodes.env, nodes.folder) as run:
         wait_for(lambda: len({node for _, node in mapped(table)}) == 2, run)
         nodes.remove("b")
         assert len(mapped(table)) < 24, "it came too late"
@@ -348,7 +350,7 @@ def test_a_mapping_goes_on_with_the_node_that_is_left(nodes: Nodes, tmp_path: Pa
 def test_gpus_that_come_while_a_table_is_mapped_take_part(nodes: Nodes, tmp_path: Path) -> None:
     """There is none in the beginning, then one, then three."""
     table = tmp_path / "table"
-    with running([sys.executable, "-c", MAPPING, str(table), "1"], nodes.env, nodes.folder) as run:
+    with running([sys.executable, "-c", MAPPING, str(table), "1", "5"], nodes.env, nodes.folder) as run:
         nodes.add("a", num_cpus=1, num_gpus=1)
         wait_for(lambda: mapped(table), run)
         nodes.add("b", num_cpus=2, num_gpus=2)
@@ -358,12 +360,65 @@ def test_gpus_that_come_while_a_table_is_mapped_take_part(nodes: Nodes, tmp_path
     assert len({node for _, node in mapped(table)}) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_a_mapping_whose_nodes_do_not_come_says_so_and_repeated_goes_on(nodes: Nodes, tmp_path: Path, gpu: int) -> None:
+    """There is none in the beginning; then the only one is lost."""
+    table, node = tmp_path / "table", {"num_cpus": 1, "num_gpus": gpu}
+    call = [sys.executable, "-c", MAPPING, str(table), str(gpu), "0.2"]
+    what = f"1 x (1 {'GPU' if gpu else 'CPU'})"
+    with running(call, nodes.env, nodes.folder) as run:
+        said, _ = run.communicate(timeout=300)
+    assert f"the mapping `x` needs {what}; after 0.2 minutes the cluster lacks {what}" in " ".join(said.split())
+    nodes.add("a", **node)
+    with running(call, nodes.env, nodes.folder) as run:
+        wait_for(lambda: mapped(table), run)
+        nodes.remove("a")
+        said, _ = run.communicate(timeout=300)
+    assert f"nodes were lost; the mapping `x` waits for {what}" in " ".join(said.split())
+    assert f"after 0.2 minutes the cluster lacks {what}" in " ".join(said.split())
+    assert 0 < len(mapped(table)) < 24
+    nodes.add("b", **node)
+    with running(call, nodes.env, nodes.folder) as run:
+        said, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, said
+    assert sorted(x for x, _ in mapped(table)) == list(range(24))
+
+
+TRIALS = """
+import sys
+import ray
+from ray import tune
+from mcis.tuning.trials import reserved_here
+
+def trial(parameters):
+    tune.report({"node": ray.get_runtime_context().get_node_id()})
+
+ray.init(log_to_driver=False)
+tuner = tune.Tuner(
+    tune.with_resources(trial, reserved_here()), param_space={"x": tune.grid_search([1, 2, 3])},
+    run_config=tune.RunConfig(storage_path=sys.argv[1]),
+)
+assert [result.metrics["node"] for result in tuner.fit()] == [ray.get_runtime_context().get_node_id()] * 3
+"""
+
+
+@pytest.mark.slow
+def test_the_drivers_of_trials_are_where_the_studys_is(nodes: Nodes, tmp_path: Path) -> None:
+    """Also where the head has no CPU and another node is larger: what listens on a loopback is on one node alone."""
+    nodes.add("a", num_cpus=4)
+    with running([sys.executable, "-c", TRIALS, str(tmp_path / "tune")], nodes.env, nodes.folder) as run:
+        said, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, said
+
+
 LOSING = """
 import sys, time, uuid
 from pathlib import Path
 import pyarrow as pa
 import ray
 from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 
 def worker(folder):
@@ -377,8 +432,8 @@ def instead(row, what):
 
 ray.init(log_to_driver=False)
 try:
-    map_table(pa.table({"x": [0]}), worker, (sys.argv[1],), Path(sys.argv[1]) / "table", label="x", shard_rows=1,
-              instead=instead)
+    map_table(pa.table({"x": [0]}), worker, (sys.argv[1],), Path(sys.argv[1]) / "table", label="x",
+              compute=ComputeConfig(shard_rows=1), instead=instead)
 except UserError as error:
     print(error)
 """

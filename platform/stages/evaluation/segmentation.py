@@ -40,7 +40,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     classes = len(context.classes)
     worker = functools.partial(ScoreVal, classes=classes, predictions=Shards(context.inputs["predict"] / "predictions"))
     part, refined = context.part / PREDICTED_IMAGES, bool(config.predict.crf.iterations)
-    mapped = map_table(rows, worker, (), part, label="score predictions", shard_rows=config.compute.shard_rows)
+    mapped = map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
     scored = (PLAIN, WITH_CRF) if refined else (PLAIN,)
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))

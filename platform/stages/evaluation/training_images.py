@@ -110,7 +110,7 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
     )
     part = context.part / TRAINING_IMAGES
-    mapped = map_table(rows, worker, (), part, label="score train", shard_rows=config.compute.shard_rows)
+    mapped = map_table(rows, worker, (), part, label="score train", compute=config.compute)
     of_maps, of_masks = (bins, classes + 1, classes + 1), (MASK_PARTS, classes + 1, classes + 1)
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), of_maps)
     counts = sum_counts(part, shapes | dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), of_masks))

@@ -182,9 +182,8 @@ class _Job:
         self, rows: pa.Table, worker: Callable[..., Worker], arguments: tuple[Any, ...], table: Path, label: str
     ) -> float:
         """Maps the rows into a table, on GPUs where the worker has a network; returns the busy seconds."""
-        compute = self.config.compute
-        gpu = compute.gpu_share if worker is not Merge and self.gpu else 0
-        return map_table(rows, worker, arguments, table, label=label, shard_rows=compute.shard_rows, gpu=gpu).busy
+        compute, network = self.config.compute, worker is not Merge
+        return map_table(rows, worker, arguments, table, label=label, compute=compute, network=network).busy
 
     def start_afresh_unless_it_fits(self) -> None:
         """Removes what an earlier call left if its rounds or numbers were others, or its self pairs' maps are gone.
@@ -244,8 +243,7 @@ def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Featu
     gpu, folder = config.compute.gpu, context.part / VECTORS
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, outputs
     numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
-    share, shard_rows = gpu * config.compute.gpu_share, config.compute.shard_rows
-    map_table(numbered, Pool, arguments, folder, label="vectors", shard_rows=shard_rows, gpu=share)
+    map_table(numbered, Pool, arguments, folder, label="vectors", compute=config.compute, network=True)
     return read_vectors(folder)
 
 
@@ -292,8 +290,8 @@ def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> 
     outputs = _outputs(config, context, rows)
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None, outputs
     to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))
-    single, share, shard_rows = context.part / "single", gpu * config.compute.gpu_share, config.compute.shard_rows
-    return map_table(to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=share).busy
+    single, compute = context.part / "single", config.compute
+    return map_table(to_embed, Embed, arguments, single, label="embed", compute=compute, network=True).busy
 
 
 def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
