@@ -18,7 +18,7 @@ from mcis.platform.runs.context import Pauses, RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
-from mcis.platform.runs.record import point_to, recorded
+from mcis.platform.runs.record import begun_afresh, point_to, recorded
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
@@ -163,7 +163,7 @@ def run(
 
     Args:
         until: last stage; what was reached by then is scored and reported all the same.
-        start: this stage and all after it are computed again.
+        start: this stage and all after it are computed again; repeated, a call that did not finish goes on.
         parent: MLflow run of a study that this run belongs to.
         study: name of that study.
         varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
@@ -192,7 +192,8 @@ def run(
             name,
             identity=fingerprint(values, parent),
             parent=parent,
-            afresh=start is not None,  # what is computed again has curves of its own
+            # What is computed again has curves of its own, those of a call that goes on with it included.
+            afresh=start is not None and not begun_afresh(workspace, name),
             watch=watch,
         )
         blocks.enter_context(tracker.running())

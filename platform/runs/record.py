@@ -33,6 +33,8 @@ class RunRecord:
         outputs: by stage, or by the key of weights that are of another run, the names of the folders below store/ that
             the run points to.
         current: those of them that the last call points to.
+        afresh: names of the folders below store/ that calls with `--from` have begun to compute again since a call last
+            finished. Such a call that is repeated goes on with them.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -43,6 +45,7 @@ class RunRecord:
     reason: str | None = None
     outputs: dict[str, list[str]] = field(default_factory=dict)
     current: dict[str, list[str]] = field(default_factory=dict)
+    afresh: list[str] = field(default_factory=list)
 
 
 _ADAPTER = TypeAdapter(RunRecord)
@@ -98,6 +101,19 @@ def point_to(workspace: Workspace, name: str, stage: str, *outputs: Path) -> Non
     )
 
 
+def begun_afresh(workspace: Workspace, name: str) -> list[str]:
+    """See `RunRecord.afresh`."""
+    record = read_record(workspace.run(name))
+    return record.afresh if record else []
+
+
+def begin_afresh(workspace: Workspace, name: str, output: Path) -> None:
+    """Writes down that an output is computed again, once the former one is gone."""
+    folder = workspace.run(name)
+    record = read_record(folder) or RunRecord(began=now())
+    _write(folder, dataclasses.replace(record, afresh=[*record.afresh, output.name]))
+
+
 @contextlib.contextmanager
 def recorded(
     workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
@@ -112,7 +128,9 @@ def recorded(
     """
     with hold_run(workspace, name):
         began, folder = now(), workspace.run(name)
-        _write(folder, RunRecord(kind=kind, study=study, began=began, outputs=pointers(workspace, name)))
+        earlier, outputs = read_record(folder), pointers(workspace, name)
+        afresh = earlier.afresh if earlier and earlier.outcome != "finished" else []
+        _write(folder, RunRecord(kind=kind, study=study, began=began, outputs=outputs, afresh=afresh))
         try:
             yield
         except BaseException as error:
@@ -141,8 +159,11 @@ def stopped(workspace: Workspace, name: str, reason: str) -> None:
 def _ended_by(error: BaseException, record: RunRecord) -> RunRecord:
     if isinstance(error, KeyboardInterrupt):
         return dataclasses.replace(record, ended=now(), outcome="interrupted")
-    reason = error.found if isinstance(error, UserError) else type(error).__name__
-    return dataclasses.replace(record, ended=now(), outcome="failed", reason=reason)
+    record = dataclasses.replace(record, ended=now(), outcome="failed")
+    if not isinstance(error, UserError):
+        return dataclasses.replace(record, reason=type(error).__name__)
+    afresh = [] if "--from" in error.remedy else record.afresh  # what was computed again is to be so once more
+    return dataclasses.replace(record, reason=error.found, afresh=afresh)
 
 
 def _write(folder: RunFolder, record: RunRecord) -> None:

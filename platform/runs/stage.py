@@ -19,7 +19,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import point_to
+from mcis.platform.runs.record import begin_afresh, begun_afresh, point_to
 from mcis.platform.runs.results import StageResult, flaw, write_result
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, discard, disk_errors, fingerprint
@@ -83,7 +83,10 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:
-    """Runs a stage, unless its output is kept and not to be computed `afresh`; returns the next stage's context."""
+    """Runs a stage, unless its output is kept and not to be computed `afresh`; returns the next stage's context.
+
+    What a call before has begun to compute afresh, and did not finish, goes on from there.
+    """
     began, workspace = time.monotonic(), context.workspace
     if not stage.kept:
         stage.module.run(config, context)
@@ -121,7 +124,7 @@ def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afr
         folder = workspace.finished(stage.name, next(iter(outputs)))
         begun = sum(bytes_in(workspace.part(stage.name, key)) for key in outputs)
         begun += sum(bytes_in(workspace.finished(stage.name, key)) for key in list(outputs)[1:])
-        if stage.name in afresh:
+        if stage.name in afresh and folder.name not in begun_afresh(workspace, context.name):
             return Unfinished(names, begun + bytes_in(folder))
         if not _is_whole(folder):
             return Unfinished(names, begun)
@@ -163,11 +166,15 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
         for key in sorted(outputs):  # in the same order everywhere, or two runs might wait for each other
             locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))
         absent = [key for key in outputs if not _is_whole(workspace.finished(stage.name, key))]
-        if afresh:
+        output = workspace.finished(stage.name, wanted)
+        if afresh and output.name not in begun_afresh(workspace, context.name):
             absent = list(dict.fromkeys([wanted, *absent]))
             for key in absent:
                 workspace.forget(stage.name, key)
-        elif wanted not in absent:
+            begin_afresh(workspace, context.name, output)
+        elif afresh:
+            console.print(f"note: {stage.name} goes on with what the call before has computed again")
+        if wanted not in absent:
             return False
         for folder in (workspace.finished(stage.name, key) for key in absent):
             # In a bucket an output and its part are one place.
