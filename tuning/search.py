@@ -105,8 +105,9 @@ def check_search(search: Search) -> None:
             "supervision=tags and no weights.classifier",
             "leave out --maps-every",
         )
-    images = listing(config).table.select(["split", "mask_uri", "tags"]).to_pylist()
-    check_masks(images, "for --maps-every", "halve by the classifier's validations: leave out --maps-every")
+    check_masks(
+        listing(config).table, "for --maps-every", "halve by the classifier's validations: leave out --maps-every"
+    )
 
 
 def _run_trials(search: Search, parent: str) -> Found:

@@ -3,7 +3,9 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
@@ -12,6 +14,7 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import check_trials, ray_session
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.record import recorded
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker
@@ -171,11 +174,11 @@ def check_space(space: SearchSpace) -> None:
             "supervision=tags, or the objective segmentation",
             "choose another objective",
         )
-    images = listing(config).table.select(["split", "mask_uri", "tags"]).to_pylist()
+    images = listing(config).table
     if goal.what is not None:
         check_masks(images, "for the objective", "search by --objective val_map")
     untaught = not config.classifier.val_every or config.weights.classifier is not None
-    if goal.what is None and (untaught or not any(row["tags"] and row["split"] == "val" for row in images)):
+    if goal.what is None and (untaught or not len(of_split(images.select(["split", "tags"]), "val", tagged=True))):
         raise UserError(
             "--objective val_map without a classifier that is trained and validated on tagged images of the split val",
             "val images with tags, classifier.val_every of at least 1, and no weights.classifier",
@@ -184,15 +187,16 @@ def check_space(space: SearchSpace) -> None:
     pipeline.check(config, space.workspace, space.name, until=goal.until)
 
 
-def check_masks(images: Sequence[Mapping[str, Any]], why: str, otherwise: str) -> None:
+def check_masks(images: pa.Table, why: str, otherwise: str) -> None:
     """Raises UserError where no tagged training image has a ground-truth mask, of which maps and masks are scored.
 
     Args:
-        images: rows of a listing: `split`, `mask_uri`, `tags`.
+        images: a listing.
         why: they are needed.
         otherwise: what can be done without them.
     """
-    if not any(row["mask_uri"] and row["tags"] and row["split"] == "train" for row in images):
+    train = of_split(images.select(["split", "mask_uri", "tags"]), "train", tagged=True)["mask_uri"]
+    if train.null_count == len(train):
         raise UserError(
             "no training image has a ground-truth mask",
             f"masks of some training images, {why}",

@@ -3,7 +3,6 @@ with the scores of a run that nothing disturbed."""
 
 import contextlib
 import functools
-import glob
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.runs.results import flaw
 
 SMALL = (
     "classifier.channels=24",
@@ -240,6 +240,11 @@ def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
 KEPT = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
 
 
+def files_of(workspace: Path, stage: str) -> list[Path]:
+    """What a stage has written, in progress or finished."""
+    return [path for path in (workspace / "store").glob(f"{stage}-*/**/*") if path.is_file()]
+
+
 def folders_of_the_dead() -> set[Path]:
     """The temporary folders of commands that have ended; others may be at work on this machine."""
     found = set()
@@ -253,18 +258,20 @@ def folders_of_the_dead() -> set[Path]:
 def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
     root: Path, workspace: Path, undisturbed: Any
 ) -> None:
-    """One command, killed as soon as it works at a stage, and given again; the last time it is killed in its report."""
+    """One command, killed as soon as a stage has written a file, and given again; the last time in its report."""
     call = command(root, workspace, *QUICK)
     before = folders_of_the_dead()
     for stage in KEPT:
-        begun = functools.partial(glob.glob, str(workspace / "store" / f"{stage}-*"))
-        with running(call, begun) as run:
+        with running(call, functools.partial(files_of, workspace, stage)) as run:
             run.kill()
             assert run.wait() == -signal.SIGKILL
     with running(call, lambda: list((workspace / "store").glob("evaluate-*[0-9a-f]"))) as run:
         run.kill()
         assert run.wait() == -signal.SIGKILL
     assert not (workspace / "runs" / "run" / "report.html").exists()
+    finished = [path for path in (workspace / "store").iterdir() if path.suffix != ".part" and path.name[0] != "."]
+    assert len(finished) == len(KEPT)
+    assert [flaw(path) for path in finished] == [None] * len(KEPT)
     last = run_to_the_end(call)
     assert last.stdout.count("is there already") == len(KEPT)
     assert scores(workspace) == undisturbed

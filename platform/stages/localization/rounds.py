@@ -47,7 +47,7 @@ def plan_rounds(config: LocalizeConfig, relations: Relations, shape: tuple[int, 
     except ValueError as error:
         raise UserError(
             f"localize.features_gb={bound:g} holds the features of {int(bound * _GIB // image_bytes)} images: {error}",
-            "room for the images that a map is made of",
+            "space for the images that a map is made of",
             "set localize.features_gb=1 or more",
         ) from None
     images = [relations.images_of(each) for each in maps]
