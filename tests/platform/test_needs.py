@@ -9,7 +9,7 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.models.pretrained import pretrained_url
 from mcis.platform.config.resolve import resolve
-from mcis.platform.networks.needs import Counts, Needs, counts_of, needs
+from mcis.platform.networks.needs import Counts, Needs, counts_of, embeddings, needs
 from mcis.platform.runs.workspace import Workspace, in_words
 
 GIB = 2**30
@@ -79,6 +79,17 @@ def test_maps_of_several_numbers_of_related_images_take_their_tables_and_one_fil
     assert six.beside == one.beside + 6 * table, "the pass's own tables: single-round maps, and those of 1 to 5"
     zero, none = computed("localize.related=0"), computed("localize.related=0", "localize.also_related=[0]")
     assert zero.parts["localize"] == none.parts["localize"]
+
+
+def test_rounds_embed_images_again_and_at_most_as_often_as_maps_are_made_of_them() -> None:
+    """VOC's features take 10.3 GiB with the paper's network; a map is made of 4 images."""
+
+    def embedded(*assignments: str) -> float:
+        return embeddings(resolve("voc", "paper", assignments=assignments).config, VOC)
+
+    assert embedded() == embedded("localize.features_gb=11") == embedded("localize.related=0") == VOC.tagged
+    assert embedded("localize.features_gb=10") == 2 * VOC.tagged
+    assert embedded("localize.features_gb=0.1") == 4 * VOC.tags
 
 
 def test_stages_are_added_up_in_their_order() -> None:
