@@ -151,6 +151,21 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
             job_command(["voc", *wrong], tmp_path / str(number))
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tags", "--tags", "s3://AKIA:hunter2@bucket/a.csv"],
+        ["tags", "--tags=abfs://c@acct/a.csv?sig=hunter2"],
+        ["tags", "--set", "data.tags.table=s3://AKIA:hunter2@bucket/a.csv"],
+        ["predict", "s3://bucket/a.jpg?X-Amz-Credential=hunter2", "--out", "/out"],
+    ],
+)
+def test_no_argument_of_a_job_holds_credentials(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(UserError, match="password, key, token or signature") as caught:
+        job_command(arguments, tmp_path / "files")
+    assert "hunter2" not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Path, tmp_path: Path) -> None:
     root, workspace = tmp_path / "VOC2012", tmp_path / "workspace"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.files import credentials_refused, holds_credentials, without_credentials
 from mcis.platform.commands.options import Verbose, plain_errors
 
 if TYPE_CHECKING:
@@ -61,8 +62,12 @@ def job_command(arguments: Sequence[str], files: Path) -> list[str]:
     """The command of a job: experiments that its arguments name are copied into `files`, which becomes its folder.
 
     Raises:
-        UserError: a place that is relative to this machine's folder, or an experiment that cannot be read.
+        UserError: a place that is relative to this machine's folder, an experiment that cannot be read, or a URI that
+            holds a password, key, token or signature, as everyone reads a job's command.
     """
+    for text in arguments:
+        if holds_credentials(text):
+            raise credentials_refused(f"an argument of the job: {without_credentials(text)}")
     files.mkdir()
     command: list[str] = [] if arguments[0] in _COMMANDS else ["run"]
     option = ""
