@@ -213,7 +213,7 @@ class Dashboard:
     connection to the log, behind two lines more than the one before; from the last one on the log is whole."""
 
     def __init__(self) -> None:
-        self.faults: list[str] = []
+        self.lines, self.faults = LOG, list[str]()
         self.status = "RUNNING"
         self.connections = 0
         self.port = 0
@@ -237,7 +237,7 @@ class Dashboard:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         whole = self.connections > len(self.faults)
-        for line in LOG[: None if whole else 2 * self.connections]:
+        for line in self.lines[: None if whole else 2 * self.connections]:
             await socket.send_str(line)
         if whole:
             self.status = "SUCCEEDED"
@@ -299,6 +299,15 @@ def test_a_log_is_shown_once_through_connections_that_are_cut_closed_or_silent(
     assert "at work on it since before" in head
     assert shown == [*LOG, "job raysubmit_1: SUCCEEDED\n"]
     assert dashboard.connections == 4
+
+
+def test_a_jobs_log_holds_nothing_that_a_terminal_obeys(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dashboard.lines = ["\tcat\x1b]0;title\x07\n"]
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert "\n\tcat?]0;title?\n" in capsys.readouterr().out
 
 
 def test_a_dashboard_that_stays_away_leaves_the_job_at_work_and_the_same_command_shows_it_again(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, printable
 from mcis.datasets.files import PATIENCE, credentials_refused, holds_credentials, within, without_credentials
 from mcis.platform.commands.options import Verbose, plain_errors
 
@@ -248,7 +248,7 @@ async def _show_log(client: "JobSubmissionClient", number: str, shown: int) -> t
             return max(shown, position), True
         except (OSError, RuntimeError, ClientError):
             return max(shown, position), False
-        typer.echo(part[max(0, shown - position) :], nl=False)
+        typer.echo(printable(part[max(0, shown - position) :]), nl=False)
         position += len(part)
 
 
