@@ -215,17 +215,32 @@ class Dashboard:
     def __init__(self) -> None:
         self.lines, self.faults = LOG, list[str]()
         self.status = "RUNNING"
-        self.connections = 0
-        self.port = 0
+        self.known = self.listed = True
+        self.submissions = self.connections = self.port = 0
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "4", "ray_version": ray.__version__})
 
+    async def package(self, _: web.Request) -> web.Response:
+        """It is there already."""
+        return web.Response()
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """The job is started, and the answer is lost."""
+        assert (await request.json())["metadata"] == {"run": RUN}
+        self.submissions += 1
+        self.listed = True
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
     async def job(self, _: web.Request) -> web.Response:
+        if not self.known:
+            return web.Response(text="Job raysubmit_1 does not exist", status=404)
         return web.json_response(self.details())
 
     async def jobs(self, _: web.Request) -> web.Response:
-        return web.json_response([self.details()])
+        return web.json_response([self.details()] if self.listed else [])
 
     def details(self) -> dict[str, object]:
         text = shlex.join(COMMAND)
@@ -257,6 +272,8 @@ class Dashboard:
         async def serve() -> None:
             served = web.Application()
             served.router.add_get("/api/version", self.version)
+            served.router.add_get("/api/packages/{tail:.*}", self.package)
+            served.router.add_post("/api/jobs/", self.submit)
             served.router.add_get("/api/jobs/", self.jobs)
             served.router.add_get("/api/jobs/raysubmit_1", self.job)
             served.router.add_get("/api/jobs/raysubmit_1/logs/tail", self.log)
@@ -299,6 +316,27 @@ def test_a_log_is_shown_once_through_connections_that_are_cut_closed_or_silent(
     assert "at work on it since before" in head
     assert shown == [*LOG, "job raysubmit_1: SUCCEEDED\n"]
     assert dashboard.connections == 4
+
+
+def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    dashboard.listed = False
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert (dashboard.submissions, dashboard.connections) == (1, 1)
+
+
+def test_a_job_that_ended_with_its_head_is_told_and_the_same_command_starts_anew(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    dashboard.known, dashboard.faults = False, ["closed"]
+    with dashboard.up() as address:
+        with pytest.raises(UserError, match="knows no job raysubmit_1 any more"):
+            run_job(address, RUN, COMMAND, tmp_path, minutes=1)
+        dashboard.known, dashboard.listed = True, False
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert dashboard.submissions == 1
 
 
 def test_a_jobs_log_holds_nothing_that_a_terminal_obeys(

@@ -36,7 +36,7 @@ _PLACES = (
 """Options that name a place, which is one of the nodes."""
 _FLAGS = ("--verbose", "--check-masks", "--no-check-masks")
 """Options without a value."""
-_TAKEN_ALONG = {"--config": "experiment.toml", "a study": "study.toml"}
+_TAKEN_ALONG = {"--config": "experiment.toml", "study": "study.toml"}
 """What names a file of this machine, and the name of its copy in the folder of a job."""
 _STOP_SECONDS = "40"
 """What a job that is stopped has until it is killed: a training writes its checkpoint first."""
@@ -111,19 +111,19 @@ def job_command(arguments: Sequence[str], files: Path, *, verbose: bool = False)
 def _positional(command: list[str], number: int) -> str:
     """What an argument without a name is: a place, a study, or else a word."""
     if command == ["study", "run"] and number == 0:
-        return "a study"
-    return "a place" if command[0] in ("index", "predict") else ""
+        return "study"
+    return "place" if command[0] in ("index", "predict") else ""
 
 
 def _of_nodes(what: str, value: str, files: Path) -> str:
     """What a value is on the nodes: the same word or place, or the copy of a file in the job's folder."""
-    if what == "a place" or what in _PLACES:
+    if what == "place" or what in _PLACES:
         if not (value.startswith("/") or "://" in value):
             raise UserError(
                 f"{what} {value}", "a place of the nodes: an absolute path, or a URI", "name it as the nodes do"
             )
         return value
-    if what not in _TAKEN_ALONG or (what == "a study" and not Path(value).suffix):  # one that comes with the project
+    if what not in _TAKEN_ALONG or (what == "study" and not Path(value).suffix):  # one that comes with the project
         return value
     try:
         shutil.copyfile(value, files / _TAKEN_ALONG[what])
@@ -156,7 +156,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
             "see that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
         )
 
-    client = _patiently(lambda: _client(address), minutes, refused)
+    client = _patiently(lambda: within(PATIENCE, lambda: _client(address)), minutes, refused)
     text = shlex.join(command)
     job = _patiently(lambda: _at_work_on(client, run), minutes, refused)
     if job is not None and job.entrypoint != text:
