@@ -216,7 +216,7 @@ class Dashboard:
         self.lines, self.faults = LOG, list[str]()
         self.status = "RUNNING"
         self.known = self.listed = True
-        self.submissions = self.connections = self.port = 0
+        self.submissions = self.connections = self.port = self.written = 0
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "4", "ray_version": ray.__version__})
@@ -251,7 +251,7 @@ class Dashboard:
         self.connections += 1
         socket = web.WebSocketResponse()
         await socket.prepare(request)
-        whole = self.connections > len(self.faults)
+        whole, self.written = self.connections > len(self.faults), len(self.lines)
         for line in self.lines[: None if whole else 2 * self.connections]:
             await socket.send_str(line)
         if whole:
@@ -261,7 +261,16 @@ class Dashboard:
             request.transport.abort()
         elif self.faults[self.connections - 1] == "silent":
             await asyncio.sleep(60)
+        elif self.faults[self.connections - 1] == "quiet":  # as the job is
+            self.written = 2 * self.connections
+            await asyncio.sleep(1)
+            for line in self.lines[self.written :]:
+                await socket.send_str(line)
+            self.status = "SUCCEEDED"
         return socket
+
+    async def logs(self, _: web.Request) -> web.Response:
+        return web.json_response({"logs": "".join(self.lines[: self.written])})
 
     @contextlib.contextmanager
     def up(self) -> Iterator[str]:
@@ -276,6 +285,7 @@ class Dashboard:
             served.router.add_post("/api/jobs/", self.submit)
             served.router.add_get("/api/jobs/", self.jobs)
             served.router.add_get("/api/jobs/raysubmit_1", self.job)
+            served.router.add_get("/api/jobs/raysubmit_1/logs", self.logs)
             served.router.add_get("/api/jobs/raysubmit_1/logs/tail", self.log)
             runner = web.AppRunner(served, shutdown_timeout=0.1)
             await runner.setup()
@@ -302,7 +312,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("mcis.platform.commands.submit._PAUSE", 0.05)
-    monkeypatch.setattr("mcis.platform.commands.submit._SILENCE", 0.5)
+    monkeypatch.setattr("mcis.platform.commands.submit._SILENCE", 0.3)
     return Dashboard()
 
 
@@ -316,6 +326,17 @@ def test_a_log_is_shown_once_through_connections_that_are_cut_closed_or_silent(
     assert "at work on it since before" in head
     assert shown == [*LOG, "job raysubmit_1: SUCCEEDED\n"]
     assert dashboard.connections == 4
+
+
+def test_a_job_that_says_nothing_for_a_while_is_waited_for_by_one_connection(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each one that is left open has the head look at the log until there is more of it."""
+    dashboard.faults = ["quiet"]
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert dashboard.connections == 1
+    assert capsys.readouterr().out.splitlines(keepends=True)[1:-1] == LOG
 
 
 def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_path: Path) -> None:

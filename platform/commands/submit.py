@@ -43,7 +43,8 @@ _STOP_SECONDS = "40"
 _PAUSE = 2.0
 """Seconds between two tries."""
 _SILENCE = 60.0
-"""Seconds without a word after which the log is asked for anew: a connection whose other end is gone says nothing."""
+"""Seconds without a word after which the cluster is asked whether there is more: a connection whose other end is gone
+says nothing, either."""
 _TRIES = 3
 """How often the log of a job that has ended is asked for, where it does not come to its end."""
 
@@ -242,14 +243,29 @@ async def _show_log(client: "JobSubmissionClient", number: str, shown: int) -> t
     position = 0
     while True:
         try:
-            async with asyncio.timeout(_SILENCE):
-                part = await anext(lines)
+            part = await _next_part(client, number, lines, position)
         except StopAsyncIteration:
             return max(shown, position), True
         except (OSError, RuntimeError, ClientError):
             return max(shown, position), False
         typer.echo(printable(part[max(0, shown - position) :]), nl=False)
         position += len(part)
+
+
+async def _next_part(client: "JobSubmissionClient", number: str, lines: Any, position: int) -> str:
+    """The next part of a log, which is waited for while the cluster has no more of it either.
+
+    Raises:
+        StopAsyncIteration: the log is closed.
+        OSError, RuntimeError, ClientError: the connection is lost.
+    """
+    part = asyncio.ensure_future(anext(lines))
+    while not (await asyncio.wait([part], timeout=_SILENCE))[0]:
+        log = await asyncio.to_thread(within, PATIENCE, lambda: client.get_job_logs(number))
+        job = await asyncio.to_thread(within, PATIENCE, lambda: client.get_job_info(number))
+        if len(log) > position or not _is_at_work(job):
+            raise TimeoutError("the connection has not brought what there is")
+    return str(await part)
 
 
 def _client(address: str) -> "JobSubmissionClient":
