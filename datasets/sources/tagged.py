@@ -69,6 +69,8 @@ _BUCKET = r"^(s3|gs|gcs|abfs|abfss|hdfs|viewfs)://[A-Za-z0-9._-]+/[^?#\[\]]+$"
 """URIs that need not be taken apart: of a known scheme, without a port, a user or a query."""
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts of which `holds_credentials` may be true."""
+_PATH_OF_URI = r"(?s)^([^:/?]+://[^:/?]*)/[^?]*"
+"""The path that says nothing of credentials, behind what is kept: the same for most rows of a table."""
 _MARK = "\ue000"
 
 
@@ -280,14 +282,12 @@ def _texts(rows: _Table, what: str) -> pa.ChunkedArray:
 
 def _rows_with_credentials(texts: pa.ChunkedArray) -> list[str]:
     """The numbers, from 1, of the rows in which a text is a URI that holds a password, key, token or signature."""
-    rows: NDArray[np.int64] = np.flatnonzero(
-        pc.match_substring_regex(texts, _MAY_HOLD_CREDENTIALS).fill_null(False).to_numpy()
-    )
-    return [
-        str(row + 1)
-        for row, text in zip(rows.tolist(), texts.take(rows).to_pylist(), strict=True)
-        if holds_credentials(text)
-    ]
+    may = pc.match_substring_regex(texts, _MAY_HOLD_CREDENTIALS)
+    if not pc.any(may).as_py():
+        return []
+    servers = pc.replace_substring_regex(texts, _PATH_OF_URI, r"\1")
+    holding = [text for text in servers.filter(may).unique().to_pylist() if holds_credentials(text)]
+    return _rows_where(pc.is_in(servers, pa.array(holding, pa.string())))
 
 
 def _trimmed(texts: pa.Array) -> pa.Array:
