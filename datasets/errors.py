@@ -42,7 +42,12 @@ class UserError(Exception):
         return f"{self.found}\n  expected: {self.expected}\n  remedy:   {self.remedy}"
 
 
+def printable(text: str) -> str:
+    """A text that names what was found in a file, without characters that a terminal obeys; its lines stay."""
+    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
 def _legible(text: str) -> str:
-    """A text that names what was found in a file: without characters that a terminal obeys, and of bounded length."""
-    text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+    """A text that is printable and of bounded length."""
+    text = printable(text)
     return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

@@ -34,7 +34,9 @@ from mcis.datasets.threads import in_threads
 MAX_BYTES = 2**28
 """Largest file that is read, 256 MiB: a larger picture is no training image."""
 
-SECRET = re.compile(r"pass(?!file)|pwd|token|secret|api_?key|access_key|credential", re.IGNORECASE)
+SECRET = re.compile(
+    r"pass(?!file)|pwd|token|secret|(api|access|account|shared)_?key|credential|signature|^sig$", re.IGNORECASE
+)
 """What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _PARALLEL = 32
 _AT_ONCE = 2e-5
@@ -69,11 +71,21 @@ def is_remote(uri: str) -> bool:
 
 
 def holds_credentials(uri: str) -> bool:
-    """Whether a URI has a password before its host, or a parameter that is called like a password, key or token."""
+    """Whether a URI has a password before its host, or a parameter that is called like a password, key or signature."""
     if not is_remote(uri):
         return False
     _, user, _, _, query = _parts(uri)
     return ":" in user or any(SECRET.search(name) for name, _ in parse_qsl(query))
+
+
+def credentials_refused(found: str) -> UserError:
+    """The error that says where credentials were found, and does not repeat them."""
+    return UserError(
+        f"a password, key, token or signature in {found}",
+        "URIs without them, as they are written into files, tables and messages",
+        "leave them out: file systems find them in the environment, such as AWS_ACCESS_KEY_ID and "
+        "AWS_SECRET_ACCESS_KEY",
+    )
 
 
 def without_credentials(uri: str) -> str:
@@ -90,6 +102,9 @@ def _parts(uri: str) -> tuple[str, str, str, str, str]:
     rest, _, query = rest.partition("?")
     place, slash, path = rest.partition("/")
     user, _, host = place.rpartition("@")
+    if not user and "@" in path and re.search(r":(?!\d*$)", place):  # a password that holds a slash as it is
+        user, _, behind = path.rpartition("@")
+        user, (host, slash, path) = f"{place}/{user}", behind.partition("/")
     return scheme, user, host, slash + path, query
 
 

@@ -47,6 +47,24 @@ def test_ray_accepts_it(config: Config) -> None:
     check(config)
 
 
+def test_ray_accepts_a_role_of_the_workers() -> None:
+    """Ray gives its own to the head alone."""
+    text = (ROOT / "cluster.yaml").read_text().replace("# IamInstanceProfile:", "IamInstanceProfile:")
+    config = yaml.safe_load(text)
+    check(config)
+    types = config["available_node_types"]
+    assert {name for name, each in types.items() if "IamInstanceProfile" in each["node_config"]} == types.keys() - {
+        "head"
+    }
+
+
+def test_no_password_is_put_into_a_command() -> None:
+    """Where every process reads it."""
+    text = (ROOT / "cluster.yaml").read_text()
+    assert "~/.pgpass, of mode 600" in text
+    assert "PGPASSWORD" not in text
+
+
 def test_ray_refuses_an_unknown_key(config: Config) -> None:
     config["max_worker"] = config.pop("max_workers")
     with pytest.raises(jsonschema.ValidationError, match="max_worker"):

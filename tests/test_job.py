@@ -1,22 +1,32 @@
 """A cluster with token authentication, the built wheel, and `mcis run` through `ray job submit`."""
 
+import asyncio
+import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import ray
+import typer.main
+from aiohttp import web
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform.commands.submit import job_command
+from mcis.platform.cli import app
+from mcis.platform.commands.submit import _FLAGS as FLAGS
+from mcis.platform.commands.submit import job_command, run_job
 
 PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
 RAY = str(Path(sys.executable).parent / "ray")
@@ -146,9 +156,261 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
     assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
     study = ["study", "references", "--tags", "s3://bucket/table.csv"]
     assert job_command(study, tmp_path / "other")[3:] == study
-    for number, wrong in enumerate((["--voc", "VOC2012"], ["--workspace=w"], ["--config", "absent.toml"])):
-        with pytest.raises(UserError):
-            job_command(["voc", *wrong], tmp_path / str(number))
+    of_own = job_command(["study", "run", mine, "tags", "--seeds", "2"], tmp_path / "own")
+    assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds", "2"]
+    assert (tmp_path / "own" / "study.toml").read_text() == "seed = 3\n"
+    with_project = ["study", "run", "inference", "tags", "--config", mine]
+    assert job_command(with_project, tmp_path / "library")[3:] == [*with_project[:-1], "experiment.toml"]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ["voc", "--voc", "VOC2012"],
+        ["--workspace=w"],
+        ["voc", "--config", "absent.toml"],
+        ["study", "run", "absent.toml", "tags"],
+        ["predict", "/photos", "--out", "predicted"],
+        ["predict", "/photos", "more", "--out", "/predicted"],
+        ["index", "tags", "photos.csv"],
+        ["index", "voc", "--download", "data"],
+        ["index", "browse", "--out=page.html"],
+    ],
+)
+def test_a_place_that_is_relative_and_a_file_that_is_absent_are_named(tmp_path: Path, wrong: list[str]) -> None:
+    with pytest.raises(UserError, match=r"nodes|cannot be read"):
+        job_command(wrong, tmp_path / "files")
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "study references", "study run", "study search", "index tags", "index show", "index browse", "predict"],
+)
+def test_a_job_takes_its_options_and_shows_the_workers_where_that_is_asked_for(tmp_path: Path, command: str) -> None:
+    """As the command itself has them, so that none of them is missing in the tables of `submit`."""
+    words = command.split()
+    group: Any = typer.main.get_command(app)
+    for word in words:
+        group = group.commands[word]
+    options = {name: each for each in group.params for name in each.opts if name.startswith("--")}
+    made = job_command([*words, "--name", "x", "--workspace", "/w"], tmp_path / "files", verbose=True)
+    assert ("--verbose" in made) == ("--verbose" in options)
+    assert options.keys() >= {"--name", "--workspace"}
+    for number, (name, option) in enumerate(options.items()):
+        if option.type_descriptor.annotation is Path and name != "--config":
+            with pytest.raises(UserError, match="a place of the nodes"):
+                job_command([*words, name, "relative"], tmp_path / str(number))
+        assert (name in FLAGS) == option.is_flag, name
+
+
+RUN = "/workspace/runs/first"
+COMMAND = ["python", "-m", "mcis.platform.cli", "run", "voc"]
+LOG = [f"line {number}\n" for number in range(8)]
+
+
+class Dashboard:
+    """As much of Ray's job API as following a job takes, by a server of its own: `faults` has the end of each
+    connection to the log, behind two lines more than the one before; from the last one on the log is whole."""
+
+    def __init__(self) -> None:
+        self.lines, self.faults = LOG, list[str]()
+        self.status = "RUNNING"
+        self.known = self.listed = True
+        self.submissions = self.connections = self.port = self.written = 0
+
+    async def version(self, _: web.Request) -> web.Response:
+        return web.json_response({"version": "4", "ray_version": ray.__version__})
+
+    async def package(self, _: web.Request) -> web.Response:
+        """It is there already."""
+        return web.Response()
+
+    async def submit(self, request: web.Request) -> web.Response:
+        """The job is started, and the answer is lost."""
+        assert (await request.json())["metadata"] == {"run": RUN}
+        self.submissions += 1
+        self.listed = True
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async def job(self, _: web.Request) -> web.Response:
+        if not self.known:
+            return web.Response(text="Job raysubmit_1 does not exist", status=404)
+        return web.json_response(self.details())
+
+    async def jobs(self, _: web.Request) -> web.Response:
+        return web.json_response([self.details()] if self.listed else [])
+
+    def details(self) -> dict[str, object]:
+        text = shlex.join(COMMAND)
+        of_job = {"submission_id": "raysubmit_1", "status": self.status, "entrypoint": text, "metadata": {"run": RUN}}
+        return {"type": "SUBMISSION", **of_job}
+
+    async def log(self, request: web.Request) -> web.WebSocketResponse:
+        self.connections += 1
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        whole, self.written = self.connections > len(self.faults), len(self.lines)
+        for line in self.lines[: None if whole else 2 * self.connections]:
+            await socket.send_str(line)
+        if whole:
+            self.status = "SUCCEEDED"
+        elif self.faults[self.connections - 1] == "cut":
+            assert request.transport is not None
+            request.transport.abort()
+        elif self.faults[self.connections - 1] == "silent":
+            await asyncio.sleep(60)
+        elif self.faults[self.connections - 1] == "quiet":  # as the job is
+            self.written = 2 * self.connections
+            await asyncio.sleep(1)
+            for line in self.lines[self.written :]:
+                await socket.send_str(line)
+            self.status = "SUCCEEDED"
+        return socket
+
+    async def logs(self, _: web.Request) -> web.Response:
+        return web.json_response({"logs": "".join(self.lines[: self.written])})
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[str]:
+        """Serves in a thread, at the same port each time; yields the address."""
+        loop, started = asyncio.new_event_loop(), threading.Event()
+        stop = asyncio.Event()
+
+        async def serve() -> None:
+            served = web.Application()
+            served.router.add_get("/api/version", self.version)
+            served.router.add_get("/api/packages/{tail:.*}", self.package)
+            served.router.add_post("/api/jobs/", self.submit)
+            served.router.add_get("/api/jobs/", self.jobs)
+            served.router.add_get("/api/jobs/raysubmit_1", self.job)
+            served.router.add_get("/api/jobs/raysubmit_1/logs", self.logs)
+            served.router.add_get("/api/jobs/raysubmit_1/logs/tail", self.log)
+            runner = web.AppRunner(served, shutdown_timeout=0.1)
+            await runner.setup()
+            site = web.TCPSite(runner, "127.0.0.1", self.port)
+            await site.start()
+            self.port = runner.addresses[0][1]
+            started.set()
+            await stop.wait()
+            await runner.cleanup()
+
+        thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
+        thread.start()
+        assert started.wait(10)
+        try:
+            yield f"http://127.0.0.1:{self.port}"
+        finally:
+            loop.call_soon_threadsafe(stop.set)
+            thread.join(10)
+            loop.close()
+
+
+@pytest.fixture
+def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("mcis.platform.commands.submit._PAUSE", 0.05)
+    monkeypatch.setattr("mcis.platform.commands.submit._SILENCE", 0.3)
+    return Dashboard()
+
+
+def test_a_log_is_shown_once_through_connections_that_are_cut_closed_or_silent(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dashboard.faults = ["cut", "closed", "silent"]
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    head, *shown = capsys.readouterr().out.splitlines(keepends=True)
+    assert "at work on it since before" in head
+    assert shown == [*LOG, "job raysubmit_1: SUCCEEDED\n"]
+    assert dashboard.connections == 4
+
+
+def test_a_job_that_says_nothing_for_a_while_is_waited_for_by_one_connection(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each one that is left open has the head look at the log until there is more of it."""
+    dashboard.faults = ["quiet"]
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert dashboard.connections == 1
+    assert capsys.readouterr().out.splitlines(keepends=True)[1:-1] == LOG
+
+
+def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    dashboard.listed = False
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert (dashboard.submissions, dashboard.connections) == (1, 1)
+
+
+def test_a_job_that_ended_with_its_head_is_told_and_the_same_command_starts_anew(
+    dashboard: Dashboard, tmp_path: Path
+) -> None:
+    (tmp_path / "files").mkdir()
+    dashboard.known, dashboard.faults = False, ["closed"]
+    with dashboard.up() as address:
+        with pytest.raises(UserError, match="knows no job raysubmit_1 any more"):
+            run_job(address, RUN, COMMAND, tmp_path, minutes=1)
+        dashboard.known, dashboard.listed = True, False
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert dashboard.submissions == 1
+
+
+def test_a_jobs_log_holds_nothing_that_a_terminal_obeys(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dashboard.lines = ["\tcat\x1b]0;title\x07\n"]
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert "\n\tcat?]0;title?\n" in capsys.readouterr().out
+
+
+def test_a_dashboard_that_stays_away_leaves_the_job_at_work_and_the_same_command_shows_it_again(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dashboard.faults = ["silent"]
+    with dashboard.up() as address:
+        ended: list[UserError] = []
+
+        def call() -> None:
+            try:
+                run_job(address, RUN, COMMAND, tmp_path, minutes=0.02)
+            except UserError as error:
+                ended.append(error)
+
+        following = threading.Thread(target=call)
+        following.start()
+        while not dashboard.connections:
+            time.sleep(0.02)
+    following.join(30)
+    (error,) = ended
+    assert "has not answered for 0.02 minutes" in error.found
+    assert "job raysubmit_1 goes on without it" in error.remedy
+    assert "the same command shows it again" in error.remedy
+    capsys.readouterr()
+    with dashboard.up() as again:
+        assert again == address
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+    assert capsys.readouterr().out.splitlines(keepends=True)[1:-1] == LOG
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["tags", "--tags", "s3://AKIA:hunter2@bucket/a.csv"],
+        ["tags", "--tags=abfs://c@acct/a.csv?sig=hunter2"],
+        ["tags", "--set", "data.tags.table=s3://AKIA:hunter2@bucket/a.csv"],
+        ["predict", "s3://bucket/a.jpg?X-Amz-Credential=hunter2", "--out", "/out"],
+    ],
+)
+def test_no_argument_of_a_job_holds_credentials(tmp_path: Path, arguments: list[str]) -> None:
+    with pytest.raises(UserError, match="password, key, token or signature") as caught:
+        job_command(arguments, tmp_path / "files")
+    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ KubeRay's own definition of a RayJob is in no package, so that what is its own i
 API reference); the pods, which are nearly all of it, with the schema of Kubernetes.
 """
 
+import json
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import mlflow.cli
 import pytest
 import typer.main
 import yaml
+from ray._private import ray_constants
 
 from mcis.platform.cli import app
 
@@ -59,7 +61,7 @@ def check_pod(template: dict[str, Any]) -> None:
 
 
 def test_kubernetes_takes_every_document(manifest: dict[str, dict[str, Any]]) -> None:
-    assert len(manifest) == 6
+    assert len(manifest) == 7
     for document in manifest.values():
         if document["kind"] != "RayJob":
             check(document)
@@ -83,6 +85,49 @@ def test_kuberay_takes_the_job(manifest: dict[str, dict[str, Any]]) -> None:
     assert cluster["authOptions"] == {"mode": "token"}
 
 
+def test_the_job_waits_until_a_pod_has_brought_the_data(manifest: dict[str, dict[str, Any]]) -> None:
+    """As the head of the file says, step by step."""
+    job, pod = manifest["RayJob first"]["spec"], manifest["Pod data"]["spec"]
+    assert job["suspend"]
+    assert job["shutdownAfterJobFinishes"], "KubeRay suspends no other job"
+    said = (FOLDER / "rayjob.yaml").read_text()
+    patch = re.search(r"kubectl patch rayjob first --type merge -p '(.+)'", said)
+    assert patch
+    assert json.loads(patch[1]) == {"spec": {"suspend": False}}
+    (target,) = re.findall(r"kubectl cp \S+ data:(\S+)", said)
+    assert target in job["entrypoint"]
+    (container,) = pod["containers"]
+    assert f"mkdir -p {Path(target).parent} " in container["command"][-1], "kubectl makes no folder above"
+    assert pod["volumes"] == [{"name": "mcis", "persistentVolumeClaim": {"claimName": "mcis"}}]
+    assert container["volumeMounts"] == [{"name": "mcis", "mountPath": "/mnt/mcis"}]
+
+
+def test_the_object_store_has_its_place_in_shared_memory(manifest: dict[str, dict[str, Any]]) -> None:
+    """By the size that Ray takes where none is given; a store that has no place there lies in /tmp, and is slow."""
+    cluster = manifest["RayJob first"]["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        (memory,) = [each["resources"]["limits"]["memory"] for each in pod["containers"]]
+        (shared,) = [each["emptyDir"]["sizeLimit"] for each in pod["volumes"] if each["name"] == "shm"]
+        share = ray_constants.DEFAULT_OBJECT_STORE_MEMORY_PROPORTION
+        most = max(ray_constants.REQUIRE_SHM_SIZE_THRESHOLD, 0.95 * bytes_of(shared))
+        assert min(share * bytes_of(memory), most) <= bytes_of(shared)
+
+
+def test_kubernetes_takes_a_service_account_of_every_pod_of_the_cluster() -> None:
+    text = (FOLDER / "rayjob.yaml").read_text().replace("# serviceAccountName:", "serviceAccountName:")
+    (job,) = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "RayJob"]
+    cluster = job["spec"]["rayClusterSpec"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["template"]["spec"]["serviceAccountName"] == "mcis"
+        check_pod(group["template"])
+
+
+def bytes_of(size: str) -> int:
+    assert size.endswith("Gi")
+    return int(size.removesuffix("Gi")) * 2**30
+
+
 def test_a_pod_with_an_unknown_field_is_refused(manifest: dict[str, dict[str, Any]]) -> None:
     template = manifest["RayJob first"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
     template["spec"]["containers"][0]["enviroment"] = []
@@ -102,6 +147,8 @@ def test_mlflows_server_keeps_its_store_on_a_disk_of_its_own(manifest: dict[str,
     (container,) = manifest["Deployment mlflow"]["spec"]["template"]["spec"]["containers"]
     with mlflow.cli.server.make_context("server", container["args"][2:]) as context:
         assert context.params["backend_store_uri"].startswith(f"sqlite:///{container['volumeMounts'][0]['mountPath']}/")
+        hosts = set(context.params["allowed_hosts"].split(","))
+    assert hosts == {"mlflow:5000", "localhost:5000", "127.0.0.1:5000"}, "jobs, and what kubectl port-forward prints"
     assert manifest["PersistentVolumeClaim mlflow"]["spec"]["accessModes"] == ["ReadWriteOncePod"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import is_remote
+from mcis.datasets.files import credentials_refused, holds_credentials, is_remote, without_credentials
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import inside, is_text, left_out, name_below, scan
 from mcis.datasets.sources.tagged import READERS, image_column
@@ -46,8 +46,8 @@ def list_photographs(given: Sequence[str], *, leave_out: Path, allow_absolute: b
         allow_absolute: whether tables may name files outside of their folders, and other servers (`list_tagged`).
 
     Raises:
-        UserError: a folder or a table cannot be read, a table names a file that it may not name, a path is no UTF-8, or
-            there is no file at all.
+        UserError: a folder or a table cannot be read, a table names a file that it may not name, a path is no UTF-8, a
+            URI holds a password, key, token or signature, or there is no file at all.
     """
     leave_out = leave_out.expanduser().resolve()
     left: collections.Counter[str] = collections.Counter()
@@ -55,6 +55,8 @@ def list_photographs(given: Sequence[str], *, leave_out: Path, allow_absolute: b
     for item in given:
         if not is_text(item):
             raise UserError(f"the name {os.fsencode(item)!r} is no UTF-8", "names in UTF-8", "rename it")
+        if holds_credentials(item):
+            raise credentials_refused(without_credentials(item))
         for uri, short in _files(item, leave_out, left, allow_absolute):
             if uri in names:
                 left["file(s) that are given more than once"] += 1

@@ -38,7 +38,14 @@ from numpy.typing import NDArray
 from mcis.datasets.classes import MAX_CLASSES, read_classes
 from mcis.datasets.columns import give_back, pieces, repeated
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.files import is_remote, local_path, read_opened, without_credentials
+from mcis.datasets.files import (
+    credentials_refused,
+    holds_credentials,
+    is_remote,
+    local_path,
+    read_opened,
+    without_credentials,
+)
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
 
@@ -60,6 +67,10 @@ _STANDS_IN_URI = r"^[\w ./+=,@-]+$"
 """Texts that mean nothing but themselves in the path of a URI."""
 _BUCKET = r"^(s3|gs|gcs|abfs|abfss|hdfs|viewfs)://[A-Za-z0-9._-]+/[^?#\[\]]+$"
 """URIs that need not be taken apart: of a known scheme, without a port, a user or a query."""
+_MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
+"""Texts of which `holds_credentials` may be true."""
+_PATH_OF_URI = r"(?s)^([^:/?]+://[^:/?]*)/[^?]*"
+"""The path that says nothing of credentials, behind what is kept: the same for most rows of a table."""
 _MARK = "\ue000"
 
 
@@ -129,8 +140,9 @@ def list_tagged(
 
     Raises:
         UserError: the table cannot be read or is empty, a column is missing or no text, an image is null or named
-            twice, a file lies where the table may not name one, a local mask or saliency map is absent, a tag is
-            unknown, there are none or too many, a split is unknown or train is empty.
+            twice, a file lies where the table may not name one, a cell holds a password, key, token or signature, a
+            local mask or saliency map is absent, a tag is unknown, there are none or too many, a split is unknown or
+            train is empty.
     """
     path = str(table) if is_remote(str(table)) else str(Path(table).expanduser().resolve())
     columns = {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id}
@@ -263,7 +275,19 @@ def _texts(rows: _Table, what: str) -> pa.ChunkedArray:
             "text without NUL bytes",
             "correct the table",
         )
+    if secret := _rows_with_credentials(texts):
+        raise credentials_refused(f"column {column!r} of {rows.path}: row {shown(secret)}")
     return texts
+
+
+def _rows_with_credentials(texts: pa.ChunkedArray) -> list[str]:
+    """The numbers, from 1, of the rows in which a text is a URI that holds a password, key, token or signature."""
+    may = pc.match_substring_regex(texts, _MAY_HOLD_CREDENTIALS)
+    if not pc.any(may).as_py():
+        return []
+    servers = pc.replace_substring_regex(texts, _PATH_OF_URI, r"\1")
+    holding = [text for text in servers.filter(may).unique().to_pylist() if holds_credentials(text)]
+    return _rows_where(pc.is_in(servers, pa.array(holding, pa.string())))
 
 
 def _trimmed(texts: pa.Array) -> pa.Array:

@@ -52,7 +52,7 @@ def _of_run(configuration: Configuration, workspace: Path) -> "Needs":
     listed = listing(config)
     needs = needs_of_listing(config, listed, opened)
     show_needs(needs)
-    show_expectations(config, listed)
+    show_expectations(config, listed, needs)
     return needs
 
 

@@ -64,17 +64,20 @@ def show_outlook(config: "Config", listing: "Listing", workspace: "Workspace", s
     """What a run can expect of its images, and what these stages take of disk, memory and time."""
     from mcis.platform.networks.needs import needs_of_listing
 
-    for line in needs_of_listing(config, listing, workspace).lines(workspace.root, stages):
+    needs = needs_of_listing(config, listing, workspace)
+    for line in needs.lines(workspace.root, stages):
         console.print(line, markup=False)
-    show_expectations(config, listing, stages)
+    show_expectations(config, listing, needs, stages)
 
 
-def show_expectations(config: "Config", listing: "Listing", stages: Sequence[str] | None = None) -> None:
-    """What a run can expect of its images, and how long these stages take; None = all."""
+def show_expectations(
+    config: "Config", listing: "Listing", needs: "Needs", stages: Sequence[str] | None = None
+) -> None:
+    """What a run can expect of its images, its steps and its cache, and how long these stages take; None = all."""
     from mcis.platform.networks.durations import expected_duration
     from mcis.platform.runs.expectations import expectations
 
-    for line in expectations(config, listing):
+    for line in (*expectations(config, listing), *needs.expectations(stages)):
         console.print(line, markup=False)
     console.print(expected_duration(config, listing, stages), markup=False)
 

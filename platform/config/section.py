@@ -33,8 +33,8 @@ def _absolute(path: Path) -> Path:
 def _absolute_or_remote(location: str) -> str:
     if holds_credentials(location):
         raise ValueError(
-            "Input should be a URI without password, key or token, as it is written into files; its file system finds "
-            "them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            "Input should be a URI without password, key, token or signature, as it is written into files; its file "
+            "system finds them in the environment, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     return location if is_remote(location) else str(_absolute(Path(location)))
 

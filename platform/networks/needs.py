@@ -10,7 +10,7 @@ task has weights and the two largest outputs. On a GPU these lie in its memory.
 import functools
 import math
 import os
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -102,15 +102,24 @@ class Need(NamedTuple):
     memory: int = 0
 
 
+class Shortfall(NamedTuple):
+    """A sentence on what a stage leaves out or does again, and on what to set."""
+
+    stage: str
+    sentence: str
+
+
 class Needs(NamedTuple):
     """The parts of a run by name, in the order in which they take space.
 
     Attributes:
         memory: of what is there beside a stage's own processes: the driver, and the object store of a local Ray.
+        shortfalls: what a stage leaves out or does again for want of steps or space, in sentences.
     """
 
     parts: dict[str, Need]
     memory: int
+    shortfalls: tuple[Shortfall, ...] = ()
 
     def disk(self, stages: Collection[str] | None = None) -> int:
         """The most bytes that the given stages take at a time, one after the other; None = all stages."""
@@ -156,6 +165,10 @@ class Needs(NamedTuple):
             f"free; most of it: {self.largest(stages)}",
             f"memory:  about {in_words(self.most_memory(stages))} of this machine's {in_words(memory_bytes())}",
         ]
+
+    def expectations(self, stages: Collection[str] | None = None) -> list[str]:
+        """The shortfalls of these stages, a line each; None = all stages."""
+        return [f"expect:  {sentence}" for stage, sentence in self.shortfalls if stages is None or stage in stages]
 
 
 def memory_bytes() -> int:
@@ -302,7 +315,51 @@ def needs(config: Config, counts: Counts, workspace: Workspace | None) -> Needs:
             else {"logged model": Need("report", labeling.weights, labeling.weights)}
         ),
     }
-    return Needs(parts, _PROCESS + int(config.compute.object_store_gb * _GIB))
+    shortfalls = (*_uncached(config, counts), *_unseen(config, counts))
+    return Needs(parts, _PROCESS + int(config.compute.object_store_gb * _GIB), shortfalls)
+
+
+def _uncached(config: Config, counts: Counts) -> Iterator[Shortfall]:
+    """What the cache does not hold of what the classifier's training reads."""
+    c, bound = config.classifier, config.compute.cache_gb * _GIB
+    if config.supervision != "tags" or config.weights.classifier is not None:
+        return
+    if c.from_features:
+        images, each = counts.tagged + counts.val, features_bytes(features_shape(c))
+        held, what, again = images, "the frozen backbone's outputs", "it computes every image again in each epoch"
+    else:
+        held = 0 if c.sizing == "random_crop" else counts.tagged  # val images are all kept, or none
+        images, each = held + (counts.val if c.val_every else 0), image_bytes(c.input_size)
+        what, again = "the pixels", "others are decoded again in each epoch"
+    if images * each > bound:
+        yield Shortfall(
+            "train_classifier",
+            f"compute.cache_gb={config.compute.cache_gb:g} holds {what} of {min(held, int(bound / each)):,} of "
+            f"{images:,} images: {again}; compute.cache_gb={math.ceil(images * each / _GIB)} holds all",
+        )
+
+
+def _unseen(config: Config, counts: Counts) -> Iterator[Shortfall]:
+    """The images that trainings do not see in all of their steps."""
+    c, images = config.classifier, counts.tagged
+    if config.supervision == "tags" and config.weights.classifier is None and c.epoch_pairs:
+        seen, enough = 2 * c.trained_epochs * c.epoch_pairs, math.ceil(images / c.trained_epochs)
+        if seen < images:
+            yield _sees("train_classifier", "the classifier", seen, images, f"classifier.epoch_pairs={enough}")
+    for network, title, section in (
+        ("affinity_net", "the affinity network", config.affinity_net if config.walks else None),
+        ("segmenter", "the segmenter", config.segmenter),
+    ):
+        if section and section.steps * section.batch < images:
+            enough = math.ceil(images / section.batch)
+            stage = "train_affinity" if network == "affinity_net" else "train_segmenter"
+            yield _sees(stage, title, section.steps * section.batch, images, f"{network}.steps={enough}")
+
+
+def _sees(stage: str, network: str, seen: int, images: int, remedy: str) -> Shortfall:
+    return Shortfall(
+        stage, f"{network} sees at most {seen:,} of {images:,} training images; {remedy} shows it each of them once"
+    )
 
 
 def _table(config: Config, rows: int, row_bytes: float) -> int:

@@ -13,8 +13,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from mcis.datasets.copies import fetched, in_bucket
+from mcis.datasets.errors import printable
 
-console = Console(highlight=False, soft_wrap=True)
+
+class _PrintableConsole(Console):
+    """A console whose lines hold nothing that a terminal obeys: classes and files have their names from outside."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
+
+
+console = _PrintableConsole(highlight=False, soft_wrap=True)
 
 
 class _Rate(ProgressColumn):

@@ -51,6 +51,13 @@ def test_photographs_of_one_name_keep_their_suffix_or_else_their_whole_path(root
     assert set(named(root, "A.jpeg", "photos/a.jpg").values()) == {"A.jpeg", "a.jpg"}
 
 
+@pytest.mark.parametrize("given", ["s3://AKIA:hunter2@bucket/a.jpg", "s3://bucket/a.csv?X-Amz-Signature=hunter2"])
+def test_a_uri_with_credentials_is_refused_and_not_repeated(root: Path, given: str) -> None:
+    with pytest.raises(UserError, match=r"password, key, token or signature in s3://bucket/a\.(jpg|csv)") as caught:
+        list_photographs([str(root / "photos"), given], leave_out=root / "out")
+    assert "hunter2" not in str(caught.value)
+
+
 def test_a_name_that_another_takes_on_is_told_apart_too(root: Path) -> None:
     for name in ("a.png", "a.jpg.gif"):
         (root / "photos" / name).write_bytes(b"")

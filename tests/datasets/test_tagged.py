@@ -265,6 +265,37 @@ def test_a_table_that_is_not_trusted_names_its_own_files_alone(
         assert len(list_tagged(tmp_path / "t.csv").table) == 1
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+@pytest.mark.parametrize("column", ["image", "mask", "saliency", "id"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "s3://AKIA:hunter2@bucket/b.jpg",
+        "s3://AKIA:hun/ter2@bucket/b.jpg",
+        "s3://bucket/b.jpg?X-Amz-Signature=hunter2",
+        "abfs://c@acct.dfs.core.windows.net/b.jpg?sv=1&sig=hunter2",
+        "https://me:hunter2@example.com/b.jpg",
+    ],
+)
+def test_a_cell_with_credentials_is_named_by_row_and_column_and_not_repeated(
+    tmp_path: Path, column: str, cell: str, trusted: bool
+) -> None:
+    rows = [{"image": "a.jpg", "tags": "cat", "id": "a"}, {"image": "b.jpg", "tags": "cat", "id": "b"} | {column: cell}]
+    rows[0].setdefault(column, "")
+    write_csv(tmp_path / "t.csv", rows)
+    with pytest.raises(UserError, match=rf"signature in column '{column}' of .*t\.csv: row 2") as caught:
+        list_tagged(tmp_path / "t.csv", allow_absolute=trusted)
+    assert "ter2" not in str(caught.value)
+    write_csv(tmp_path / "t.csv", rows[:1])
+    assert len(list_tagged(tmp_path / "t.csv").table) == 1
+
+
+def test_a_container_of_an_account_is_no_credential(tmp_path: Path) -> None:
+    uri = "abfs://container@acct.dfs.core.windows.net/b.jpg"
+    write_csv(tmp_path / "t.csv", [{"image": uri, "tags": "cat"}])
+    assert list_tagged(tmp_path / "t.csv", allow_absolute=True).table["uri"].to_pylist() == [uri]
+
+
 CELLS = [
     "a.jpg", "x/a b.jpg", "./a.jpg", "x//a.jpg", "x/./a.jpg", "x/../a.jpg", "../a.jpg", "a/", ".a", "..a", "...", ".",
     "x/..", "/a.jpg", "//a.jpg", "/x/../a.jpg", "FOLDER/a.jpg", "FOLDER/../a.jpg", "FOLDERS/a.jpg", "FOLDER",

@@ -276,8 +276,10 @@ def test_a_run_says_what_it_takes_before_ray_starts(
 
     monkeypatch.setattr("mcis.platform.engine.runtime.ray_session", no_ray)
     arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
-    done = runner.invoke(app, [*arguments, "--set", f"data.classes={root / 'classes.txt'}"], env={"COLUMNS": "200"})
+    arguments += ["--set", f"data.classes={root / 'classes.txt'}", "--set", "segmenter.steps=1"]
+    done = runner.invoke(app, [*arguments, "--set", "segmenter.batch=2"], env={"COLUMNS": "200"})
     assert "here Ray would start" in done.output
+    assert "expect:  the segmenter sees at most 2 of " in done.output
     assert "disk:    at most " in done.output
     assert "memory:  about " in done.output
     assert "images:  " in done.output

@@ -92,6 +92,47 @@ def test_rounds_embed_images_again_and_at_most_as_often_as_maps_are_made_of_them
     assert embedded("localize.features_gb=0.1") == 4 * VOC.tags
 
 
+MANY = VOC._replace(images=50_100, tagged=50_000, val=100)
+
+
+def test_images_that_no_training_sees_and_features_that_the_cache_does_not_hold_are_told_with_what_to_set() -> None:
+    """Of 50,000 photographs with a recipe for some thousand; as told, nothing is left to tell."""
+    told = computed(recipe="photos", counts=MANY).expectations()
+    assert told == [
+        "expect:  compute.cache_gb=8 holds the frozen backbone's outputs of 8,630 of 50,100 images: it computes every "
+        "image again in each epoch; compute.cache_gb=47 holds all",
+        "expect:  the affinity network sees at most 1,600 of 50,000 training images; affinity_net.steps=3125 shows it "
+        "each of them once",
+        "expect:  the segmenter sees at most 4,800 of 50,000 training images; segmenter.steps=3125 shows it each of "
+        "them once",
+    ]
+    as_told = [word.rstrip(";") for line in told for word in line.split() if "=" in word and "cache_gb=8" not in word]
+    assert len(as_told) == 3
+    assert computed(*as_told, recipe="photos", counts=MANY).expectations() == []
+    one_less = [f"{key}={int(value) - 1}" for key, value in (each.split("=") for each in as_told)]
+    assert len(computed(*one_less, recipe="photos", counts=MANY).expectations()) == 3
+
+
+def test_what_falls_short_is_told_of_the_stages_that_run() -> None:
+    plan = computed(recipe="photos", counts=MANY)
+    assert ["segmenter" in line for line in plan.expectations(["index", "train_segmenter"])] == [True]
+    assert plan.expectations(["index"]) == []
+    assert computed(recipe="photos", counts=MANY._replace(images=1788, tagged=1600)).expectations() == []
+    few = computed("classifier.epoch_pairs=1000", "classifier.epochs=6", "compute.cache_gb=1").expectations()
+    assert few == [
+        f"expect:  compute.cache_gb=1 holds the pixels of {GIB // (3 * 256**2):,} of 12,031 images: others are decoded "
+        "again in each epoch; compute.cache_gb=3 holds all",
+    ]
+    assert "of 10,582 of 12,031 images" in computed("compute.cache_gb=2").expectations()[0], "val images all or none"
+    few = computed("classifier.epoch_pairs=500", "classifier.epochs=6").expectations()
+    assert few == [
+        "expect:  the classifier sees at most 6,000 of 10,582 training images; classifier.epoch_pairs=1764 shows it "
+        "each of them once"
+    ]
+    taken = computed("classifier.epoch_pairs=500", "compute.cache_gb=0", "weights.classifier=mine.pt")
+    assert taken.expectations() == []
+
+
 def test_stages_are_added_up_in_their_order() -> None:
     plan = computed()
     parts = plan.parts

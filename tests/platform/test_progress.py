@@ -14,10 +14,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from mcis.datasets.sources.tagged import list_tagged
+from mcis.platform.config.resolve import resolve
 from mcis.platform.runs import progress
+from mcis.platform.runs.expectations import expectations
 from mcis.platform.runs.progress import bar, follow, read_records
 
 EVERY = 0.01
+
+
+def test_no_line_holds_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From a table's tag to the line that tells of the class, and in a note."""
+    (tmp_path / "t.csv").write_text("image,tags\na.jpg,cat\x1b[31m\x07\nb.jpg,d\u202eog\n", encoding="utf-8")
+    for line in expectations(resolve("voc", "small").config, list_tagged(tmp_path / "t.csv")):
+        progress.console.print(line, markup=False)
+    progress.console.print("[bold]note[/bold]: \x9b31m\n\tmore")
+    shown = capsys.readouterr().out
+    assert "cat?[31m? (1), d?og (1)" in shown
+    assert "note: ?31m\n" in shown
+    assert all(c.isprintable() or c == "\n" for c in shown.expandtabs())
 
 
 def lines(*steps: int) -> bytes:

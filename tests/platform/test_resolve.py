@@ -450,6 +450,9 @@ def test_a_uri_with_a_password_is_refused_and_not_repeated() -> None:
         resolve("tags", "small", {"data.tags.table": "s3://me:hunter2@bucket/photos.csv"})
     assert "found 's3://bucket/photos.csv'" in str(caught.value)
     assert "hunter2" not in str(caught.value)
+    with pytest.raises(UserError, match=r"data\.tags\.table: .* token or signature") as caught:
+        resolve("tags", "small", {"data.tags.table": "abfs://c@acct.dfs.core.windows.net/x.csv?sv=1&sig=hunter2"})
+    assert "hunter2" not in str(caught.value)
 
 
 # --- more workers than samples
