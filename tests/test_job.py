@@ -25,8 +25,8 @@ from aiohttp import web
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
-from mcis.platform.commands.submit import _FLAGS as FLAGS
-from mcis.platform.commands.submit import job_command, run_job
+from mcis.platform.engine.jobs import _FLAGS as FLAGS
+from mcis.platform.engine.jobs import job_command, run_job
 
 PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
 RAY = str(Path(sys.executable).parent / "ray")
@@ -311,8 +311,8 @@ class Dashboard:
 def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("mcis.platform.commands.submit._PAUSE", 0.05)
-    monkeypatch.setattr("mcis.platform.commands.submit._SILENCE", 0.3)
+    monkeypatch.setattr("mcis.platform.engine.jobs._PAUSE", 0.05)
+    monkeypatch.setattr("mcis.platform.engine.jobs._SILENCE", 0.3)
     return Dashboard()
 
 
