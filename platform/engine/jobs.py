@@ -135,7 +135,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         )
     if job is not None and job.submission_id:
         number = job.submission_id
-        print(f"job {number} is at work on it since before; its log:")
+        print(f"job {number} is at work on it since before; its log:", flush=True)
     else:
         environment: dict[str, Any] = {
             "py_modules": [str(_code(folder))],
@@ -144,7 +144,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         if any((folder / "files").iterdir()):  # else the job is in the folder that the node's Ray is in
             environment["working_dir"] = str(folder / "files")
         number = _patiently(lambda: _submitted(client, run, text, environment), minutes, refused)
-        print(f"job {number}; `ray job stop {number} --address {address}` stops it; its log:")
+        print(f"job {number}; `ray job stop {number} --address {address}` stops it; its log:", flush=True)
     try:
         ended = _followed(client, number, address, minutes)
     except KeyboardInterrupt:
