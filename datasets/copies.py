@@ -15,21 +15,25 @@ import functools
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import pyarrow.fs as pafs
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.files import (
     PATIENCE,
     SLOWEST,
     Stamp,
+    access_refused,
     holds_credentials,
     insist,
     is_remote,
     locate,
+    may_pass,
+    parser_errors,
     remote_errors,
     stamps,
     within,
@@ -40,6 +44,9 @@ PLACE = "MCIS_COPIES"
 LOCAL = ("cache", "data", "mlflow", "mlflow.db")
 """Names, in a folder at a URI, of what never goes to the bucket."""
 PART = ".part"
+AGAIN = "repeat the stage that wrote it"
+"""What to do about an output's file that is damaged."""
+_T = TypeVar("_T")
 _PIECE = 2**23
 _PARALLEL = 16
 
@@ -131,6 +138,35 @@ def fetched(path: Path) -> Path:
     return path
 
 
+def read_file(path: Path, read: Callable[[Path], _T], expected: str, remedy: str = AGAIN, *, fetch: bool = True) -> _T:
+    """What `read` makes of a file, once it is the bucket's; faults that pass are met with `insist`.
+
+    Args:
+        expected, remedy: what the file should be, and what to do where it is not.
+        fetch: False = the copy is taken as it is.
+
+    Raises:
+        FileNotFoundError: there is none.
+        BadFile: `read` raises a ValueError, or an error of the system that says something of the file.
+        UserError: the disk or the bucket does not answer for half a minute, memory is short, or access is refused.
+    """
+
+    def act() -> _T:
+        with parser_errors():
+            return read(path)
+
+    try:
+        if fetch:
+            fetched(path)
+        return insist(str(path), act)
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise access_refused(str(path), error) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path} is damaged ({str(error)[:200]})", expected, remedy) from None
+
+
 def fetch_all(paths: Iterable[Path]) -> None:
     """Fetches many files, some at a time; see `fetched`."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
@@ -159,14 +195,14 @@ def send(file: Path, path: Path) -> None:
 def is_there(path: Path) -> bool:
     """Whether there is a file, or a folder with a file in it."""
     uri = uri_of(path)
-    return path.exists() if uri is None else bool(stamps([uri])[0]) or bool(files_below(path))
+    return bool(stamps([uri or str(path)])[0]) or (uri is not None and bool(files_below(path)))
 
 
 def files_below(folder: Path) -> dict[str, Stamp]:
     """Each file below a folder, by its path from there; what is renamed or removed meanwhile is left out."""
     uri = uri_of(folder)
     if uri is None:
-        files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
+        files = insist(str(folder), functools.partial(_walked, folder))
         return {os.path.relpath(f, folder): at for f, at in zip(files, stamps(files), strict=True) if at}
     system, place = locate(uri)
     infos = insist(uri, functools.partial(_listed, system, place, recursive=True))
@@ -182,9 +218,26 @@ def names_in(folder: Path) -> list[str]:
     """Names of what lies in a folder, in order; none of an absent one."""
     uri = uri_of(folder)
     if uri is None:
-        return sorted(os.listdir(folder)) if folder.is_dir() else []
+        return insist(str(folder), functools.partial(_names, folder))
     system, place = locate(uri)
     return sorted(info.base_name for info in insist(uri, functools.partial(_listed, system, place, recursive=False)))
+
+
+def _walked(folder: Path) -> list[str]:
+    """The paths of all files below a folder of this machine; what may not be listed is left out."""
+
+    def on_error(error: OSError) -> None:
+        if may_pass(error):
+            raise error
+
+    return [os.path.join(parent, name) for parent, _, names in os.walk(folder, onerror=on_error) for name in names]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def remove(path: Path) -> None:

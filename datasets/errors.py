@@ -42,6 +42,10 @@ class UserError(Exception):
         return f"{self.found}\n  expected: {self.expected}\n  remedy:   {self.remedy}"
 
 
+class BadFile(UserError):
+    """A file whose content is at fault, not the way to it: it is damaged, or not what its reader takes."""
+
+
 def _legible(text: str) -> str:
     """A text that names what was found in a file: without characters that a terminal obeys, and of bounded length."""
     text = "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

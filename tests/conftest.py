@@ -466,6 +466,23 @@ def faulty_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
 
 
 @pytest.fixture
+def no_more_files() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Blocks in which this process can open no further file: EMFILE, a fault that passes."""
+    import resource
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+    return block
+
+
+@pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be read is tried again without a pause, in this process."""
     import tenacity

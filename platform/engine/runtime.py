@@ -365,9 +365,11 @@ def user_error_in(error: BaseException) -> UserError | None:
 
     A full disk is one, wherever in Ray it was met.
     """
+    from ray.exceptions import RayError
+
     causes = list(causes_of(error))
     for cause in causes:
-        if type(cause) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
+        if isinstance(cause, UserError) and not isinstance(cause, RayError):  # a mixture's text is a traceback
             return cause
     full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in causes)
     return next(filter(None, full), None)

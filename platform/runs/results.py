@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
 from mcis.platform.runs.workspace import ASIDE, SUMMARY, files_in, read_json, table_rows, write_json
 
@@ -130,7 +130,7 @@ def flaw(folder: Path) -> str | None:
         listed = dict(read_json(folder / SUMMARY)["files"])
     except FileNotFoundError:
         return f"{SUMMARY} is missing"
-    except (UserError, KeyError, TypeError, ValueError):
+    except (BadFile, KeyError, TypeError, ValueError):
         return f"{SUMMARY} is damaged"
     there = files_in(folder)
     flaws = [f"{name} is missing" for name in listed if name not in there]

@@ -36,11 +36,23 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from mcis.datasets.columns import SHARD_ROWS, digest, in_shards
-from mcis.datasets.copies import fetch_small, fetched, files_below, in_bucket, is_there, names_in, remove, send, uri_of
+from mcis.datasets.columns import digest, in_shards
+from mcis.datasets.copies import (
+    fetch_small,
+    fetched,
+    files_below,
+    in_bucket,
+    is_there,
+    names_in,
+    read_file,
+    remove,
+    send,
+    uri_of,
+)
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
 from mcis.datasets.files import Stamp, stamps, stamps_of_column
+from mcis.datasets.maps import read_parquet
 
 SUMMARY = "summary.json"
 """The file beside a stage's output that holds its result."""
@@ -233,14 +245,14 @@ def read_json(path: Path) -> Any:
     """Reads a JSON file of the workspace.
 
     Raises:
-        UserError: the file is damaged.
+        FileNotFoundError: there is none.
+        UserError: it cannot be read at present, or is damaged (`BadFile`).
     """
-    try:
-        return json.loads(fetched(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error})", "JSON written by mcis", "remove it and repeat the command"
-        ) from None
+    return read_file(path, _parse_json, "JSON written by mcis", "remove it and repeat the command")
+
+
+def _parse_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -268,8 +280,7 @@ class OpenedTable:
 
     def __init__(self, path: Path):
         self._path = path
-        with _table_errors(path):
-            self._file = pq.ParquetFile(fetched(path))
+        self._file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
 
     @property
     def groups(self) -> int:
@@ -278,10 +289,11 @@ class OpenedTable:
 
     def batches(self, columns: list[str] | None = None, group: int | None = None) -> Iterator[pa.Table]:
         """The rows of all groups, or of one, in order, some at a time."""
-        groups = None if group is None else [group]
-        with _table_errors(self._path):
-            for batch in self._file.iter_batches(SHARD_ROWS, row_groups=groups, columns=columns):
-                yield pa.Table.from_batches([batch])
+        for each in range(self.groups) if group is None else [group]:
+            yield read_parquet(self._path, functools.partial(self._read, each, columns), fetch=False)
+
+    def _read(self, group: int, columns: list[str] | None, _: Path) -> pa.Table:
+        return self._file.read_row_group(group, columns)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -290,7 +302,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         UserError: the folder has no shard, or a file is damaged.
     """
-    return pa.concat_tables([_read_file(path, columns)] if path.suffix else read_shards(path, columns))
+    return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
 
 
 def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
@@ -304,8 +316,11 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
         raise UserError(
             f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
         )
-    for file in files:
-        yield _read_file(file, columns)
+    yield from _read_files(files, columns)
+
+
+def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa.Table]:
+    return (read_parquet(file, functools.partial(pq.read_table, columns=columns)) for file in files)
 
 
 def shards_in(folder: Path) -> list[Path]:
@@ -319,25 +334,7 @@ def table_rows(file: Path) -> int:
     Raises:
         UserError: it is damaged.
     """
-    with _table_errors(file):
-        return int(pq.read_metadata(fetched(file)).num_rows)
-
-
-def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
-    with _table_errors(file):
-        return pq.read_table(fetched(file), columns=columns)
-
-
-@contextlib.contextmanager
-def _table_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(
-            f"{file} cannot be read ({str(error)[:200]})",
-            "a table as mcis wrote it",
-            "repeat the command with --from its stage",
-        ) from None
+    return int(read_parquet(file, pq.read_metadata).num_rows)
 
 
 @dataclass(frozen=True)
