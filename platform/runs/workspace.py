@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -397,10 +398,18 @@ class RunFolder:
         """Which MLflow run continues this one."""
         return self.path / "mlflow.json"
 
-    @property
-    def unsent(self) -> Path:
-        """What MLflow lacks of a run that ended while its server was away; see `runs.tracking`."""
-        return self.path / "unsent.json"
+    def unsent(self, run_id: str = "") -> list[Path]:
+        """The files of what MLflow lacks of calls that ended while its server was away; see `runs.tracking`.
+
+        Args:
+            run_id: of the MLflow run whose files are meant; of all by default.
+        """
+        names = names_in(self.path)
+        return [self.path / name for name in names if name.startswith(f"unsent-{run_id}") and name.endswith(".json")]
+
+    def new_unsent(self, run_id: str) -> Path:
+        """A name for another one of these files, which comes behind the run's earlier ones."""
+        return self.path / f"unsent-{run_id}-{time.time_ns()}.json"
 
     @property
     def study(self) -> Path:
