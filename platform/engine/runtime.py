@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -264,6 +265,32 @@ def give_memory_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)
+
+
+_NO_MEMORY = re.compile("out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@contextlib.contextmanager
+def memory_errors(what: str, lower: str) -> Iterator[None]:
+    """Turns torch's errors of a GPU, or a machine, without memory for an array into one that says what to lower.
+
+    Args:
+        what: what is computed in the block, in words.
+        lower: keys of the configuration, in words, by which less is computed at a time.
+
+    Raises:
+        UserError: memory ran out. The same work again would end in the same way.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError" and not _NO_MEMORY.search(str(error)):
+            raise
+        raise UserError(
+            f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",
+            "memory, of the GPU where there is one, for what is computed at a time",
+            f"lower {lower}, or end what else uses the memory; then repeat the command: what is finished is kept",
+        ) from None
 
 
 def is_one_node() -> bool:

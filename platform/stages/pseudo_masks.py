@@ -250,6 +250,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         label="pseudo masks",
         shard_rows=config.compute.shard_rows,
         gpu=gpu * config.compute.gpu_share,
+        lower="data.max_side or compute.cpus",
     )
     masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])

@@ -43,6 +43,9 @@ from mcis.platform.stages.localization.features import feature_shape
 from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
 from mcis.platform.stages.localization.workers import Embed, Merge, Pool, Relate
 
+_LOWER = "localize.batch"
+"""What a worker takes less memory with."""
+
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where related images are to be of a domain that no tagged training image is of."""
@@ -182,7 +185,9 @@ class _Job:
         """Maps the rows into a table, on GPUs where the worker has a network; returns the busy seconds."""
         compute = self.config.compute
         gpu = compute.gpu_share if worker is not Merge and self.gpu else 0
-        return map_table(rows, worker, arguments, table, label=label, shard_rows=compute.shard_rows, gpu=gpu).busy
+        return map_table(
+            rows, worker, arguments, table, label=label, shard_rows=compute.shard_rows, gpu=gpu, lower=_LOWER
+        ).busy
 
     def start_afresh_unless_it_fits(self) -> None:
         """Removes what an earlier call left if its rounds or numbers were others, or its self pairs' maps are gone.
@@ -242,7 +247,7 @@ def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Featu
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, outputs
     numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
     share, shard_rows = gpu * config.compute.gpu_share, config.compute.shard_rows
-    map_table(numbered, Pool, arguments, folder, label="vectors", shard_rows=shard_rows, gpu=share)
+    map_table(numbered, Pool, arguments, folder, label="vectors", shard_rows=shard_rows, gpu=share, lower=_LOWER)
     return read_vectors(folder)
 
 
@@ -290,7 +295,9 @@ def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> 
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None, outputs
     to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))
     single, share, shard_rows = context.part / "single", gpu * config.compute.gpu_share, config.compute.shard_rows
-    return map_table(to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=share).busy
+    return map_table(
+        to_embed, Embed, arguments, single, label="embed", shard_rows=shard_rows, gpu=share, lower=_LOWER
+    ).busy
 
 
 def _is_source(rows: pa.Table) -> NDArray[np.bool_]:
