@@ -36,6 +36,7 @@ from mcis.datasets.files import (
     parser_errors,
     remote_errors,
     stamps,
+    sync,
     within,
 )
 
@@ -49,6 +50,8 @@ AGAIN = "repeat the stage that wrote it"
 _T = TypeVar("_T")
 _PIECE = 2**23
 _PARALLEL = 16
+_MANY = 10 * PATIENCE
+"""Seconds in which a bucket has to list or remove whatever lies in a folder."""
 
 
 def copies() -> Path:
@@ -256,39 +259,81 @@ def copy_folder(folder: Path, copy: Path) -> None:
     uri, target = uri_of(folder), uri_of(copy)
     remove(copy)
     if uri is None or target is None:
-        shutil.copytree(folder, copy)
+        shutil.copytree(folder, copy, copy_function=_copy_durably)
         return
     (system, place), (_, there) = locate(uri), locate(target)
 
-    def copied(name: str) -> None:
-        insist(f"{uri}/{name}", functools.partial(system.copy_file, f"{place}/{name}", f"{there}/{name}"))
+    def copied(name: str, size: int) -> None:
+        with remote_errors():
+            within(PATIENCE + size / SLOWEST, lambda: system.copy_file(f"{place}/{name}", f"{there}/{name}"))
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        list(pool.map(copied, files_below(folder)))
+        files = files_below(folder).items()
+        list(pool.map(lambda file: insist(f"{uri}/{file[0]}", lambda: copied(file[0], file[1].size)), files))
 
 
-def fetch_small(folder: Path, most: int) -> None:
-    """Fetches all files below a folder of at most so many bytes."""
+def _copy_durably(file: str, copy: str) -> None:
+    """Copies a file, whose content is on the disk when this returns: the folder has its final name by a renaming."""
+    shutil.copy2(file, copy)
+    sync(Path(copy))
+
+
+def fetch_below(folder: Path, wanted: Callable[[str, Stamp], bool]) -> dict[str, Stamp]:
+    """Fetches, of the files below a folder, those that are wanted, some at a time.
+
+    Args:
+        wanted: told a file's path from there, and its stamp.
+
+    Returns:
+        The stamps of all these files, in the order of their paths.
+    """
+    there = {name: at for name, at in sorted(files_below(folder).items()) if wanted(name, at)}
     if in_bucket(folder):
-        there = {folder / name: at for name, at in files_below(folder).items() if at.size <= most}
-        fetch_all(path for path, at in there.items() if stamps([str(path)]) != [at])
+        fetch_all(folder / name for name, at in there.items() if stamps([str(folder / name)]) != [at])
+    return there
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """The last bytes of a file, so many or all; of a bucket's file the rest does not arrive.
+
+    Raises:
+        OSError: it cannot be read here.
+        FileNotFoundError, UserError: as `fetched` does.
+    """
+    uri = uri_of(path)
+    if uri is not None:
+        return insist(uri, functools.partial(_read_remote_end, uri, most))
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read()
+
+
+def _read_remote_end(uri: str, most: int) -> bytes:
+    system, place = locate(uri)
+
+    def read() -> bytes:
+        with system.open_input_file(place) as file:
+            file.seek(max(0, file.size() - most))
+            return bytes(file.read())
+
+    with remote_errors():
+        return within(PATIENCE + most / SLOWEST, read)
 
 
 def _listed(system: pafs.FileSystem, place: str, *, recursive: bool) -> list[pafs.FileInfo]:
+    selector = pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
     with remote_errors():
-        infos: list[pafs.FileInfo] = system.get_file_info(
-            pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
-        )
+        infos: list[pafs.FileInfo] = within(_MANY, functools.partial(system.get_file_info, selector))
         return infos
 
 
 def _delete(system: pafs.FileSystem, place: str) -> None:
     with remote_errors():
-        kind = system.get_file_info(place).type
+        kind = within(PATIENCE, functools.partial(system.get_file_info, place)).type
         if kind == pafs.FileType.File:
-            system.delete_file(place)
+            within(PATIENCE, functools.partial(system.delete_file, place))
         elif kind == pafs.FileType.Directory:
-            system.delete_dir(place)
+            within(_MANY, functools.partial(system.delete_dir, place))
 
 
 def _download(uri: str, path: Path, there: Stamp) -> None:

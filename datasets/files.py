@@ -254,6 +254,15 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def sync(path: Path) -> None:
+    """Returns once a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextlib.contextmanager
 def remote_errors() -> Iterator[None]:
     """An error that says only by its text that a file is absent or refused becomes one that says it by its type."""

@@ -3,6 +3,7 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mcis.datasets.copies import AGAIN, names_in, read_file
+from mcis.datasets.copies import AGAIN, fetch_below, read_file
 from mcis.datasets.errors import BadFile
 from mcis.datasets.grids import Grid
 
@@ -135,10 +136,9 @@ class Shards:
         self.columns = None if columns is None else ("image_id", *columns)
         self.shard_of: dict[str, str] = {}
         self.written: dict[str, int] = {}
-        names = [name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
-        for name in names:
-            table = read_parquet(folder / name, functools.partial(pq.read_table, columns=["image_id"]))
-            self.written[name] = (folder / name).stat().st_mtime_ns  # another file of the same name is another shard
+        for name, at in fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet")).items():
+            table = read_parquet(folder / name, functools.partial(pq.read_table, columns=["image_id"]), fetch=False)
+            self.written[name] = at.changed  # another file of the same name is another shard
             self.shard_of |= dict.fromkeys(table["image_id"].to_pylist(), name)
 
     def rows(self, image_id: str) -> pa.Table | None:

@@ -39,12 +39,13 @@ from filelock import FileLock
 
 from mcis.datasets.columns import digest, in_shards
 from mcis.datasets.copies import (
-    fetch_small,
+    fetch_below,
     fetched,
     files_below,
     in_bucket,
     is_there,
     names_in,
+    read_end,
     read_file,
     remove,
     send,
@@ -52,9 +53,11 @@ from mcis.datasets.copies import (
 )
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, stamps, stamps_of_column
+from mcis.datasets.files import Stamp, stamps, stamps_of_column, sync
 from mcis.datasets.maps import read_parquet
 
+_FOOTER = 2**20
+"""Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""
 SUMMARY = "summary.json"
 """The file beside a stage's output that holds its result."""
 
@@ -179,20 +182,11 @@ def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
         try:
             yield aside
             if durable:
-                _sync(aside)
+                sync(aside)
             send(aside, path)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Returns once a file's content, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def rename_folder(folder: Path, final: Path) -> None:
@@ -200,9 +194,9 @@ def rename_folder(folder: Path, final: Path) -> None:
     there too."""
     with disk_errors(folder):
         for parent, _, _ in os.walk(folder):
-            _sync(Path(parent))
+            sync(Path(parent))
         os.replace(folder, final)
-        _sync(final.parent)
+        sync(final.parent)
 
 
 def discard(path: Path) -> bool:
@@ -333,9 +327,13 @@ def table_rows(file: Path) -> int:
     """The number of rows of a Parquet file, by its footer alone.
 
     Raises:
-        UserError: it is damaged.
+        UserError: it is damaged, or cannot be read at present.
     """
-    return int(read_parquet(file, pq.read_metadata).num_rows)
+    return int(read_parquet(file, _read_footer, fetch=False).num_rows)
+
+
+def _read_footer(file: Path) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(read_end(file, _FOOTER)))
 
 
 @dataclass(frozen=True)
@@ -464,7 +462,8 @@ class Workspace:
             with disk_errors(self.root):
                 for folder in (self.store, self.runs, self.cache, self.data, self.weights):
                     folder.mkdir(parents=True, exist_ok=True)
-        fetch_small(self.runs, _SMALL)
+        if in_bucket(self.root):
+            fetch_below(self.runs, lambda _, at: at.size <= _SMALL)
 
     @property
     def store(self) -> Path:
