@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,31 +13,6 @@ from mcis.datasets import copies, files
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.maps import Shards
 from mcis.platform.runs.workspace import table_rows, write_table
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(copies.PLACE, str(tmp_path / "copies"))
-    return tmp_path / "copies"
-
-
-@pytest.fixture
-def bucket(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pafs.FileSystem]:
-    """An S3 server with an empty bucket; its file system."""
-    from moto.server import ThreadedMotoServer
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    system = pafs.S3FileSystem(endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True)
-    system.create_dir(f"bucket-{port}")  # file systems are kept by their URI, so each server has a name of its own
-    yield pafs.SubTreeFileSystem(f"bucket-{port}", system)
-    running.stop()
 
 
 def folder_of(system: pafs.FileSystem) -> Path:
