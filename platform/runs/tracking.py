@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcis.datasets.copies import remove
+from mcis.datasets.copies import is_there, remove
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.data_sets import DataSet
 from mcis.platform.runs.logged_models import TrainedModel, log_model
@@ -105,7 +105,7 @@ def _send(
     """Makes the calls of one file. Files and networks of another MLflow run that has the folder by now are left out."""
     folder = workspace.run(name, create=False)
     tracker = Tracker(workspace, name, identity=kept["identity"], unsent=file)
-    own = read_json(folder.tracking).get("run_id") == tracker.run_id
+    own = is_there(folder.tracking) and read_json(folder.tracking).get("run_id") == tracker.run_id
     makes: dict[str, Callable[..., None]] = {
         "parameters": tracker.parameters,
         "tags": tracker.tags,
