@@ -1,18 +1,23 @@
 """Arrays of one shape for each image of an index, in memory-mapped Arrow shards that are opened when they are read."""
 
 import bisect
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.copies import names_in, read_file
 
 
 def cache_table(column: str, rows: NDArray[Any]) -> pa.Table:
     """A shard's table: N arrays (N, ...) flat, in one column of fixed-size lists."""
     return pa.table({column: pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
+
+
+def _mapped(path: Path) -> pa.RecordBatch:
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
 
 class CachedRows:
@@ -26,7 +31,7 @@ class CachedRows:
 
     def __init__(self, folder: Path | None, column: str, shape: tuple[int, ...]):
         self.column, self.shape = column, shape
-        self.shards = sorted(folder.glob("part-*.arrow")) if folder else []
+        self.shards = [folder / name for name in names_in(folder) if fnmatch(name, "part-*.arrow")] if folder else []
         self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
         self.opened: dict[int, NDArray[Any] | None] = {}
 
@@ -34,7 +39,7 @@ class CachedRows:
         """The row of an image, of `shape`; None where the cache does not hold it, or holds it no longer.
 
         Raises:
-            UserError: its shard is damaged.
+            UserError: its shard is damaged or cannot be read at present.
         """
         shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1
         if shard < 0 or position >= self.spans[shard][1]:
@@ -46,14 +51,10 @@ class CachedRows:
 
     def _open(self, path: Path) -> NDArray[Any] | None:
         try:
-            column = pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)[self.column]
+            batch = read_file(path, _mapped, "a shard of the cache", "remove its folder and repeat the command")
         except FileNotFoundError:
             return None
-        except (OSError, pa.ArrowInvalid) as error:
-            raise UserError(
-                f"{path} is damaged ({error})", "a shard of the cache", "remove its folder and repeat the command"
-            ) from None
-        return column.flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)
+        return batch[self.column].flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "opened": {}}

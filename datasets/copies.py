@@ -15,23 +15,28 @@ import functools
 import os
 import shutil
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
+from typing import TypeVar
 
 import pyarrow.fs as pafs
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.files import (
     PATIENCE,
     SLOWEST,
     Stamp,
+    access_refused,
     holds_credentials,
     insist,
     is_remote,
     locate,
+    may_pass,
+    parser_errors,
     remote_errors,
     stamps,
+    sync,
     within,
 )
 
@@ -40,8 +45,13 @@ PLACE = "MCIS_COPIES"
 LOCAL = ("cache", "data", "mlflow", "mlflow.db")
 """Names, in a folder at a URI, of what never goes to the bucket."""
 PART = ".part"
+AGAIN = "repeat the stage that wrote it"
+"""What to do about an output's file that is damaged."""
+_T = TypeVar("_T")
 _PIECE = 2**23
 _PARALLEL = 16
+_MANY = 10 * PATIENCE
+"""Seconds in which a bucket has to list or remove whatever lies in a folder."""
 
 
 def copies() -> Path:
@@ -131,6 +141,35 @@ def fetched(path: Path) -> Path:
     return path
 
 
+def read_file(path: Path, read: Callable[[Path], _T], expected: str, remedy: str = AGAIN, *, fetch: bool = True) -> _T:
+    """What `read` makes of a file, once it is the bucket's; faults that pass are met with `insist`.
+
+    Args:
+        expected, remedy: what the file should be, and what to do where it is not.
+        fetch: False = the copy is taken as it is.
+
+    Raises:
+        FileNotFoundError: there is none.
+        BadFile: `read` raises a ValueError, or an error of the system that says something of the file.
+        UserError: the disk or the bucket does not answer for half a minute, memory is short, or access is refused.
+    """
+
+    def act() -> _T:
+        with parser_errors():
+            return read(path)
+
+    try:
+        if fetch:
+            fetched(path)
+        return insist(str(path), act)
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise access_refused(str(path), error) from None
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path} is damaged ({str(error)[:200]})", expected, remedy) from None
+
+
 def fetch_all(paths: Iterable[Path]) -> None:
     """Fetches many files, some at a time; see `fetched`."""
     with ThreadPoolExecutor(_PARALLEL) as pool:
@@ -159,14 +198,14 @@ def send(file: Path, path: Path) -> None:
 def is_there(path: Path) -> bool:
     """Whether there is a file, or a folder with a file in it."""
     uri = uri_of(path)
-    return path.exists() if uri is None else bool(stamps([uri])[0]) or bool(files_below(path))
+    return bool(stamps([uri or str(path)])[0]) or (uri is not None and bool(files_below(path)))
 
 
 def files_below(folder: Path) -> dict[str, Stamp]:
     """Each file below a folder, by its path from there; what is renamed or removed meanwhile is left out."""
     uri = uri_of(folder)
     if uri is None:
-        files = [os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names]
+        files = insist(str(folder), functools.partial(_walked, folder))
         return {os.path.relpath(f, folder): at for f, at in zip(files, stamps(files), strict=True) if at}
     system, place = locate(uri)
     infos = insist(uri, functools.partial(_listed, system, place, recursive=True))
@@ -182,9 +221,26 @@ def names_in(folder: Path) -> list[str]:
     """Names of what lies in a folder, in order; none of an absent one."""
     uri = uri_of(folder)
     if uri is None:
-        return sorted(os.listdir(folder)) if folder.is_dir() else []
+        return insist(str(folder), functools.partial(_names, folder))
     system, place = locate(uri)
     return sorted(info.base_name for info in insist(uri, functools.partial(_listed, system, place, recursive=False)))
+
+
+def _walked(folder: Path) -> list[str]:
+    """The paths of all files below a folder of this machine; what may not be listed is left out."""
+
+    def on_error(error: OSError) -> None:
+        if may_pass(error):
+            raise error
+
+    return [os.path.join(parent, name) for parent, _, names in os.walk(folder, onerror=on_error) for name in names]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
 def remove(path: Path) -> None:
@@ -203,39 +259,81 @@ def copy_folder(folder: Path, copy: Path) -> None:
     uri, target = uri_of(folder), uri_of(copy)
     remove(copy)
     if uri is None or target is None:
-        shutil.copytree(folder, copy)
+        shutil.copytree(folder, copy, copy_function=_copy_durably)
         return
     (system, place), (_, there) = locate(uri), locate(target)
 
-    def copied(name: str) -> None:
-        insist(f"{uri}/{name}", functools.partial(system.copy_file, f"{place}/{name}", f"{there}/{name}"))
+    def copied(name: str, size: int) -> None:
+        with remote_errors():
+            within(PATIENCE + size / SLOWEST, lambda: system.copy_file(f"{place}/{name}", f"{there}/{name}"))
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        list(pool.map(copied, files_below(folder)))
+        files = files_below(folder).items()
+        list(pool.map(lambda file: insist(f"{uri}/{file[0]}", lambda: copied(file[0], file[1].size)), files))
 
 
-def fetch_small(folder: Path, most: int) -> None:
-    """Fetches all files below a folder of at most so many bytes."""
+def _copy_durably(file: str, copy: str) -> None:
+    """Copies a file, whose content is on the disk when this returns: the folder has its final name by a renaming."""
+    shutil.copy2(file, copy)
+    sync(Path(copy))
+
+
+def fetch_below(folder: Path, wanted: Callable[[str, Stamp], bool]) -> dict[str, Stamp]:
+    """Fetches, of the files below a folder, those that are wanted, some at a time.
+
+    Args:
+        wanted: told a file's path from there, and its stamp.
+
+    Returns:
+        The stamps of all these files, in the order of their paths.
+    """
+    there = {name: at for name, at in sorted(files_below(folder).items()) if wanted(name, at)}
     if in_bucket(folder):
-        there = {folder / name: at for name, at in files_below(folder).items() if at.size <= most}
-        fetch_all(path for path, at in there.items() if stamps([str(path)]) != [at])
+        fetch_all(folder / name for name, at in there.items() if stamps([str(folder / name)]) != [at])
+    return there
+
+
+def read_end(path: Path, most: int) -> bytes:
+    """The last bytes of a file, so many or all; of a bucket's file the rest does not arrive.
+
+    Raises:
+        OSError: it cannot be read here.
+        FileNotFoundError, UserError: as `fetched` does.
+    """
+    uri = uri_of(path)
+    if uri is not None:
+        return insist(uri, functools.partial(_read_remote_end, uri, most))
+    with path.open("rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+        return file.read()
+
+
+def _read_remote_end(uri: str, most: int) -> bytes:
+    system, place = locate(uri)
+
+    def read() -> bytes:
+        with system.open_input_file(place) as file:
+            file.seek(max(0, file.size() - most))
+            return bytes(file.read())
+
+    with remote_errors():
+        return within(PATIENCE + most / SLOWEST, read)
 
 
 def _listed(system: pafs.FileSystem, place: str, *, recursive: bool) -> list[pafs.FileInfo]:
+    selector = pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
     with remote_errors():
-        infos: list[pafs.FileInfo] = system.get_file_info(
-            pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
-        )
+        infos: list[pafs.FileInfo] = within(_MANY, functools.partial(system.get_file_info, selector))
         return infos
 
 
 def _delete(system: pafs.FileSystem, place: str) -> None:
     with remote_errors():
-        kind = system.get_file_info(place).type
+        kind = within(PATIENCE, functools.partial(system.get_file_info, place)).type
         if kind == pafs.FileType.File:
-            system.delete_file(place)
+            within(PATIENCE, functools.partial(system.delete_file, place))
         elif kind == pafs.FileType.Directory:
-            system.delete_dir(place)
+            within(_MANY, functools.partial(system.delete_dir, place))
 
 
 def _download(uri: str, path: Path, there: Stamp) -> None:

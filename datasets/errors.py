@@ -47,6 +47,10 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
 
 
+class BadFile(UserError):
+    """A file whose content is at fault, not the way to it: it is damaged, or not what its reader takes."""
+
+
 def _legible(text: str) -> str:
     """A text that is printable and of bounded length."""
     text = printable(text)

@@ -119,11 +119,11 @@ def insist(uri: str, act: Callable[[], _T]) -> _T:
         try:
             return act()
         except (OSError, MemoryError) as error:
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise
             return _AGAIN(act)
     except (OSError, MemoryError) as error:
-        if not _may_pass(error):
+        if not may_pass(error):
             raise
         what = "not enough memory" if isinstance(error, MemoryError) else told(error)
         raise UserError(
@@ -133,7 +133,7 @@ def insist(uri: str, act: Callable[[], _T]) -> _T:
         ) from None
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether the same call may succeed later."""
     lasting = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
     if isinstance(error, OSError):
@@ -142,7 +142,7 @@ def _may_pass(error: BaseException) -> bool:
 
 
 _AGAIN = tenacity.Retrying(
-    retry=tenacity.retry_if_exception(_may_pass),
+    retry=tenacity.retry_if_exception(may_pass),
     stop=tenacity.stop_after_attempt(7),
     wait=tenacity.wait_exponential(0.5, max=16) + tenacity.wait_random(0, 0.5),
     reraise=True,
@@ -184,14 +184,21 @@ def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES)
         with _opened(uri) as file:
             if os.fstat(file.fileno()).st_size > most:
                 raise OSError(errno.EFBIG, f"more than {most} bytes")
-            try:
+            with parser_errors():
                 return read(file)
-            except OSError as error:
-                if error.errno is None:  # of a parser, which says so of what it read
-                    raise ValueError(str(error)) from None
-                raise
 
     return insist(uri, opened)
+
+
+@contextlib.contextmanager
+def parser_errors() -> Iterator[None]:
+    """Makes a ValueError of an OSError without a number: it is a parser's, which says so of what it read."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None:
+            raise ValueError(str(error)) from None
+        raise
 
 
 def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
@@ -260,6 +267,15 @@ def _opened(uri: str) -> Iterator[BinaryIO]:
 def _open_at_once(path: str, flags: int) -> int:
     """A pipe that nobody writes to would be waited for without end."""
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def sync(path: Path) -> None:
+    """Returns once a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -1,9 +1,11 @@
 """Tables of localization maps, labels, pseudo masks and predictions: their schemas, and reading an image's rows."""
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cachetools
 import numpy as np
@@ -11,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from mcis.datasets.copies import fetched, names_in
+from mcis.datasets.copies import AGAIN, fetch_below, read_file
+from mcis.datasets.errors import BadFile
 from mcis.datasets.grids import Grid
 
 MAPS_SCHEMA = pa.schema(
@@ -54,6 +57,7 @@ PREDICTIONS_SCHEMA = pa.schema(
 )
 
 
+_T = TypeVar("_T")
 SHARD_BYTES = 2**30
 """Bound of the decoded shards that a process keeps in memory, bytes."""
 
@@ -102,6 +106,20 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
     return pa.table(columns, schema=MAPS_SCHEMA)
 
 
+def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) -> _T:
+    """What `read` makes of a Parquet file of an output.
+
+    Raises:
+        BadFile: it is damaged or absent.
+        UserError: it cannot be read at present, see `copies.read_file`.
+    """
+    expected = "a table as mcis wrote it"
+    try:
+        return read_file(file, read, expected, fetch=fetch)
+    except FileNotFoundError:
+        raise BadFile(f"{file} is missing", expected, AGAIN) from None
+
+
 class Shards:
     """Reads rows by image from a folder of Parquet shards; can be pickled, as it opens a shard only when one is read.
 
@@ -118,11 +136,10 @@ class Shards:
         self.columns = None if columns is None else ("image_id", *columns)
         self.shard_of: dict[str, str] = {}
         self.written: dict[str, int] = {}
-        names = [name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
-        for file in (fetched(folder / name) for name in names):
-            self.written[file.name] = file.stat().st_mtime_ns  # another file of the same name is another shard
-            for image_id in pq.read_table(file, columns=["image_id"])["image_id"].to_pylist():
-                self.shard_of[image_id] = file.name
+        for name, at in fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet")).items():
+            table = read_parquet(folder / name, functools.partial(pq.read_table, columns=["image_id"]), fetch=False)
+            self.written[name] = at.changed  # another file of the same name is another shard
+            self.shard_of |= dict.fromkeys(table["image_id"].to_pylist(), name)
 
     def rows(self, image_id: str) -> pa.Table | None:
         """The rows of one image, or None if the table has none."""
@@ -165,7 +182,8 @@ def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _S
         columns: that are read; None = all.
         written: when the file was, which tells it from an earlier one of the same name.
     """
-    table = pq.read_table(fetched(path), columns=None if columns is None else list(columns)).combine_chunks()
+    wanted = None if columns is None else list(columns)
+    table = read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()
     begin: dict[str, int] = {}
     rows: dict[str, int] = {}
     for number, image_id in enumerate(table["image_id"].to_pylist()):

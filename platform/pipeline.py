@@ -14,6 +14,7 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
 from mcis.platform.networks.needs import COUNTED, counts_of, needs
+from mcis.platform.networks.served import trained_segmenter
 from mcis.platform.runs.context import Pauses, RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.listing import listing
@@ -23,7 +24,7 @@ from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
 from mcis.platform.runs.system_metrics import sampled
-from mcis.platform.runs.tracking import Tracker, Watch
+from mcis.platform.runs.tracking import Tracker, Watch, send_earlier
 from mcis.platform.runs.workspace import (
     RunFolder,
     Workspace,
@@ -187,6 +188,7 @@ def run(
         if not folder.stages.exists():
             write_text(folder.config, experiment_text(config, resolved.origins))
         _point_to_weights(config, workspace, name)
+        send_earlier(workspace, name, trained_segmenter)
         tracker = Tracker(
             workspace,
             name,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    import pyarrow.fs as pafs
     from selenium.webdriver import Chrome
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -394,6 +395,35 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
     driver.quit()
 
 
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of this machine's copies of what lies in buckets."""
+    from mcis.datasets.copies import PLACE
+
+    monkeypatch.setenv(PLACE, str(tmp_path / "copies"))
+    return tmp_path / "copies"
+
+
+@pytest.fixture
+def bucket(place: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[pafs.FileSystem]":
+    """An S3 server with an empty bucket; its file system."""
+    import pyarrow.fs as pafs
+    from moto.server import ThreadedMotoServer
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    system = pafs.S3FileSystem(endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True)
+    system.create_dir(f"bucket-{port}")  # file systems are kept by their URI, so each server has a name of its own
+    yield pafs.SubTreeFileSystem(f"bucket-{port}", system)
+    running.stop()
+
+
 class FaultyS3:
     """An S3 server of this machine that can be read from, and that answers as it is told to.
 
@@ -463,6 +493,23 @@ def faulty_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
     server.start()
     yield server
     server.stop()
+
+
+@pytest.fixture
+def no_more_files() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Blocks in which this process can open no further file: EMFILE, a fault that passes."""
+    import resource
+
+    @contextlib.contextmanager
+    def block() -> Iterator[None]:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, most[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
+
+    return block
 
 
 @pytest.fixture

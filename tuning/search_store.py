@@ -5,6 +5,8 @@ that a process remembers: with one trial at a time, a search that was killed end
 """
 
 import contextlib
+import shutil
+import sqlite3
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,9 +20,10 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
+from mcis.datasets.copies import fetched, in_bucket
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
-from mcis.platform.runs.workspace import fingerprint
+from mcis.platform.runs.workspace import fingerprint, written_aside
 from mcis.tuning.axes import lies_on
 from mcis.tuning.found import Found, Tried
 
@@ -34,7 +37,8 @@ class Store:
     """The trials of a search.
 
     Args:
-        path: of Optuna's SQLite file; made where there is none.
+        path: of Optuna's SQLite file; made where there is none. In a bucket it is what the last change left: it is
+            fetched first, and sent whenever a trial is asked for or has ended.
         identity: of the search; the file of another one is refused.
         axes: Optuna's distributions by dotted key.
         first: values of the first trial, by dotted key; they are left out where they do not lie on the axes.
@@ -58,14 +62,16 @@ class Store:
         parallel: int,
     ):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.path, self.file = path, _worked_on(path)
         self.axes, self.halving = dict(axes), halving
         self.asked: dict[int, tuple[optuna.trial.Trial, float]] = {}
         with self.errors(path):
-            self._open(path, identity, first, seed, parallel)
+            self._open(identity, first, seed, parallel)
+            self._keep()
 
-    def _open(self, path: Path, identity: str, first: Values, seed: int, parallel: int) -> None:
+    def _open(self, identity: str, first: Values, seed: int, parallel: int) -> None:
         with warnings.catch_warnings(action="ignore"):
-            self.storage = optuna.storages.RDBStorage(f"sqlite:///{path}")
+            self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
             self.study: Study = optuna.create_study(
                 storage=self.storage,
                 sampler=_ByNumber(seed, parallel),
@@ -81,7 +87,7 @@ class Store:
                 self.study.enqueue_trial({key: first[key] for key in self.axes}, {"default": True})
         elif earlier != identity:
             raise UserError(
-                f"{path} is of a search with other axes, another objective, --halving or configuration",
+                f"{self.path} is of a search with other axes, another objective, --halving or configuration",
                 "the command that began it, with other --trials or --minutes if you like",
                 "repeat that command, or choose another --name",
             )
@@ -112,6 +118,7 @@ class Store:
             trial = optuna.trial.Trial(self.study, number)
         else:
             trial = self.study.ask(self.axes)
+        self._keep()
         self.asked[trial.number] = trial, time.monotonic()
         return trial.number, dict(trial.params)
 
@@ -150,6 +157,30 @@ class Store:
                 if attribute is not None:
                     trial.set_user_attr(name, attribute)
         self.study.tell(number, value, state=state)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Sends the trials to the bucket, if the workspace lies in one: a copy that no change is halfway into."""
+        if self.file == self.path:
+            return
+        with (
+            written_aside(self.path) as aside,
+            contextlib.closing(sqlite3.connect(self.file)) as trials,
+            contextlib.closing(sqlite3.connect(aside)) as copy,
+        ):
+            trials.backup(copy)
+
+
+def _worked_on(path: Path) -> Path:
+    """The file that Optuna works on: for a bucket's a copy of its own, as other commands fetch the bucket's anew."""
+    if not in_bucket(path):
+        return path
+    file = path.with_name(f".{path.name}.open")
+    for left in path.parent.glob(f"{file.name}*"):  # by a killed process, SQLite's journal among it
+        left.unlink()
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copyfile(fetched(path), file)
+    return file
 
 
 def _tried(trial: FrozenTrial) -> Tried | None:

@@ -99,7 +99,7 @@ def sync(
         folders = {path.name: opened.run(path.name, create=False) for path in opened.in_runs() if path.is_dir()}
         if unknown := [name for name in run or [] if name not in folders]:
             raise UserError(f"no run {unknown[0]} in {opened.root}", "runs of the workspace", "see `mcis runs`")
-        lacking = [name for name in run or folders if folders[name].unsent.exists()]
+        lacking = [name for name in run or folders if folders[name].unsent()]
         if not lacking:
             typer.echo("MLflow lacks nothing that was kept for it")
             return
@@ -109,6 +109,7 @@ def sync(
 
         for name in lacking:
             with hold_run(opened, name):
-                if not send_unsent(opened, name, trained_segmenter):
+                send_unsent(opened, name, trained_segmenter)
+                if folders[name].unsent():
                     raise typer.Exit(1)
             typer.echo(f"sent: {name}")

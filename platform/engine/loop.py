@@ -29,6 +29,7 @@ from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
 from mcis.platform.engine.resuming import Asked, paused_weights, resume, write_checkpoint
+from mcis.platform.engine.runtime import memory_errors
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
@@ -91,7 +92,10 @@ class FitResult(NamedTuple):
 def train_worker(settings: dict[str, Any]) -> None:
     """Trains as one worker of Ray Train; `settings["job"]` is the `TrainingJob`."""
     job: TrainingJob[Any] = settings["job"]
-    with disk_errors(job.folder), noting(job.folder / DECODING):
+    size = "input_size" if job.label == "classifier" else "crop"
+    lower = f"compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size}"
+    memory = memory_errors(f"training the {job.label}", lower)
+    with disk_errors(job.folder), memory, noting(job.folder / DECODING):
         Trainer(job).train()
 
 

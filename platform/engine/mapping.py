@@ -23,7 +23,7 @@ from mcis.datasets.copies import names_in, remove
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes
-from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back
+from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back, memory_errors
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import write_table
 
@@ -67,6 +67,16 @@ class ShardRows(NamedTuple):
     rows: int
 
 
+class _Work(NamedTuple):
+    """What travels to each process of a mapping, see `map_table`."""
+
+    make: Callable[..., Worker]
+    arguments: tuple[Any, ...]
+    folder: Path
+    label: str
+    lower: str
+
+
 def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, ShardRows]:
     """The shards of a table of so many rows, by the names of their files."""
     parts = [ShardRows(first, min(shard_rows, rows - first)) for first in range(0, rows, shard_rows)]
@@ -85,6 +95,7 @@ def map_table(
     shard_rows: int | None = None,
     suffix: str = "parquet",
     instead: Instead | None = None,
+    lower: str = "compute.cpus",
 ) -> MapResult:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
@@ -101,16 +112,18 @@ def map_table(
         suffix: format of the shards, see `workspace.write_table`.
         instead: the output row of an image, a table of one row, that ends its process by a signal, and of what happened
             in words; None = such an image is an error, as one is for which the machine's memory does not do.
+        lower: keys of the configuration, in words, by which a worker takes less memory.
 
     Raises:
-        UserError: a worker raised it, an image ends every process that maps it, or the cluster has no node for it and
-            starts none in time.
+        UserError: a worker raised it, memory ran out in one, an image ends every process that maps it, or the cluster
+            has no node for it and starts none in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
     finished = len(table) - sum(part.rows for part in missing.values())
     mapped, busy = 0, 0.0
-    mapping = _mapped(table, make, arguments, folder, missing, compute, label=label, network=network, instead=instead)
+    work = _Work(make, arguments, folder, label, lower)
+    mapping = _mapped(table, work, missing, compute, network=network, instead=instead)
     with bar(label, len(table), "images") as progress, contextlib.closing(mapping):
         progress.update(finished)
         for account in mapping if missing else ():
@@ -132,13 +145,10 @@ def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, Sha
 
 def _mapped(
     table: pa.Table,
-    make: Callable[..., Worker],
-    arguments: tuple[Any, ...],
-    folder: Path,
+    work: _Work,
     shards: dict[str, ShardRows],
     compute: ComputeConfig,
     *,
-    label: str,
     network: bool,
     instead: Instead | None,
 ) -> Generator[Account, None, None]:
@@ -149,10 +159,10 @@ def _mapped(
     import ray
 
     gpu = compute.gpu_share if network and compute.gpu else 0.0
-    least, what = [{"GPU": gpu} if gpu else {"CPU": 1.0}], f"the mapping `{label}`"
+    least, what = [{"GPU": gpu} if gpu else {"CPU": 1.0}], f"the mapping `{work.label}`"
     wait_for_nodes(least, compute.wait_minutes, what)
     watch = watched_nodes(least, compute.wait_minutes, what)
-    parts = (ray.put((make, arguments, folder, ray.put(table))),)  # within a tuple Ray hands it on as a reference
+    parts = (ray.put((work, ray.put(table))),)  # within a tuple Ray hands it on as a reference
     waiting, unfinished, started = deque(shards), len(shards), 0
     running: dict[Any, _Running] = {}
     if gpu:
@@ -200,7 +210,9 @@ def _mapped(
             except deaths():
                 if shard is None:
                     raise
-                account = _map_apart(table, parts, folder / shard, shards[shard], label=label, gpu=gpu, instead=instead)
+                account = _map_apart(
+                    table, parts, work.folder / shard, shards[shard], label=work.label, gpu=gpu, instead=instead
+                )
                 died = True
             if waiting and died and gpu:
                 start_actor()
@@ -291,19 +303,18 @@ class _ShardMapper:
     """Computes and writes shards of a table; makes its worker with the first of them.
 
     Args:
-        parts: a reference to make, arguments and folder of `map_table`, and to its table, which the processes of a node
-            share.
+        parts: a reference to the work, and to the table of `map_table`, which the processes of a node share.
     """
 
     def __init__(self, parts: tuple[Any]):
         import ray
 
-        make, arguments, self.folder, self.table = ray.get(parts[0])
-        self.make: Callable[[], Worker] = functools.partial(make, *arguments)
+        work, self.table = ray.get(parts[0])
+        self.work: _Work = work
         self.worker: Worker | None = None
 
     def map_shard(self, name: str, shard: ShardRows) -> Account:
-        return self.map_part(shard, functools.partial(write_table, self.folder / name))
+        return self.map_part(shard, functools.partial(write_table, self.work.folder / name))
 
     def map_part(self, part: ShardRows, keep: Callable[[pa.Table], None]) -> Account:
         """Maps some rows, where there are any, and hands the output on."""
@@ -311,12 +322,13 @@ class _ShardMapper:
 
         began, problem = time.monotonic(), None
         try:
-            if self.worker is None:
-                self.worker = self.make()
-                if "torch" in sys.modules:  # each process has a core
-                    sys.modules["torch"].set_num_threads(1)
-            if part.rows:
-                keep(self.worker(ray.get(self.table).slice(*part).combine_chunks()))
+            with memory_errors(self.work.label, self.work.lower):
+                if self.worker is None:
+                    self.worker = self.work.make(*self.work.arguments)
+                    if "torch" in sys.modules:  # each process has a core
+                        sys.modules["torch"].set_num_threads(1)
+                if part.rows:
+                    keep(self.worker(ray.get(self.table).slice(*part).combine_chunks()))
             give_memory_back()
         except UserError as error:
             problem = (error.found, error.expected, error.remedy)

@@ -1,6 +1,7 @@
 """The checkpoint of a training: one file, written while it runs, loaded when it starts again; weights at pauses."""
 
 import contextlib
+import functools
 import threading
 import time
 import zipfile
@@ -9,9 +10,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mcis.datasets.copies import fetched, in_bucket, is_there, remove
+from mcis.datasets.copies import in_bucket, is_there, read_file, remove
 from mcis.datasets.errors import UserError
-from mcis.platform.networks.checkpoints import save
+from mcis.platform.networks.checkpoints import load_tensors, save
 from mcis.platform.runs.workspace import write_text
 
 CHECKPOINT = "checkpoint.pt"
@@ -76,17 +77,22 @@ def drop_damaged(folder: Path) -> bool:
     """
     file = folder / CHECKPOINT
     try:
-        with zipfile.ZipFile(fetched(file)) as parts:
-            if parts.testzip() is None:
-                return False
+        if read_file(file, _is_whole, "a checkpoint", f"remove {folder} and repeat the command"):
+            return False
     except FileNotFoundError:
         return False
-    except OSError:
-        raise
-    except Exception:  # whatever a damaged file makes the reader raise
-        pass
     remove(file)
     return True
+
+
+def _is_whole(file: Path) -> bool:
+    try:
+        with zipfile.ZipFile(file) as parts:
+            return parts.testzip() is None
+    except (OSError, MemoryError):
+        raise
+    except Exception:  # whatever a damaged file makes the reader raise
+        return False
 
 
 def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> int:
@@ -96,25 +102,23 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, dev
         folder: of the training.
 
     Raises:
-        UserError: the checkpoint is of another configuration.
-        OSError: it cannot be read.
+        UserError: the checkpoint is of another configuration, or cannot be read at present.
         RuntimeError: a worker of the group found another checkpoint than this one.
     """
     done = 0
+    expected, remedy = "a checkpoint of the same network and optimizer", f"remove {folder} and repeat the command"
     if is_there(folder / CHECKPOINT):
         try:
-            state = torch.load(fetched(folder / CHECKPOINT), map_location=device, weights_only=True)
+            load = functools.partial(load_tensors, device=device)
+            state = read_file(folder / CHECKPOINT, load, expected, remedy)
             model.load_state_dict(state["model"])
             optimizer.load_state_dict(state["optimizer"])
             done = int(state["step"])
-        except OSError:
+        except (OSError, MemoryError, UserError):
             raise
         except Exception as error:  # whatever a damaged file makes the unpickler raise
-            raise UserError(
-                f"the last checkpoint in {folder} does not fit this configuration: {str(error)[:300]}",
-                "a checkpoint of the same network and optimizer",
-                f"remove {folder} and repeat the command",
-            ) from None
+            found = f"the last checkpoint in {folder} does not fit this configuration: {str(error)[:300]}"
+            raise UserError(found, expected, remedy) from None
     if torch.distributed.is_initialized():
         # A worker of a group that was given up may write until it notices, so all make sure that they read the same.
         reached = torch.tensor([done, -done], device=device)

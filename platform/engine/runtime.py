@@ -5,6 +5,7 @@ import ctypes
 import importlib
 import logging
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -266,6 +267,32 @@ def give_memory_back() -> None:
         trim(0)
 
 
+_NO_MEMORY = re.compile("out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
+
+
+@contextlib.contextmanager
+def memory_errors(what: str, lower: str) -> Iterator[None]:
+    """Turns torch's errors of a GPU, or a machine, without memory for an array into one that says what to lower.
+
+    Args:
+        what: what is computed in the block, in words.
+        lower: keys of the configuration, in words, by which less is computed at a time.
+
+    Raises:
+        UserError: memory ran out. The same work again would end in the same way.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if type(error).__name__ != "OutOfMemoryError" and not _NO_MEMORY.search(str(error)):
+            raise
+        raise UserError(
+            f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",
+            "memory, of the GPU where there is one, for what is computed at a time",
+            f"lower {lower}, or end what else uses the memory; then repeat the command: what is finished is kept",
+        ) from None
+
+
 def is_one_node() -> bool:
     """Whether the cluster is a single machine, for now."""
     import ray
@@ -366,9 +393,11 @@ def user_error_in(error: BaseException) -> UserError | None:
 
     A full disk is one, wherever in Ray it was met.
     """
+    from ray.exceptions import RayError
+
     causes = list(causes_of(error))
     for cause in causes:
-        if type(cause) is UserError:  # Ray's mixture of its own error and the user's has a traceback for its text
+        if isinstance(cause, UserError) and not isinstance(cause, RayError):  # a mixture's text is a traceback
             return cause
     full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in causes)
     return next(filter(None, full), None)

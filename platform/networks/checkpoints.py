@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mcis.datasets.copies import fetched
-from mcis.datasets.errors import UserError
+from mcis.datasets.copies import read_file
+from mcis.datasets.errors import BadFile, UserError
 from mcis.platform.runs.workspace import written_aside
 
 WEIGHTS = "weights.pt"
@@ -27,20 +27,26 @@ def load_weights(model: nn.Module, path: Path) -> dict[str, Any]:
         What the file says of the network (`about`), empty for a bare state_dict.
 
     Raises:
-        UserError: the file is damaged or of another configuration.
+        BadFile: the file is absent, damaged or of another configuration.
+        UserError: it cannot be read at present.
     """
+    expected, remedy = "weights of the same networks", "repeat the command with --from the training stage"
     try:
-        content = torch.load(fetched(path), map_location="cpu", weights_only=True)
+        content = read_file(path, load_tensors, expected, remedy)
         bare = "state_dict" not in content
         model.load_state_dict(content if bare else content["state_dict"])
         return {} if bare else dict(content["about"])
     except Exception as error:  # whatever a damaged file makes the unpickler raise
+        if isinstance(error, UserError) and not isinstance(error, BadFile):
+            raise
         why = str(error)[:300] if isinstance(error, RuntimeError) else "it is damaged, or no file of tensors alone"
-        raise UserError(
-            f"{path} does not fit this configuration: {why}",
-            "weights of the same networks",
-            "repeat the command with --from the training stage",
-        ) from None
+        raise BadFile(f"{path} does not fit this configuration: {why}", expected, remedy) from None
+
+
+def load_tensors(path: Path, device: torch.device | str = "cpu") -> Any:
+    """Reads what `save` wrote. Errors of the disk stay what they are, as Python reads the file."""
+    with path.open("rb") as file:
+        return torch.load(file, map_location=device, weights_only=True)
 
 
 def save(state: Any, path: Path) -> None:

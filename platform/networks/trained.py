@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from mcis.datasets.copies import is_there, place_of
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
@@ -66,7 +66,7 @@ def load_trained_classifier(config: Config, path: Path, classes: Sequence[str]) 
     remedy = "give the recipe and values that it was trained with; released weights need --recipe released"
     try:
         description = load_weights(model, path)
-    except UserError as error:
+    except BadFile as error:
         raise UserError(error.found, expected, remedy) from None
     different = [
         f"{name} is {description[name]}, here {value}"

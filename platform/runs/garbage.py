@@ -14,7 +14,7 @@ from typing import NamedTuple
 from filelock import Timeout
 
 from mcis.datasets.copies import in_bucket, is_there, names_in
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
 from mcis.platform.runs.inventory import ended, is_run, studies
 from mcis.platform.runs.record import pointers, read_record
@@ -179,7 +179,7 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
         try:
             summary = read_json(finished / SUMMARY) if is_there(finished / SUMMARY) else {}
             used.update(summary["caches"])
-        except (UserError, KeyError, TypeError):
+        except (BadFile, KeyError, TypeError):
             if is_there(finished) or is_there(part):
                 silent.append(name)
     found = []

@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
+from mcis.datasets.threads import in_threads
 from mcis.platform.runs.workspace import ASIDE, SUMMARY, files_in, read_json, table_rows, write_json
 
 
@@ -117,7 +118,9 @@ def write_result(
     # What a process that is gone left under a temporary name is not of the output: `mcis gc` removes it.
     files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
     files.pop(SUMMARY, None)
-    rows = {name: table_rows(folder / name) for name in files if name.endswith(".parquet")}
+    tables = [name for name in files if name.endswith(".parquet")]
+    counted = in_threads(table_rows, (folder / name for name in tables), threads=16, name="footers")
+    rows = dict(zip(tables, counted, strict=True))
     write_json(folder / SUMMARY, about | record | {"files": files, "rows": rows})
 
 
@@ -130,7 +133,7 @@ def flaw(folder: Path) -> str | None:
         listed = dict(read_json(folder / SUMMARY)["files"])
     except FileNotFoundError:
         return f"{SUMMARY} is missing"
-    except (UserError, KeyError, TypeError, ValueError):
+    except (BadFile, KeyError, TypeError, ValueError):
         return f"{SUMMARY} is damaged"
     there = files_in(folder)
     flaws = [f"{name} is missing" for name in listed if name not in there]

@@ -1,7 +1,8 @@
 """MLflow: one MLflow run per run of the pipeline; those of a study are children of its own.
 
 What is logged goes through an outbox, so that nothing here waits for MLflow, or is lost where a server is away. What an
-outbox still has when its run ends is kept in the run's folder, as calls of the tracker, and `mcis sync` makes them.
+outbox still has when its call ends is kept in the run's folder, in a file of its own, as calls of the tracker. The next
+call under the name makes them, or `mcis sync`; whoever has made them removes the file.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mcis.datasets.copies import is_there, remove
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.data_sets import DataSet
 from mcis.platform.runs.logged_models import TrainedModel, log_model
@@ -65,24 +67,45 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
         client.set_terminated(kept["run_id"], status=status)
 
 
-def send_unsent(workspace: Workspace, name: str, model: Callable[..., TrainedModel]) -> bool:
-    """Sends what MLflow lacks of a run, whose name is held; True if it has taken all of it.
+def send_unsent(workspace: Workspace, name: str, model: Callable[..., TrainedModel]) -> None:
+    """Sends what MLflow lacks of the calls of a run, whose name is held. What it does not take stays in its file.
 
     Args:
         model: makes the trained network of a run's folder, to be registered under `register` or not.
 
     Raises:
-        UserError: the store cannot be used, or is not the run's.
+        UserError: the store cannot be used, an MLflow run was removed, or a call was logged in another store; what was
+            logged in this one is sent before.
     """
-    folder, uri = workspace.run(name, create=False), tracking_uri(workspace)
-    kept = read_json(folder.unsent)
-    if kept["uri"] != uri:
-        raise UserError(
-            f"run {name} was logged in {kept['uri']}, and MLflow's store is {uri}",
-            "the same store",
-            "set or unset MLFLOW_TRACKING_URI as it was for the run, or remove the run's unsent.json",
-        )
-    tracker = Tracker(workspace, name, identity=kept["identity"])
+    uri = tracking_uri(workspace)
+    kept = {file: read_json(file) for file in workspace.run(name, create=False).unsent()}
+    for file, what in kept.items():
+        if what["uri"] == uri:
+            _send(workspace, name, file, what, model)
+    for file, what in kept.items():
+        if what["uri"] != uri:
+            raise UserError(
+                f"run {name} was logged in {what['uri']}, and MLflow's store is {uri}",
+                "the same store",
+                f"set or unset MLFLOW_TRACKING_URI as it was for the run, or remove {file}; then `mcis sync {name}`",
+            )
+
+
+def send_earlier(workspace: Workspace, name: str, model: Callable[..., TrainedModel]) -> None:
+    """As `send_unsent`, before another call replaces the files of the run; what cannot be sent yet is but a note."""
+    try:
+        send_unsent(workspace, name, model)
+    except UserError as error:
+        console.print(f"note: an earlier call is not sent to MLflow: {error.found}; {error.remedy}", markup=False)
+
+
+def _send(
+    workspace: Workspace, name: str, file: Path, kept: Mapping[str, Any], model: Callable[..., TrainedModel]
+) -> None:
+    """Makes the calls of one file. Files and networks of another MLflow run that has the folder by now are left out."""
+    folder = workspace.run(name, create=False)
+    tracker = Tracker(workspace, name, identity=kept["identity"], unsent=file)
+    own = is_there(folder.tracking) and read_json(folder.tracking).get("run_id") == tracker.run_id
     makes: dict[str, Callable[..., None]] = {
         "parameters": tracker.parameters,
         "tags": tracker.tags,
@@ -91,13 +114,12 @@ def send_unsent(workspace: Workspace, name: str, model: Callable[..., TrainedMod
         "metrics": tracker.metrics,
         "metric_at": tracker.metric_at,
         "system_metrics": tracker.system_metrics,
-        "artifact": lambda path: tracker.artifact(Path(path)) if Path(path).exists() else None,
-        "model": lambda register: tracker.model(model(folder, register=register)),
+        "artifact": lambda path: tracker.artifact(Path(path)) if own and Path(path).exists() else None,
+        "model": lambda register: tracker.model(model(folder, register=register)) if own else None,
         "finish": tracker.finish,
     }
     for call, *arguments in kept["calls"]:
         makes[call](*arguments)
-    return not folder.unsent.exists()
 
 
 class Tracker:
@@ -111,9 +133,12 @@ class Tracker:
         parent: id of the MLflow run of the study that the run belongs to.
         afresh: start a new MLflow run in any case.
         watch: see `follow`.
+        unsent: the file of what MLflow lacks of an earlier call, which this tracker is to send: its MLflow run is that
+            call's, and the run's folder goes on naming the one that it names.
 
     Raises:
-        UserError: the store cannot be used; so does every method, where MLflow will never take what was logged.
+        UserError: the store cannot be used, or has lost the MLflow run of `unsent`; so does every method, where MLflow
+            will never take what was logged.
     """
 
     def __init__(
@@ -125,6 +150,7 @@ class Tracker:
         parent: str | None = None,
         afresh: bool = False,
         watch: Watch | None = None,
+        unsent: Path | None = None,
     ):
         from mlflow.tracking import MlflowClient
 
@@ -141,14 +167,20 @@ class Tracker:
             self.client = MlflowClient(tracking_uri=self.uri)
             self.experiment_id = self._experiment(workspace)
             record = self._folder.tracking
-            earlier = read_json(record) if record.exists() else {}
+            earlier = read_json(unsent or record) if unsent or record.exists() else {}
             run = self._find(earlier) if earlier.get("uri") == self.uri else None
             self._continues = run is not None and earlier.get("identity") == identity and not afresh
-            if run and not self._continues and run.info.status == "RUNNING":
-                self.client.set_terminated(run.info.run_id, status="KILLED")  # its call cannot have ended it
+            if unsent and not self._continues:
+                raise UserError(
+                    f"MLflow has no run {earlier['run_id']} any more, which lacks what is in {unsent}",
+                    "the run as it was logged",
+                    "restore it in MLflow, or remove the file",
+                )
+            ended = run and (run.info.status != "RUNNING" or self._folder.unsent(run.info.run_id))
+            if run and not self._continues and not ended:  # by its call, nor as what MLflow lacks of it says
+                self.client.set_terminated(run.info.run_id, status="KILLED")
             if run is None or not self._continues:
                 # Written before the run is made: whoever is killed in between finds it again, and makes no second one.
-                self._folder.unsent.unlink(missing_ok=True)
                 written = {"identity": identity, "uri": self.uri, "mark": uuid.uuid4().hex}
                 write_json(record, written)
                 run = self.client.create_run(
@@ -158,6 +190,7 @@ class Tracker:
             elif run.info.status != "RUNNING":
                 self.client.update_run(run.info.run_id, status="RUNNING")
         self.run_id = run.info.run_id
+        self._unsent = unsent or self._folder.new_unsent(self.run_id)
         self._began = run.info.start_time / 1000
         self._parameters, self._metrics = dict(run.data.params), dict(run.data.metrics)
 
@@ -361,10 +394,10 @@ class Tracker:
         self._put(functools.partial(self.client.set_terminated, self.run_id, status=status), "finish", status)
         with self._errors():
             if self._outbox.drain(patience):
-                self._folder.unsent.unlink(missing_ok=True)
+                remove(self._unsent)
                 return
-        kept = {"uri": self.uri, "identity": self._identity, "calls": self._outbox.waiting()}
-        write_json(self._folder.unsent, kept)
+        kept = {"uri": self.uri, "identity": self._identity, "run_id": self.run_id, "calls": self._outbox.waiting()}
+        write_json(self._unsent, kept)
         console.print(
             f"note: MLflow's store {self.uri} is away and lacks the last of this run; its files in the workspace are "
             f"complete, and `mcis sync {self._folder.path.name}` or repeating the command sends what is missing",

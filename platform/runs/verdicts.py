@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.columns import hashes, in_shards, take
-from mcis.datasets.errors import UserError
+from mcis.datasets.copies import is_there
+from mcis.datasets.errors import BadFile
 from mcis.datasets.files import stamps_of_column
 from mcis.datasets.index import VERDICT_FIELDS
+from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import OpenedTable, Workspace, write_batches
 
 VERDICT_SCHEMA = pa.schema(
@@ -37,7 +39,7 @@ def image_files(uris: pa.ChunkedArray) -> pa.Table:
 
 
 class KeptVerdicts:
-    """The verdicts that all runs of a workspace have kept; none where the table is damaged.
+    """The verdicts that all runs of a workspace have kept; none where the table is damaged (`BadFile`).
 
     Of the files themselves it holds 32 bytes each, whatever their URIs, and reads the verdicts on some of them when it
     is asked for these.
@@ -46,8 +48,8 @@ class KeptVerdicts:
     def __init__(self, workspace: Workspace):
         self._table: OpenedTable | None = None
         prints = [np.empty((0, 3), np.int64)]
-        with contextlib.suppress(UserError):
-            if workspace.verdicts.exists():
+        with contextlib.suppress(BadFile):
+            if is_there(workspace.verdicts):
                 self._table = OpenedTable(workspace.verdicts)
                 prints = [*prints, *map(_prints, self._table.batches(FILE_COLUMNS))]
         of_rows = np.concatenate(prints)
@@ -85,6 +87,9 @@ def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
 
     Kept is what follows from a file's content alone. Files that could not even be read are not kept, and neither are
     those above a limit, as another index may have another one. A file that is there several times is kept once.
+
+    Raises:
+        UserError: the disk is full or does not answer; what was kept stays.
     """
     replaced, first = np.unique(hashes(verdicts["uri"]), return_index=True)
     lasting = take(verdicts, np.sort(first)).cast(VERDICT_SCHEMA)
@@ -97,12 +102,13 @@ def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
 
     def kept() -> Iterator[pa.Table]:
         for part in (
-            OpenedTable(workspace.verdicts).batches(VERDICT_SCHEMA.names) if workspace.verdicts.exists() else ()
+            OpenedTable(workspace.verdicts).batches(VERDICT_SCHEMA.names) if is_there(workspace.verdicts) else ()
         ):
             yield part.filter(pa.array(~np.isin(hashes(part["uri"]), replaced))).cast(VERDICT_SCHEMA)
 
     with workspace.lock("cache", "verdicts"):
         try:
             write_batches(workspace.verdicts, VERDICT_SCHEMA, itertools.chain(kept(), [lasting]))
-        except UserError:  # the table is damaged
+        except BadFile as error:
+            console.print(f"note: {error.found}: what it held is dropped, its images are opened again", markup=False)
             write_batches(workspace.verdicts, VERDICT_SCHEMA, [lasting])

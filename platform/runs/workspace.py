@@ -26,6 +26,7 @@ import os
 import re
 import shutil
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,12 +37,27 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from mcis.datasets.columns import SHARD_ROWS, digest, in_shards
-from mcis.datasets.copies import fetch_small, fetched, files_below, in_bucket, is_there, names_in, remove, send, uri_of
+from mcis.datasets.columns import digest, in_shards
+from mcis.datasets.copies import (
+    fetch_below,
+    fetched,
+    files_below,
+    in_bucket,
+    is_there,
+    names_in,
+    read_end,
+    read_file,
+    remove,
+    send,
+    uri_of,
+)
 from mcis.datasets.decode import RULES
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, stamps, stamps_of_column
+from mcis.datasets.files import Stamp, stamps, stamps_of_column, sync
+from mcis.datasets.maps import read_parquet
 
+_FOOTER = 2**20
+"""Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""
 SUMMARY = "summary.json"
 """The file beside a stage's output that holds its result."""
 
@@ -166,20 +182,11 @@ def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
         try:
             yield aside
             if durable:
-                _sync(aside)
+                sync(aside)
             send(aside, path)
             os.replace(aside, path)
         finally:
             aside.unlink(missing_ok=True)
-
-
-def _sync(path: Path) -> None:
-    """Returns once a file's content, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def rename_folder(folder: Path, final: Path) -> None:
@@ -187,9 +194,9 @@ def rename_folder(folder: Path, final: Path) -> None:
     there too."""
     with disk_errors(folder):
         for parent, _, _ in os.walk(folder):
-            _sync(Path(parent))
+            sync(Path(parent))
         os.replace(folder, final)
-        _sync(final.parent)
+        sync(final.parent)
 
 
 def discard(path: Path) -> bool:
@@ -233,14 +240,14 @@ def read_json(path: Path) -> Any:
     """Reads a JSON file of the workspace.
 
     Raises:
-        UserError: the file is damaged.
+        FileNotFoundError: there is none.
+        UserError: it cannot be read at present, or is damaged (`BadFile`).
     """
-    try:
-        return json.loads(fetched(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error})", "JSON written by mcis", "remove it and repeat the command"
-        ) from None
+    return read_file(path, _parse_json, "JSON written by mcis", "remove it and repeat the command")
+
+
+def _parse_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_table(path: Path, table: pa.Table) -> None:
@@ -268,8 +275,7 @@ class OpenedTable:
 
     def __init__(self, path: Path):
         self._path = path
-        with _table_errors(path):
-            self._file = pq.ParquetFile(fetched(path))
+        self._file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
 
     @property
     def groups(self) -> int:
@@ -278,10 +284,11 @@ class OpenedTable:
 
     def batches(self, columns: list[str] | None = None, group: int | None = None) -> Iterator[pa.Table]:
         """The rows of all groups, or of one, in order, some at a time."""
-        groups = None if group is None else [group]
-        with _table_errors(self._path):
-            for batch in self._file.iter_batches(SHARD_ROWS, row_groups=groups, columns=columns):
-                yield pa.Table.from_batches([batch])
+        for each in range(self.groups) if group is None else [group]:
+            yield read_parquet(self._path, functools.partial(self._read, each, columns), fetch=False)
+
+    def _read(self, group: int, columns: list[str] | None, _: Path) -> pa.Table:
+        return self._file.read_row_group(group, columns)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -290,7 +297,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
     Raises:
         UserError: the folder has no shard, or a file is damaged.
     """
-    return pa.concat_tables([_read_file(path, columns)] if path.suffix else read_shards(path, columns))
+    return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
 
 
 def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
@@ -304,8 +311,11 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
         raise UserError(
             f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
         )
-    for file in files:
-        yield _read_file(file, columns)
+    yield from _read_files(files, columns)
+
+
+def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa.Table]:
+    return (read_parquet(file, functools.partial(pq.read_table, columns=columns)) for file in files)
 
 
 def shards_in(folder: Path) -> list[Path]:
@@ -317,27 +327,13 @@ def table_rows(file: Path) -> int:
     """The number of rows of a Parquet file, by its footer alone.
 
     Raises:
-        UserError: it is damaged.
+        UserError: it is damaged, or cannot be read at present.
     """
-    with _table_errors(file):
-        return int(pq.read_metadata(fetched(file)).num_rows)
+    return int(read_parquet(file, _read_footer, fetch=False).num_rows)
 
 
-def _read_file(file: Path, columns: list[str] | None) -> pa.Table:
-    with _table_errors(file):
-        return pq.read_table(fetched(file), columns=columns)
-
-
-@contextlib.contextmanager
-def _table_errors(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pa.ArrowInvalid, OSError) as error:
-        raise UserError(
-            f"{file} cannot be read ({str(error)[:200]})",
-            "a table as mcis wrote it",
-            "repeat the command with --from its stage",
-        ) from None
+def _read_footer(file: Path) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(read_end(file, _FOOTER)))
 
 
 @dataclass(frozen=True)
@@ -400,10 +396,18 @@ class RunFolder:
         """Which MLflow run continues this one."""
         return self.path / "mlflow.json"
 
-    @property
-    def unsent(self) -> Path:
-        """What MLflow lacks of a run that ended while its server was away; see `runs.tracking`."""
-        return self.path / "unsent.json"
+    def unsent(self, run_id: str = "") -> list[Path]:
+        """The files of what MLflow lacks of calls that ended while its server was away; see `runs.tracking`.
+
+        Args:
+            run_id: of the MLflow run whose files are meant; of all by default.
+        """
+        names = names_in(self.path)
+        return [self.path / name for name in names if name.startswith(f"unsent-{run_id}") and name.endswith(".json")]
+
+    def new_unsent(self, run_id: str) -> Path:
+        """A name for another one of these files, which comes behind the run's earlier ones."""
+        return self.path / f"unsent-{run_id}-{time.time_ns()}.json"
 
     @property
     def study(self) -> Path:
@@ -458,7 +462,8 @@ class Workspace:
             with disk_errors(self.root):
                 for folder in (self.store, self.runs, self.cache, self.data, self.weights):
                     folder.mkdir(parents=True, exist_ok=True)
-        fetch_small(self.runs, _SMALL)
+        if in_bucket(self.root):
+            fetch_below(self.runs, lambda _, at: at.size <= _SMALL)
 
     @property
     def store(self) -> Path:

@@ -81,6 +81,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         compute=config.compute,
         network=True,
         shard_rows=min(config.compute.shard_rows, 32),
+        lower="data.max_side, predict.crop or the largest of predict.scales",
     )
     return PredictResult(busy=mapped.busy, split=split, counts={"images": len(rows)})
 

@@ -250,6 +250,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         label="pseudo masks",
         compute=config.compute,
         network=config.walks,
+        lower="data.max_side or compute.cpus",
     )
     masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
     ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])

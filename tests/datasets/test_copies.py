@@ -1,39 +1,18 @@
 """Copies of what lies in a bucket: their paths, and files that are sent, fetched, listed and removed."""
 
 import os
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from mcis.datasets import copies
-from mcis.datasets.errors import UserError
-
-
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(copies.PLACE, str(tmp_path / "copies"))
-    return tmp_path / "copies"
-
-
-@pytest.fixture
-def bucket(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[pafs.FileSystem]:
-    """An S3 server with an empty bucket; its file system."""
-    from moto.server import ThreadedMotoServer
-
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    system = pafs.S3FileSystem(endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True)
-    system.create_dir(f"bucket-{port}")  # file systems are kept by their URI, so each server has a name of its own
-    yield pafs.SubTreeFileSystem(f"bucket-{port}", system)
-    running.stop()
+from mcis.datasets import copies, files
+from mcis.datasets.errors import BadFile, UserError
+from mcis.datasets.maps import Shards
+from mcis.platform.runs.workspace import table_rows, write_table
 
 
 def folder_of(system: pafs.FileSystem) -> Path:
@@ -141,8 +120,68 @@ def test_small_files_are_fetched_together(
         copies.send(folder / name, folder / name)
     monkeypatch.setenv(copies.PLACE, str(tmp_path / "other"))
     other = folder_of(bucket)
-    copies.fetch_small(other / "runs", 100)
+    assert list(copies.fetch_below(other / "runs", lambda _, at: at.size <= 100)) == ["a/run.json", "b/run.json"]
     assert sorted(str(path.relative_to(other)) for path in other.rglob("*.*")) == ["runs/a/run.json", "runs/b/run.json"]
+
+
+@pytest.mark.slow
+def test_of_a_table_in_a_bucket_arrives_what_is_read(
+    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folder_of(bucket) / "store/maps"
+    for number in range(3):
+        ids = [f"{number}-{n}" for n in range(2)]
+        rows = pa.table({"image_id": ids, "noise": [os.urandom(2**20) for _ in ids]})
+        write_table(folder / f"part-{number}.parquet", rows)
+    monkeypatch.setenv(copies.PLACE, str(tmp_path / "other"))
+    folder = folder_of(bucket) / "store/maps"
+    assert [table_rows(folder / f"part-{number}.parquet") for number in range(3)] == [2, 2, 2]
+    assert not folder.exists(), "a footer alone has arrived"
+    rows = Shards(folder).rows("2-1")
+    assert rows is not None
+    assert rows["image_id"].to_pylist() == ["2-1"]
+    with pytest.raises(BadFile, match=r"part-3\.parquet is missing"):
+        table_rows(folder / "part-3.parquet")
+
+
+def test_a_bucket_that_says_nothing_is_not_waited_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None
+) -> None:
+    """It takes connections and never answers; pyarrow alone would wait for minutes, eight times."""
+    asked: list[Callable[[Path], object]] = [
+        copies.names_in,
+        copies.files_below,
+        copies.is_there,
+        copies.remove,
+        lambda folder: copies.copy_folder(folder, folder.with_name("copy")),
+        lambda folder: copies.read_end(folder / "a", 10),
+    ]
+    for module, name in ((files, "PATIENCE"), (copies, "PATIENCE"), (copies, "_MANY")):
+        monkeypatch.setattr(module, name, 0.1)
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        for ask in asked:
+            with pytest.raises(UserError, match=r"could not be read, however often .* longer than 0.1 s"):
+                ask(copies.place_of(f"s3://silent-{port}/work"))
+
+
+def test_a_copied_folder_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = set[int](), os.fsync
+
+    def watched_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        synced.add(os.fstat(descriptor).st_ino)
+
+    (tmp_path / "a/b").mkdir(parents=True)
+    (tmp_path / "a/b/c.bin").write_bytes(b"1")
+    monkeypatch.setattr(os, "fsync", watched_fsync)
+    copies.copy_folder(tmp_path / "a", tmp_path / "copy")
+    assert (tmp_path / "copy/b/c.bin").stat().st_ino in synced, "folders are when they are renamed"
 
 
 @pytest.mark.slow

@@ -68,6 +68,39 @@ def check(folder: Path) -> None:
     assert mapped_rows["list"].to_pylist() == TABLE["list"].to_pylist()
 
 
+def short_of_memory(error: str, repaired: Path) -> Callable[[], Callable[[pa.Table], pa.Table]]:
+    """Makes a maker of workers that take more memory than there is, until a file is there."""
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        import torch
+
+        def work(rows: pa.Table) -> pa.Table:
+            if 12 in rows["value"].to_pylist() and not repaired.exists():
+                if error == "machine":
+                    torch.zeros(2**58)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return rows
+
+        return work
+
+    return make
+
+
+@pytest.mark.parametrize("error", ["machine", "gpu"])
+def test_a_worker_whose_memory_runs_out_says_what_to_lower(tmp_path: Path, ray_local: None, error: str) -> None:
+    def run() -> MapResult:
+        make = short_of_memory(error, tmp_path / "repaired")
+        how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 23, "lower": "localize.batch"}
+        return map_table(TABLE, make, (), tmp_path / "out", label="embed", **how)
+
+    with pytest.raises(UserError, match=r"embed: memory ran out \(.*(allocate|out of) memory") as caught:
+        run()
+    assert "lower localize.batch" in caught.value.remedy
+    (tmp_path / "repaired").touch()
+    run()
+    assert read_table(tmp_path / "out")["id"].to_pylist() == TABLE["id"].to_pylist()
+
+
 def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_local: None) -> None:
     first = mapped(tmp_path, tmp_path / "first")
     assert first.rows == 23

@@ -1,7 +1,10 @@
 """The MLflow run of a run: continued by a restart, whatever was cut off, with everything in it once."""
 
+import contextlib
 import json
 import shutil
+import sqlite3
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,10 @@ import pyarrow as pa
 import pytest
 from mlflow.entities import ViewType
 
+from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.data_sets import data_sets
-from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.tracking import Tracker, send_earlier, send_unsent
 from mcis.platform.runs.version import git_commit, project_version
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 
@@ -69,6 +73,112 @@ def test_another_configuration_starts_another_run_and_leaves_none_running(worksp
     assert statuses == {first.run_id: "KILLED", second.run_id: "KILLED", third.run_id: "FINISHED"}
 
 
+@contextlib.contextmanager
+def locked(store: Path) -> Iterator[None]:
+    """A store that is away, as far as a file can be: somebody else writes to it without an end."""
+    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        yield
+
+
+NEXT_CALLS: dict[str, dict[str, Any]] = {
+    "the same": {"identity": "one"},
+    "afresh": {"identity": "one", "afresh": True},
+    "another": {"identity": "two"},
+}
+
+
+@pytest.fixture(scope="module")
+def missed(workspace: Workspace) -> dict[str, Tracker]:
+    """By name, trackers of calls that ended while the store was away, in processes that are gone."""
+    names = [*(call.replace(" ", "-") for call in NEXT_CALLS), "left", "moved", "gone"]
+    trackers = {name: Tracker(workspace, name, identity="one") for name in names}
+    with locked(workspace.tracking_store):  # MLflow waits for it for 20 s
+        for name, tracker in trackers.items():
+            workspace.run(name).report.write_text(name)
+            tracker.metrics({"miou": 50.0})
+            tracker.artifact(workspace.run(name).report)
+        for tracker in trackers.values():
+            tracker.finish("FINISHED", patience=0)
+            tracker._outbox._calls.clear()
+    return trackers
+
+
+def no_model(*_: object, **__: object) -> Any:
+    raise AssertionError("no network was logged")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", NEXT_CALLS)
+def test_what_mlflow_missed_is_sent_whatever_the_next_call_is(
+    workspace: Workspace, missed: dict[str, Tracker], call: str
+) -> None:
+    name = call.replace(" ", "-")
+    client, run_id = missed[name].client, missed[name].run_id
+    send_earlier(workspace, name, no_model)
+    assert workspace.run(name).unsent() == []
+    again = Tracker(workspace, name, **NEXT_CALLS[call])
+    again.finish("FINISHED")
+    assert (again.run_id == run_id) == (call == "the same")
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"miou": 50.0})
+    assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
+
+
+@pytest.mark.slow
+def test_who_does_not_send_what_mlflow_missed_leaves_it_where_it_is(
+    workspace: Workspace, missed: dict[str, Tracker]
+) -> None:
+    (kept,) = workspace.run("left").unsent()
+    for call in NEXT_CALLS.values():
+        Tracker(workspace, "left", **call).finish("FINISHED")
+        assert workspace.run("left").unsent() == [kept]
+    client, run_id = missed["left"].client, missed["left"].run_id
+    assert client.get_run(run_id).info.status == "FINISHED", "it was continued once"
+    send_unsent(workspace, "left", no_model)
+    assert client.get_run(run_id).data.metrics == {"miou": 50.0}
+
+
+@pytest.mark.slow
+def test_what_mlflow_missed_is_sent_though_another_run_has_the_folder_by_now(
+    workspace: Workspace,
+    missed: dict[str, Tracker],
+    tmp_path: Path,
+    mlflow_store: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second call has another store, so that it can send nothing; the files of the run are its own from then on."""
+    shutil.copy(mlflow_store, tmp_path / "other.db")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
+        with pytest.raises(UserError, match=r"run moved was logged in sqlite:.* and MLflow's store is"):
+            send_unsent(workspace, "moved", no_model)
+        other = Tracker(workspace, "moved", identity="one")
+        other.finish("FINISHED")
+    assert len(workspace.run("moved").unsent()) == 1
+    send_unsent(workspace, "moved", no_model)
+    assert workspace.run("moved").unsent() == []
+    client, run_id = missed["moved"].client, missed["moved"].run_id
+    run = client.get_run(run_id)
+    assert (run.info.status, run.data.metrics) == ("FINISHED", {"miou": 50.0})
+    assert client.list_artifacts(run_id) == [], "what lies there is of the other"
+    assert read_json(workspace.run("moved").tracking)["run_id"] == other.run_id
+
+
+@pytest.mark.slow
+def test_what_a_removed_run_lacks_hinders_no_other_call(
+    workspace: Workspace, missed: dict[str, Tracker], capsys: pytest.CaptureFixture[str]
+) -> None:
+    client, run_id = missed["gone"].client, missed["gone"].run_id
+    client.delete_run(run_id)
+    send_earlier(workspace, "gone", no_model)
+    assert f"MLflow has no run {run_id} any more" in " ".join(capsys.readouterr().out.split())
+    assert len(workspace.run("gone").unsent()) == 1
+    client.restore_run(run_id)
+    send_earlier(workspace, "gone", no_model)
+    assert workspace.run("gone").unsent() == []
+
+
 def test_a_run_that_was_removed_is_made_again(workspace: Workspace, tmp_path: Path) -> None:
     first = Tracker(workspace, "removed", identity="same")
     first.client.delete_run(first.run_id)
@@ -107,8 +217,6 @@ def test_samples_of_the_machine_lie_at_the_seconds_of_the_run(workspace: Workspa
 
 
 def test_what_mlflow_will_never_take_ends_the_run_with_an_error(workspace: Workspace) -> None:
-    from mcis.datasets.errors import UserError
-
     tracker = Tracker(workspace, "refused", identity="")
     tracker.tags({"": "a tag without a name"})
     with pytest.raises(UserError, match="cannot be used"):

@@ -95,12 +95,12 @@ def test_what_a_server_missed_is_sent_once_it_is_back(
     tracker.artifact(folder / "gone.html")
     tracker.model(trained_segmenter(workspace.run("drawn"), register=None))
     tracker.finish("FINISHED", patience=0.5)
-    assert (folder / "unsent.json").exists()
+    assert len(workspace.run("drawn").unsent()) == 1
     tracker._outbox._calls.clear()  # as a process that ends loses them
     away = sync(workspace)
     assert away.exit_code == 1
     assert f"MLflow's store {server.uri} cannot be used" in away.output
-    assert (folder / "unsent.json").exists()
+    assert len(workspace.run("drawn").unsent()) == 1
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     elsewhere = sync(workspace)
     assert f"run drawn was logged in {server.uri}" in elsewhere.output
@@ -111,7 +111,7 @@ def test_what_a_server_missed_is_sent_once_it_is_back(
     sent = sync(workspace, "drawn")
     assert sent.exit_code == 0, sent.output
     assert "sent: drawn" in sent.output
-    assert not (folder / "unsent.json").exists()
+    assert workspace.run("drawn").unsent() == []
     client = tracker.client
     run: Any = client.get_run(tracker.run_id)
     assert run.info.status == "FINISHED"

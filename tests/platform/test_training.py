@@ -668,6 +668,44 @@ def test_failures_without_a_new_checkpoint_end_a_training_after_a_few(
     check_that_it_went_on(tmp_path, here.learner, starts="0 8 8 8 ")
 
 
+def ask_for_too_much() -> None:
+    torch.zeros(2**58)
+
+
+def run_out_on_a_gpu() -> None:
+    """As CUDA's allocator does, which is not here."""
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
+
+
+@pytest.mark.parametrize(
+    ("blow", "workers"),
+    [
+        pytest.param(ask_for_too_much, 1, id="machine"),
+        pytest.param(run_out_on_a_gpu, 1, id="gpu"),
+        pytest.param(run_out_on_a_gpu, 2, id="group", marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_whose_memory_runs_out_says_what_to_lower_at_once(
+    here: Surroundings, tmp_path: Path, ray_local: None, blow: Callable[[], None], workers: int
+) -> None:
+    by_value()
+    learner = Stumbling(**vars(here.learner), folder=tmp_path, blow=blow, steps=(9,), again=True)
+    compute, tracker = ComputeConfig(threads=1, checkpoint_steps=8, workers=workers), here.tracker(blow.__name__)
+    with pytest.raises(
+        UserError, match=r"training the classifier: memory ran out \(.*(allocate|out of) memory"
+    ) as caught:
+        fit(learner, tmp_path, compute, tracker, label="classifier")
+    assert "lower compute.micro_batch" in caught.value.remedy
+    assert "classifier.input_size" in caught.value.remedy
+    assert set((tmp_path / "starts").read_text().split()) == {"0"}, "it was not tried again"
+    fit(
+        replace(learner, steps=()), tmp_path, compute.model_copy(update={"micro_batch": 2}), tracker, label="classifier"
+    )
+    weights, _ = plain_loop(here.learner)
+    for key, value in trained(tmp_path).items():
+        torch.testing.assert_close(value, weights[key], rtol=1e-3, atol=1e-5)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mortal:
     """Decodes pairs, but kills its process once, as it begins with step 9."""

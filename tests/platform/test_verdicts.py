@@ -1,14 +1,18 @@
 """Verdicts on image files: what a workspace keeps of them, and which file counts as the same."""
 
+import contextlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pytest
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.index import VERDICT_FIELDS, Verdict, within
 from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, free_bytes
 
 SOUND = Verdict(40, 50, "abc", None)
 BROKEN = Verdict(0, 0, "def", "empty: 0 bytes")
@@ -73,13 +77,42 @@ def test_what_a_limit_rejects_is_not_kept(tmp_path: Path) -> None:
     assert found(workspace, file) == [None]
 
 
-def test_a_damaged_table_counts_as_empty(tmp_path: Path) -> None:
+def test_a_damaged_table_counts_as_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workspace, first, second = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1), ImageFile("/b.jpg", 3, 1)
     keep(workspace, {first: SOUND})
     workspace.verdicts.write_bytes(b"PAR1 and no more")
     assert found(workspace, first) == [None]
     keep(workspace, {second: SOUND})
+    assert "what it held is dropped" in capsys.readouterr().out.replace("\n", " ")
     assert found(workspace, first, second) == [None, SOUND]
+
+
+def test_a_disk_that_is_full_costs_no_verdict(
+    small_disk: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace = Workspace(small_disk("256k"))
+    kept = {ImageFile(f"/{n}.jpg", n, n): SOUND._replace(content_hash=f"{n}") for n in range(1000)}
+    more = {ImageFile(f"/more{n}.jpg", n, n): SOUND._replace(content_hash=f"more{n}") for n in range(3)}
+    keep(workspace, kept)
+    filling = workspace.root / "filling"
+    filling.write_bytes(b"1" * (free_bytes(workspace.root) - 4096))
+    with pytest.raises(UserError, match="no space left"):
+        keep(workspace, more)
+    assert found(workspace, *kept) == list(kept.values())
+    filling.unlink()
+    keep(workspace, more)
+    assert found(workspace, *kept, *more) == [*kept.values(), *more.values()]
+    assert "dropped" not in capsys.readouterr().out
+
+
+def test_verdicts_that_cannot_be_read_at_present_are_not_given_up(
+    tmp_path: Path, no_pauses: None, no_more_files: Callable[[], contextlib.AbstractContextManager[None]]
+) -> None:
+    workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
+    keep(workspace, {file: SOUND})
+    with no_more_files(), pytest.raises(UserError, match="could not be read, however often"):
+        found(workspace, file)
+    assert found(workspace, file) == [SOUND]
 
 
 def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:

@@ -10,24 +10,35 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 from filelock import FileLock, Timeout
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.cached import CachedRows, cache_table
+from mcis.datasets.copies import files_below
+from mcis.datasets.errors import BadFile, UserError
+from mcis.datasets.maps import Shards
+from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
+from mcis.platform.networks.checkpoints import WEIGHTS, load_weights, save, save_weights
+from mcis.platform.runs.results import flaw
 from mcis.platform.runs.workspace import (
+    SUMMARY,
     Workspace,
     disk_errors,
     fingerprint,
     read_json,
     read_table,
+    table_rows,
     write_json,
     write_table,
     written_aside,
 )
+from mcis.platform.stages.localization.features import FeatureFiles, write_features
 
+OF_IMAGES = pa.table({"image_id": ["a", "a", "b"]})
 TABLE = pa.table({"a": [1, 2, 3]})
 NOISE = [str(i * 2654435761 % 2**32) for i in range(40_000)]  # 400 KB, little less when compressed
 
@@ -223,6 +234,63 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(UserError, match=r"summary\.json is damaged") as caught:
         read_json(path)
     assert "remove it" in caught.value.remedy
+
+
+def _write_features(folder: Path) -> None:
+    write_features(folder / "features", 0, np.ones((2, 3), np.float32))
+
+
+def _write_cache(folder: Path) -> None:
+    write_table(folder / "part-00000000-00000002.arrow", cache_table("row", np.ones((2, 3), np.uint8)))
+
+
+KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
+    "JSON": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), lambda folder: read_json(folder / SUMMARY)),
+    "names": (lambda folder: write_json(folder / SUMMARY, {}), files_below),
+    "a summary": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), flaw),
+    "a table": (lambda folder: write_table(folder / "part-0.parquet", TABLE), read_table),
+    "rows": (lambda folder: write_table(folder / "part-0.parquet", OF_IMAGES), lambda folder: Shards(folder).rows("a")),
+    "a footer": (
+        lambda folder: write_table(folder / "part-0.parquet", TABLE),
+        lambda folder: table_rows(folder / "part-0.parquet"),
+    ),
+    "weights": (
+        lambda folder: save_weights(torch.nn.Linear(2, 2), folder / WEIGHTS, {}),
+        lambda folder: load_weights(torch.nn.Linear(2, 2), folder / WEIGHTS),
+    ),
+    "a checkpoint": (lambda folder: save({"step": 1}, folder / CHECKPOINT), drop_damaged),
+    "features": (_write_features, lambda folder: FeatureFiles(folder / "features").rows([0, 1])),
+    "a cache": (_write_cache, lambda folder: CachedRows(folder, "row", (3,)).row(1)),
+}
+"""What a workspace holds: how it is written into a folder and read from there."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_that_passes_is_no_damage(
+    tmp_path: Path,
+    no_pauses: None,
+    no_more_files: Callable[[], contextlib.AbstractContextManager[None]],
+    kind: str,
+) -> None:
+    write, read = KINDS[kind]
+    write(tmp_path)
+    read(tmp_path)  # so that nothing has to be imported
+    with no_more_files(), pytest.raises(UserError, match=r"could not be read, however often .*Too many open") as caught:
+        read(tmp_path)
+    assert not isinstance(caught.value, BadFile)
+    assert "repeat the command" in caught.value.remedy
+    assert "--from" not in caught.value.remedy
+    assert not isinstance(read(tmp_path), str), "a flaw"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"names", "a summary", "a checkpoint"}))
+def test_a_file_that_is_cut_is_damaged_at_once(tmp_path: Path, kind: str) -> None:
+    write, read = KINDS[kind]
+    write(tmp_path)
+    for path in (path for path in tmp_path.rglob("*") if path.is_file()):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(BadFile):
+        read(tmp_path)
 
 
 def test_a_folder_is_read_in_the_order_of_its_shards(tmp_path: Path) -> None:

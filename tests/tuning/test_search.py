@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs as pafs
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
+from mcis.datasets import copies
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
@@ -117,6 +119,30 @@ def test_a_search_that_is_killed_again_and_again_ends_as_it_would_have(tmp_path:
     assert [(tried.number, tried.values, tried.objective) for tried in whole.tried] == [
         (tried.number, tried.values, tried.objective) for tried in killed.tried
     ]
+
+
+@pytest.mark.slow
+def test_a_search_whose_workspace_lies_in_a_bucket_goes_on_on_another_machine(
+    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose disk is another: each of the machines is lost in the middle of a trial."""
+    (tmp_path / "whole").mkdir()
+    whole = searched(tmp_path / "whole", 13)
+    uri = f"s3://{bucket.base_path.strip('/')}/work"
+    for machine in range(3):
+        monkeypatch.setenv(copies.PLACE, str(tmp_path / f"machine{machine}"))
+        folder = Workspace(copies.place_of(uri)).run("wide").path
+        found = searched(folder, 4)
+        begun = store(folder).ask()
+    assert store(folder).ask() == begun, "on the same machine, too"
+    found = searched(folder, 1)
+    assert [(tried.number, tried.values, tried.objective) for tried in found.tried] == [
+        (tried.number, tried.values, tried.objective) for tried in whole.tried
+    ]
+    Workspace(copies.place_of(uri))
+    assert searched(folder, 0) == found, "what other commands fetch is the same"
+    with pytest.raises(UserError, match="of a search with other axes"):
+        store(folder, identity="other")
 
 
 def test_trials_that_were_interrupted_go_on_first_under_their_numbers(tmp_path: Path) -> None:

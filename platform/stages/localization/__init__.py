@@ -45,6 +45,9 @@ from mcis.platform.stages.localization.features import feature_shape
 from mcis.platform.stages.localization.rounds import Plan, Round, embed_rows, plan_rounds, round_folders, rounds_of
 from mcis.platform.stages.localization.workers import Embed, Merge, Pool, Relate
 
+_LOWER = "localize.batch"
+"""What a worker takes less memory with."""
+
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where related images are to be of a domain that no tagged training image is of."""
@@ -183,7 +186,9 @@ class _Job:
     ) -> float:
         """Maps the rows into a table, on GPUs where the worker has a network; returns the busy seconds."""
         compute, network = self.config.compute, worker is not Merge
-        return map_table(rows, worker, arguments, table, label=label, compute=compute, network=network).busy
+        return map_table(
+            rows, worker, arguments, table, label=label, compute=compute, network=network, lower=_LOWER
+        ).busy
 
     def start_afresh_unless_it_fits(self) -> None:
         """Removes what an earlier call left if its rounds or numbers were others, or its self pairs' maps are gone.
@@ -243,7 +248,7 @@ def _vectors(config: Config, context: RunContext, rows: pa.Table, outputs: Featu
     gpu, folder = config.compute.gpu, context.part / VECTORS
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, outputs
     numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
-    map_table(numbered, Pool, arguments, folder, label="vectors", compute=config.compute, network=True)
+    map_table(numbered, Pool, arguments, folder, label="vectors", compute=config.compute, network=True, lower=_LOWER)
     return read_vectors(folder)
 
 
@@ -291,7 +296,9 @@ def _single_round_alone(config: Config, context: RunContext, rows: pa.Table) -> 
     arguments = config, context.inputs["train_classifier"], len(context.classes), gpu, None, None, outputs
     to_embed = embed_rows(rows, np.zeros(len(rows), np.int64), np.arange(len(rows)), np.ones(len(rows), bool))
     single, compute = context.part / "single", config.compute
-    return map_table(to_embed, Embed, arguments, single, label="embed", compute=compute, network=True).busy
+    return map_table(
+        to_embed, Embed, arguments, single, label="embed", compute=compute, network=True, lower=_LOWER
+    ).busy
 
 
 def _is_source(rows: pa.Table) -> NDArray[np.bool_]:

@@ -4,6 +4,7 @@ A task that relates images opens the files of those that it needs, in a bucket's
 """
 
 import bisect
+import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.copies import fetched, names_in
+from mcis.datasets.copies import names_in, read_file
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.runs.workspace import written_aside
@@ -80,7 +81,7 @@ class FeatureFiles:
     def _row(self, row: int) -> NDArray[np.float32]:
         number = bisect.bisect_right(self.firsts, row) - 1
         name = self.names[number]
-        if name not in self.sent:
-            fetched(self.folder / name)
-            self.sent.add(name)
-        return np.load(self.folder / name, mmap_mode="r")[row - self.firsts[number]].astype(np.float32)
+        load = functools.partial(np.load, mmap_mode="r")
+        held = read_file(self.folder / name, load, "features as mcis wrote them", fetch=name not in self.sent)
+        self.sent.add(name)
+        return np.asarray(held[row - self.firsts[number]], np.float32)
