@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
+from mcis.datasets.copies import AGAIN
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.locks import hold_run, now
 from mcis.platform.runs.workspace import RunFolder, Workspace, is_output, read_json, write_json
@@ -162,7 +163,8 @@ def _ended_by(error: BaseException, record: RunRecord) -> RunRecord:
     record = dataclasses.replace(record, ended=now(), outcome="failed")
     if not isinstance(error, UserError):
         return dataclasses.replace(record, reason=type(error).__name__)
-    afresh = [] if "--from" in error.remedy else record.afresh  # what was computed again is to be so once more
+    again = "--from" in error.remedy or AGAIN in error.remedy  # what was computed again is to be so once more
+    afresh = [] if again else record.afresh
     return dataclasses.replace(record, reason=error.found, afresh=afresh)
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from mcis.datasets.copies import AGAIN
 from mcis.datasets.errors import UserError
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
@@ -291,7 +292,7 @@ def test_what_an_error_wants_computed_again_is_not_gone_on_with(tmp_path: Path) 
             if remedy:
                 raise UserError("found", "expected", remedy)
 
-    remedies = {"free some space and repeat the command": 1, "repeat the command with --from work": 2}
+    remedies = {"free some space and repeat the command": 1, "repeat the command with --from work": 2, AGAIN: 2}
     for remedy, calls in remedies.items():
         work = Tables()
         with pytest.raises(UserError):
