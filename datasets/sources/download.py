@@ -5,6 +5,7 @@ exists is complete. Downloads by torchvision or pooch would begin again, hence r
 """
 
 import hashlib
+import os
 import shutil
 import tarfile
 import zlib
@@ -140,6 +141,7 @@ def _unpack(archive: Archive, file: Path, target: Path) -> None:
     try:
         with tarfile.open(file) as tar:
             tar.extractall(aside, filter="data")
+        os.sync()  # what has its name is on the disk: the archive is deleted then
         target.parent.mkdir(parents=True, exist_ok=True)
         (aside / archive.folder).rename(target)
     except (tarfile.TarError, zlib.error, EOFError, OSError) as error:

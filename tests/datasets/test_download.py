@@ -109,6 +109,22 @@ def test_both_archives_end_in_their_folders(server: Server, tmp_path: Path) -> N
     assert not server.asked, "what is there is not fetched again"
 
 
+def test_what_was_unpacked_is_on_the_disk_before_it_has_its_name_and_the_archive_is_gone(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, seen = server.archive("a.tar", {"VOC2012/a": NOISE}, "VOC2012"), []
+
+    def sync() -> None:
+        unpacked = (tmp_path / "a.tar.unpacked" / "VOC2012" / "a").read_bytes() == NOISE
+        seen.append((unpacked, (tmp_path / "VOC2012").exists(), (tmp_path / "a.tar").exists()))
+
+    monkeypatch.setattr("os.sync", sync)
+    fetch(archive, tmp_path)
+    assert seen == [(True, False, True)]
+    assert (tmp_path / "VOC2012" / "a").read_bytes() == NOISE
+    assert not (tmp_path / "a.tar").exists()
+
+
 def test_an_interrupted_transfer_continues(server: Server, tmp_path: Path) -> None:
     archive = server.archive("voc.tar", {"VOC2012/a": NOISE}, "VOC2012")
     server.cut = 1_000_000

@@ -221,6 +221,12 @@ def test_what_mlflow_will_never_take_ends_the_run_with_an_error(workspace: Works
     tracker.tags({"": "a tag without a name"})
     with pytest.raises(UserError, match="cannot be used"):
         tracker.flush()
+    again = Tracker(workspace, "refused", identity="")
+    assert again.run_id == tracker.run_id
+    again.tags({"setting": "voc"})
+    again.finish("FINISHED")
+    run: Any = again.client.get_run(again.run_id)
+    assert (run.data.tags["setting"], run.info.status) == ("voc", "FINISHED")
 
 
 def test_images_are_logged_as_data_sets_by_source_and_split(workspace: Workspace) -> None:

@@ -140,3 +140,7 @@ def test_a_server_that_is_not_there_at_the_start_ends_the_run_soon(
     with pytest.raises(UserError, match=f"MLflow's store {server.uri} cannot be used"):
         Tracker(Workspace(tmp_path / "workspace"), "run", identity="")
     assert time.monotonic() - began < tracking.PATIENCE
+    server.start()
+    tracker = Tracker(Workspace(tmp_path / "workspace"), "run", identity="")
+    tracker.finish("FINISHED")
+    assert tracker.client.get_run(tracker.run_id).info.status == "FINISHED"
