@@ -613,7 +613,7 @@ def test_each_image_is_embedded_and_each_pair_is_mapped_once_for_all_numbers(
             attend = worker.model.co_maps, worker.model.contrastive_maps
             for name, real in zip(("co_maps", "contrastive_maps"), attend, strict=True):
                 monkeypatch.setattr(worker.model, name, functools.partial(counted, real))
-        for name, (first, rows) in shards_of(len(table), options["shard_rows"]).items():
+        for name, (first, rows) in shards_of(len(table), options["compute"].shard_rows).items():
             write_table(folder / name, worker(table.slice(first, rows)))
         return MapResult(len(table), 0.0)
 
