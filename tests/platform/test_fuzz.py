@@ -319,7 +319,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
                 outcome = "taken"
             except (UserError, Rejected) as refused:
                 text = str(refused)
-                legible = len(text) < MESSAGE and text.replace("\n", " ").isprintable()
+                legible = len(text) < MESSAGE and re.sub(r"[\n\t]", " ", text).isprintable()
                 outcome = "refused" if legible else f"refused by {text[:300]!r}"
             except BaseException:
                 traceback.print_exc()
