@@ -201,10 +201,8 @@ def _mapped(
             died = False
             try:
                 account = ray.get(ended)
-            except (
-                ray.exceptions.ActorUnavailableError
-            ):  # its node may be lost: Ray starts it on another, or gives it up
-                account = None
+            except ray.exceptions.ActorUnavailableError:
+                account = None  # its node may be lost: Ray starts it on another, or gives it up
                 waiting.extendleft([shard] if shard else [])
                 time.sleep(_PAUSE)
             except deaths():

@@ -14,10 +14,10 @@ Bundle = Mapping[str, float]
 """Resources that are needed together on one node: CPU, GPU."""
 _EVERY = 1.0
 """Seconds between two looks at the cluster while nothing but nodes is waited for."""
-_GONE = 120.0
-"""Seconds to wait where this machine's part of Ray does not answer, before Ray itself ends the process."""
 _WATCHED_EVERY = 5.0
 """The same while work is done."""
+_GONE = 120.0
+"""Seconds to wait where this machine's part of Ray does not answer, before Ray itself ends the process."""
 _ASKED_EVERY = 10.0
 """Seconds until the autoscaler is asked again: it keeps one wish alone, the last of all programs'."""
 

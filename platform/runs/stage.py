@@ -167,13 +167,14 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
             locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))
         absent = [key for key in outputs if not _is_whole(workspace.finished(stage.name, key))]
         output = workspace.finished(stage.name, wanted)
-        if afresh and output.name not in begun_afresh(workspace, context.name):
+        goes_on = afresh and output.name in begun_afresh(workspace, context.name)
+        if goes_on:
+            console.print(f"note: {stage.name} goes on with what the call before has computed again")
+        elif afresh:
             absent = list(dict.fromkeys([wanted, *absent]))
             for key in absent:
                 workspace.forget(stage.name, key)
             begin_afresh(workspace, context.name, output)
-        elif afresh:
-            console.print(f"note: {stage.name} goes on with what the call before has computed again")
         if wanted not in absent:
             return False
         for folder in (workspace.finished(stage.name, key) for key in absent):
@@ -184,7 +185,8 @@ def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, a
                     discard(folder)
         parts, began = [workspace.part(stage.name, key) for key in absent], time.monotonic()
         caches: list[str] = []
-        contexts = [dataclasses.replace(context, part=part, afresh=afresh, caches=caches) for part in parts]
+        anew = afresh and not goes_on  # what the call before has kept is of images that were read again
+        contexts = [dataclasses.replace(context, part=part, afresh=anew, caches=caches) for part in parts]
         with disk_errors(parts[0]):
             for part in parts:
                 part.mkdir(parents=True, exist_ok=True)

@@ -157,12 +157,12 @@ class Tables:
     """A stage that writes a table of two shards and a text."""
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls, self.afresh = 0, False
         module = cast(Any, SimpleNamespace(inputs=lambda config, context: None, run=self.run))
         self.stage = Stage(name="work", module=module, sections=("seed",))
 
     def run(self, config: Config, context: RunContext) -> StageResult:
-        self.calls += 1
+        self.calls, self.afresh = self.calls + 1, context.afresh
         for first in (0, 2):
             shard = context.part / "maps" / f"part-{first:08d}-{first + 2:08d}.parquet"
             if not shard.exists():
@@ -276,11 +276,11 @@ def test_what_is_computed_again_and_interrupted_goes_on_when_the_call_is_repeate
     left = shard.stat().st_mtime_ns if begun else None
     work = Tables()
     assert call(work) == folder
-    assert work.calls == 1
+    assert (work.calls, work.afresh) == (1, False), "what the call before kept counts"
     now = (folder / "maps" / "part-00000000-00000002.parquet").stat().st_mtime_ns
     assert now == left if begun else now != first
     assert call(work) == folder
-    assert work.calls == 2, "the call before finished"
+    assert (work.calls, work.afresh) == (2, True), "the call before finished"
 
 
 def test_what_an_error_wants_computed_again_is_not_gone_on_with(tmp_path: Path) -> None:
