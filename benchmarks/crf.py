@@ -22,14 +22,15 @@ import torch
 from PIL import Image
 from torch.nn import functional
 
-from mcis.datasets.decode import decode_labels, encode_labels
-from mcis.datasets.grids import Grid
-from mcis.datasets.maps import Shards, map_rows
+from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.tables.shards import Shards
+from mcis.models.grids import Grid
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.build import crf_parameters
+from mcis.platform.runs.output_tables import map_rows
 from mcis.platform.runs.workspace import read_table, write_table
 from mcis.platform.stages.pseudo_masks import MakeMasks
 

@@ -17,7 +17,7 @@ import photos
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mcis.datasets.decode import decode_shape
+from mcis.datasets.images.decode import decode_shape
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session

@@ -20,7 +20,7 @@ import photos
 import pyarrow as pa
 import torch
 
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform

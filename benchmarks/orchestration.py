@@ -21,11 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from mcis.datasets.draws import Order, permuted
-from mcis.datasets.features import Features
 from mcis.datasets.index import verify
-from mcis.datasets.maps import Shards
-from mcis.datasets.stream import WorkerShard
+from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.keyed_random import Order, permuted
+from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.demo import demo_configuration

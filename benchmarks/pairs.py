@@ -3,7 +3,7 @@
 Tags are made up: 200 classes whose sizes fall as one over the rank, 1 to 3 tags per image, 1.5 on average. Its
 limit is measured in the same run on the same arrays: numpy gathers one number at a random position of each of the three
 arrays that a pair has to look into. Targets: at least 1 million pairs per second; under 12 bytes per tag.
-Past one machine: see `datasets/pairs.py`.
+Past one machine: see `datasets/sampling/pairs.py`.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import machine
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.pairs import PairSampler
+from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tags import Tags, number_type
 
 TARGET, BYTES_TARGET = 1.0, 12

@@ -18,7 +18,7 @@ import machine
 import photos
 import torch
 
-from mcis.datasets.decode import Picture
+from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_segmenter, crf_parameters
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights

@@ -18,9 +18,9 @@ import photos
 import torch
 from stream import tags_of
 
-from mcis.datasets.batches import PairBatch
-from mcis.datasets.images import MakeSquares, Squares
-from mcis.datasets.stream import WorkerShard, batches
+from mcis.datasets.images.squares import MakeSquares, Squares
+from mcis.datasets.sampling.batch_stream import WorkerShard, batches
+from mcis.datasets.sampling.batches import PairBatch
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.optimizers import build_optimizer

@@ -23,7 +23,7 @@ import ten_million
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.squares import read_rgb
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter

@@ -19,11 +19,11 @@ import photos
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from mcis.datasets.batches import PairDecoder
-from mcis.datasets.decode import decode_square
-from mcis.datasets.images import MakeSquares, Squares
-from mcis.datasets.pairs import PairSampler
-from mcis.datasets.stream import WorkerShard, batches
+from mcis.datasets.images.decode import decode_square
+from mcis.datasets.images.squares import MakeSquares, Squares
+from mcis.datasets.sampling.batch_stream import WorkerShard, batches
+from mcis.datasets.sampling.batches import PairDecoder
+from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tags import Tags
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session

@@ -105,8 +105,8 @@ def list_rows(folder: Path, rows: int) -> None:
 
 def keys(folder: Path, rows: int) -> None:
     """Computes what the index's key is made of: the listing, and the stamp of every file."""
-    from mcis.datasets.columns import digest
     from mcis.datasets.sources.tagged import list_tagged
+    from mcis.datasets.tables.large_tables import digest
     from mcis.platform.runs.workspace import file_stamps
 
     table = list_tagged(folder / "table.parquet").table
@@ -116,7 +116,7 @@ def keys(folder: Path, rows: int) -> None:
 
 def verdicts(folder: Path, rows: int) -> None:
     """Keeps verdicts on made-up files, as many at a time as the index does, and finds them all."""
-    from mcis.datasets.columns import take
+    from mcis.datasets.tables.large_tables import take
     from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, keep_verdicts
     from mcis.platform.runs.workspace import Workspace
 
@@ -158,7 +158,7 @@ def _tags(folder: Path) -> tuple[Any, Any]:
 
 def pairs(folder: Path, rows: int) -> None:
     """Builds the sampler of pairs and draws a million."""
-    from mcis.datasets.pairs import PairSampler
+    from mcis.datasets.sampling.pairs import PairSampler
 
     sampler = PairSampler(_tags(folder)[0], seed=0)
     for first in range(0, 10**6, 4096):
@@ -167,7 +167,7 @@ def pairs(folder: Path, rows: int) -> None:
 
 def relations(folder: Path, rows: int) -> None:
     """Draws the images that all maps are made of."""
-    from mcis.datasets.relations import draw
+    from mcis.datasets.sampling.related_images import draw
 
     tags, source = _tags(folder)
     draw(tags, source, seed=0, related=RELATED, contrastive=True)

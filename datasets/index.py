@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import hashes, repeated, whole
-from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import access_refused, insist, read_bytes, told
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
+from mcis.datasets.storage.files import access_refused, error_text, read_bytes, retry_io
+from mcis.datasets.tables.large_tables import hashes, repeated, whole
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -163,13 +163,13 @@ def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
     try:
         data = read_bytes(uri)
         content_hash = hashlib.sha256(data).hexdigest()
-        height, width = insist(uri, functools.partial(decode_shape, data, min_side=min_side, max_pixels=max_pixels))
+        height, width = retry_io(uri, functools.partial(decode_shape, data, min_side=min_side, max_pixels=max_pixels))
     except RejectedImage as error:
         return Verdict(0, 0, content_hash, error.reason)
     except PermissionError as error:  # says nothing of the image
         raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {told(error)}"))
+        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}"))
     return Verdict(height, width, content_hash, None)
 
 

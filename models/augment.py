@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
-from mcis.datasets.draws import FLIP_DRAW
+from mcis.datasets.sampling.keyed_random import FLIP_DRAW
 
 _ORDERS = tuple(itertools.permutations(range(4)))  # of brightness, contrast, saturation and hue
 

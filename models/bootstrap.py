@@ -8,7 +8,7 @@ sums.
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.models.counts import Overlaps
 from mcis.models.metrics import iou_of
 

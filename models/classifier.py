@@ -347,7 +347,7 @@ class CoAttentionClassifier(nn.Module):
             return coattend_fused(keys_m, keys_n, w_p, values_m, values_n, form=form, scale=scale)
         return coattend(values_m, values_n, affinity(keys_m, keys_n, w_p, form=form, scale=scale))
 
-    def facing_weights(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor | None:
+    def w_p_for_target(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor | None:
         """W_P as a target meets it, (C', C') or (R, C', C'): transposed where the target is image n of the pair.
 
         Args:
@@ -375,13 +375,13 @@ class CoAttentionClassifier(nn.Module):
         embedding (D, H, W) is given.
 
         Args:
-            kind, target_is_n: as of `facing_weights`.
+            kind, target_is_n: as of `w_p_for_target`.
             identity: takes the identity for W_P, for all pairs; a classifier without a learnt one has no other.
 
         Returns:
             (HW, C'), or (R, HW, C') where R pairs have a W_P each.
         """
-        w_p = None if identity else self.facing_weights(kind, target_is_n)
+        w_p = None if identity else self.w_p_for_target(kind, target_is_n)
         return affinity_query(self.keys(target), w_p, form=self.affinity.form, scale=self.affinity.scale)
 
     def co_maps(

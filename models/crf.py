@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import fitted
+from mcis.datasets.images.decode import fitted
 
 
 class CrfParameters(NamedTuple):

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from mcis.datasets.grids import Grid, pixels
+from mcis.models.grids import Grid, pixels
 from mcis.models.resampling import Grids
 
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mcis.datasets.grids import Grid
 from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, positions, projected, unshared
+from mcis.models.grids import Grid
 from mcis.models.resampling import Grids, pixel_grids, resample
 
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.grids import Grid, pixels
+from mcis.models.grids import Grid, pixels
 
 Kernel = Literal["bilinear", "bicubic", "area"]
 _CUBIC = -0.75  # the parameter of the cubic convolution, as torch and OpenCV have it

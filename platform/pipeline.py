@@ -4,10 +4,10 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from mcis.datasets.columns import give_back
-from mcis.datasets.copies import place_of
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
+from mcis.datasets.storage.copies import place_of
+from mcis.datasets.tables.large_tables import give_back
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
@@ -104,10 +104,10 @@ STAGES = (
         module=evaluation,
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
-        closes="localize",
+        runs_once_reached="localize",
         networks=False,
     ),
-    Stage(name="report", module=report, closes="index", kept=False),
+    Stage(name="report", module=report, runs_once_reached="index", kept=False),
 )
 STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
@@ -222,7 +222,7 @@ def run(
                 _track_data_sets(config, context)
             if number == 1 <= last:
                 _check_disk(config, context, until, start)
-            if stage.takes_part(config) and (number <= last or stage.closes in context.inputs):
+            if stage.takes_part(config) and (number <= last or stage.runs_once_reached in context.inputs):
                 context = run_stage(stage, config, context, afresh=start is not None and number >= _number(start))
                 if stage.kept and config.compute.stop_if_nothing_is_learnt and problem is None:
                     problem = context.result(stage.name, StageResult).problem
@@ -265,7 +265,7 @@ def _check_disk(config: Config, context: RunContext, until: str | None, start: s
     ahead = [
         stage
         for stage in STAGES[1:]
-        if stage.kept and stage.takes_part(config) and (stage.name in reached or stage.closes in reached)
+        if stage.kept and stage.takes_part(config) and (stage.name in reached or stage.runs_once_reached in reached)
     ]
     if plan.disk([stage.name for stage in ahead]) > free_bytes(context.workspace.root):
         left = unfinished(ahead, config, context, STAGE_NAMES[_number(start) :])

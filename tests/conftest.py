@@ -257,13 +257,14 @@ def scored() -> Callable[..., Path]:
         import pyarrow as pa
         from PIL import Image
 
-        from mcis.datasets.decode import encode_labels
+        from mcis.datasets.images.decode import encode_labels
         from mcis.datasets.index import INDEX_SCHEMA
-        from mcis.datasets.maps import MASKS_SCHEMA, PREDICTIONS_SCHEMA, Shards
+        from mcis.datasets.tables.shards import Shards
         from mcis.models.counts import MASK_PARTS
         from mcis.platform.config.experiment import experiment_text
         from mcis.platform.config.resolve import resolve
         from mcis.platform.runs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
+        from mcis.platform.runs.output_tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
         from mcis.platform.runs.scores import CURVES, SCORES
         from mcis.platform.runs.workspace import Workspace, write_json, write_table, write_text
         from mcis.platform.stages.evaluation.scoring import Scorer
@@ -398,7 +399,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this machine's copies of what lies in buckets."""
-    from mcis.datasets.copies import PLACE
+    from mcis.datasets.storage.copies import PLACE
 
     monkeypatch.setenv(PLACE, str(tmp_path / "copies"))
     return tmp_path / "copies"
@@ -517,6 +518,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be read is tried again without a pause, in this process."""
     import tenacity
 
-    from mcis.datasets import files
+    from mcis.datasets.storage import files
 
     monkeypatch.setattr(files, "_AGAIN", files._AGAIN.copy(wait=tenacity.wait_none()))

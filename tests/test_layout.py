@@ -147,7 +147,7 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("mcis.datasets.stream", "import ray\nfrom mcis.datasets import index"),
+        ("mcis.datasets.sampling.batch_stream", "import ray\nfrom mcis.datasets import index"),
         ("mcis.models.crf", "from . import metrics\nfrom ..datasets.errors import UserError"),
         ("mcis.platform.cli", "import platform\nfrom mcis.platform.commands import study"),
         ("mcis.platform.commands.study", "def f():\n    from mcis.tuning import studies"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 READERS = {
-    "decode_mask": {"datasets/masks.py"},
+    "decode_mask": {"datasets/images/masks.py"},
     "read_truth": {"platform/runs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
         "platform/reporting/compared_images.py",  # the pictures of a comparison

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mcis.platform.config.section import Section
+from mcis.datasets.section import Section
 from mcis.platform.config.sections import Config
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.platform.config.keys import Values
 from mcis.tuning.axes import on_range, value_at
 from mcis.tuning.found import Generation, Member

@@ -20,8 +20,8 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import SQLAlchemyError
 
-from mcis.datasets.copies import fetched, in_bucket
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import fetched, in_bucket
 from mcis.platform.config.keys import Values
 from mcis.platform.runs.workspace import fingerprint, written_aside
 from mcis.tuning.axes import lies_on

@@ -57,8 +57,8 @@ class Study:
         kind: which study it is, such as references or effect.
         name: of the study's run; the names of its trials begin with it.
         resolved: the configuration that all trials share.
-        swept: the keys that the study sets itself.
-        unlike: further keys whose values differ between trials.
+        varied_keys: the keys that the study sets itself.
+        extra_keys: further keys whose values differ between trials.
         until: the last stage of its longest trials.
         parallel: trials at a time.
         table, picture: show the figures; arguments as in `related_images_table` and `related_images_picture`.
@@ -70,8 +70,8 @@ class Study:
     name: str
     resolved: Resolved
     workspace: Workspace
-    swept: tuple[str, ...]
-    unlike: tuple[str, ...] = ()
+    varied_keys: tuple[str, ...]
+    extra_keys: tuple[str, ...] = ()
     until: str
     parallel: int
     verbose: bool
@@ -149,7 +149,7 @@ def check_study(study: Study) -> None:
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if study.until not in stages:
         raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
-    told = sorted(key for key in study.swept if study.resolved.origins.get(key) in ("command line", "--set"))
+    told = sorted(key for key in study.varied_keys if study.resolved.origins.get(key) in ("command line", "--set"))
     if told:
         raise UserError(
             f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
@@ -190,7 +190,7 @@ def _of_stages(values: Values) -> list[tuple[str, Any]]:
 def _varied(study: Study, configs: Mapping[str, Config]) -> dict[str, Values]:
     """By name of a trial, the values that differ between trials, by the last part of their keys."""
     of_trials = {name: dict(leaves(config)) for name, config in configs.items()}
-    keys = (*study.swept, *study.unlike)
+    keys = (*study.varied_keys, *study.extra_keys)
     texts = {key: {str(values.get(key)) for values in of_trials.values()} for key in keys}
     names = short_names([key for key in keys if len(texts[key]) > 1])
     return {
@@ -214,7 +214,7 @@ def _tracked(study: Study) -> Iterator[Tracker]:
         with tracker.running():
             tags = {"setting": config.setting, "recipe": config.recipe, "study": study.name, "study.kind": study.kind}
             tracker.tags(tags)
-            different = {*study.swept, *study.unlike}
+            different = {*study.varied_keys, *study.extra_keys}
             tracker.parameters({key: value for key, value in leaves(config) if key not in different})
             yield tracker
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from mcis.datasets.columns import SHARD_ROWS
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import LISTING_SCHEMA, shown
+from mcis.datasets.tables.large_tables import SHARD_ROWS
 
 
 def read_lines(path: Path, expected: str, remedy: str, *, may_be_empty: bool = False) -> list[tuple[int, str]]:

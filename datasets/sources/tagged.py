@@ -36,9 +36,10 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import MAX_CLASSES, read_classes
-from mcis.datasets.columns import give_back, pieces, repeated
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.files import (
+from mcis.datasets.index import Listing, shown
+from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
+from mcis.datasets.storage.files import (
     credentials_refused,
     holds_credentials,
     is_remote,
@@ -46,8 +47,7 @@ from mcis.datasets.files import (
     read_opened,
     without_credentials,
 )
-from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
+from mcis.datasets.tables.large_tables import give_back, pieces, repeated
 
 OPTIONAL = {"mask": "mask", "saliency": "saliency", "split": "split", "id": "id"}
 """The columns that may be absent, and their names where the caller names none."""

@@ -6,11 +6,11 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.files import read_bytes
+from mcis.datasets.images.masks import read_tags
 from mcis.datasets.index import shown
-from mcis.datasets.masks import read_tags
 from mcis.datasets.sources.lists import class_indices
 from mcis.datasets.sources.voc_devkit import Devkit, DevkitList, existing_folder, names_in, split_lines
+from mcis.datasets.storage.files import read_bytes
 
 _MAX_XML = 2**20
 """Largest annotation that is parsed, bytes; VOC's have a few thousand."""

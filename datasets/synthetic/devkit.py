@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.synthetic.scenes import MIN_SIZE, SPLITS, Scene, draw_scene
 from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 

@@ -55,7 +55,7 @@ def _scores(comparison: Comparison, said: Collection[str]) -> Table:
     for score in comparison.scores:
         for row in score.rows:
             made = ", ".join(f"{h} {text}" for h, text in row.meaning.items() if h not in ("split", "images", *said))
-            mark = f"NOT COMPARABLE, {row.unlike}; " if row.unlike else ""
+            mark = f"NOT COMPARABLE, {row.incomparable}; " if row.incomparable else ""
             figures = (_figure(row.miou, row.deviation), _figure(row.boundary_miou, row.boundary_deviation))
             where = (row.meaning["split"], row.meaning["images"])
             table.add_row(*map(plain, (score.title, row.case, row.name, *figures, *where, mark + made)))

@@ -41,7 +41,7 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
 
 def _of_run(configuration: Configuration, workspace: Path) -> "Needs":
     """Shows what a run takes and can expect; returns what it takes of disk and memory."""
-    from mcis.datasets.copies import is_there
+    from mcis.datasets.storage.copies import is_there
     from mcis.platform.commands.terminal import show_expectations, show_needs
     from mcis.platform.networks.needs import needs_of_listing
     from mcis.platform.runs.listing import listing

@@ -103,7 +103,7 @@ def _workspace(folder: str | Path) -> Path:
     folder = str(folder)  # the default is a path
     if "://" not in folder:
         return Path(folder)
-    from mcis.datasets.copies import place_of
+    from mcis.datasets.storage.copies import place_of
 
     with plain_errors():
         return place_of(folder)

@@ -199,7 +199,7 @@ def _classes_table(facts: IndexFacts, classes: tuple[str, ...]) -> Table:
 
 def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:
     """Images whose tags are not the classes in their ground-truth masks."""
-    from mcis.datasets.masks import compare_tags
+    from mcis.datasets.images.masks import compare_tags
 
     masked = index.filter(index["mask_uri"].is_valid())
     disagreements = compare_tags(masked, len(classes))

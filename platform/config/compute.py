@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mcis.platform.config.section import NonNegative, Positive, Rate, Section
+from mcis.datasets.section import NonNegative, Positive, Rate, Section
 
 
 class ComputeConfig(Section):

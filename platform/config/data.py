@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from mcis.platform.config.section import LocalPath, PathOrUri, Positive, Section, WeightsFile
+from mcis.datasets.section import LocalPath, PathOrUri, Positive, Section, WeightsFile
 
 
 class SingleConfig(Section):

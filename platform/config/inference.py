@@ -4,8 +4,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from mcis.datasets.section import Rate, Section
 from mcis.platform.config.maps import CrfConfig
-from mcis.platform.config.section import Rate, Section
 
 
 class PredictConfig(Section):

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from mcis.platform.config.section import Fraction, NonNegative, Positive, Rate, Section
+from mcis.datasets.section import Fraction, NonNegative, Positive, Rate, Section
 
 
 class CoAttention(Section):
@@ -64,9 +64,9 @@ class LocalizeConfig(Section):
     """How a map is made of its related images."""
     related_by: Literal["class", "nearest", "itself", "wrong_class"] = "class"
     """Which images a map is related to. `class`: images with its class, drawn at random (section 3.2); `nearest`: those
-    of them that are nearest by the mean of what the affinity compares over an image (`datasets/neighbors.py`); or, as
-    controls of what these bring, its own image alone (`itself`) or images without its class (`wrong_class`). Where
-    every image has the class, the latter takes images with it."""
+    of them that are nearest by the mean of what the affinity compares over an image
+    (`datasets/sampling/nearest_images.py`); or, as controls of what these bring, its own image alone (`itself`) or
+    images without its class (`wrong_class`). Where every image has the class, the latter takes images with it."""
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code
     (RELEASED_RECIPE, "Localization maps")."""

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import holds_credentials, without_credentials
+from mcis.datasets.section import Contradictions
+from mcis.datasets.storage.files import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, key_of_error, keys_of, leaves, nested, unions
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.section import Contradictions
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import SETTINGS, default_recipe, setting_values, sources_of
 from mcis.platform.config.training import NETWORKS, ClassifierConfig

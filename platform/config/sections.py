@@ -9,11 +9,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from mcis.datasets.section import Contradictions, Section
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
-from mcis.platform.config.section import Contradictions, Section
 from mcis.platform.config.tracking import TrackingConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pydantic import Field
 
-from mcis.platform.config.section import Section
+from mcis.datasets.section import Section
 
 
 class TrackingConfig(Section):

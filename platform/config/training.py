@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
 from mcis.platform.config.maps import PseudoMasksCrf
-from mcis.platform.config.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
 
 Schedule = Literal["step", "poly", "cosine"]
 TIMM = "timm/"

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcis.datasets.batches import CropBatch
-from mcis.datasets.draws import Draw
+from mcis.datasets.sampling.batches import CropBatch
+from mcis.datasets.sampling.keyed_random import Draw
 from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_labels
 from mcis.models.layouts import Layout
 from mcis.platform.config.training import AffinityNetConfig

@@ -11,11 +11,11 @@ from typing import Any
 import pyarrow as pa
 from filelock import Timeout
 
-from mcis.datasets.columns import Texts
-from mcis.datasets.copies import in_bucket
-from mcis.datasets.decode import RULES
-from mcis.datasets.features import Features, features_bytes
-from mcis.datasets.images import MakeSquares, image_bytes
+from mcis.datasets.images.decode import RULES
+from mcis.datasets.images.squares import MakeSquares, image_bytes
+from mcis.datasets.storage.copies import in_bucket
+from mcis.datasets.tables.backbone_outputs import Features, features_bytes
+from mcis.datasets.tables.large_tables import Texts
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.mapping import Worker, map_table

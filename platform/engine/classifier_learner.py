@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mcis.datasets.batches import PairBatch, PairDecoder
-from mcis.datasets.draws import Draw, uniforms
-from mcis.datasets.features import Features, Statistics
-from mcis.datasets.images import Squares
-from mcis.datasets.pairs import PairSampler
-from mcis.datasets.stream import WorkerShard
+from mcis.datasets.images.squares import Squares
+from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.batches import PairBatch, PairDecoder
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.pairs import PairSampler
+from mcis.datasets.tables.backbone_outputs import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit

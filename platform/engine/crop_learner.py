@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mcis.datasets.batches import CropBatch, CropDecoder
-from mcis.datasets.draws import Draw, uniforms
-from mcis.datasets.maps import Shards
-from mcis.datasets.stream import WorkerShard
+from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.batches import CropBatch, CropDecoder
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.tables.shards import Shards
 from mcis.models.augment import Augmentation
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
 from mcis.platform.engine.learner import Schedule, device_images

@@ -13,7 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcis.datasets.errors import UserError, printable
-from mcis.datasets.files import PATIENCE, credentials_refused, holds_credentials, within, without_credentials
+from mcis.datasets.storage.files import (
+    PATIENCE,
+    credentials_refused,
+    holds_credentials,
+    with_timeout,
+    without_credentials,
+)
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -124,7 +130,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
             "see that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
         )
 
-    client = _patiently(lambda: within(PATIENCE, lambda: _client(address)), minutes, refused)
+    client = _patiently(lambda: with_timeout(PATIENCE, lambda: _client(address)), minutes, refused)
     text = shlex.join(command)
     job = _patiently(lambda: _at_work_on(client, run), minutes, refused)
     if job is not None and job.entrypoint != text:
@@ -156,7 +162,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
 
 def _at_work_on(client: "JobSubmissionClient", run: str) -> "JobDetails | None":
     """The job that is at work under a run's place."""
-    jobs = within(PATIENCE, client.list_jobs)
+    jobs = with_timeout(PATIENCE, client.list_jobs)
     return next((job for job in jobs if _is_at_work(job) and (job.metadata or {}).get("run") == run), None)
 
 
@@ -191,7 +197,7 @@ def _followed(client: "JobSubmissionClient", number: str, address: str, minutes:
     shown, tries = 0, 0
     while True:
         shown, whole = asyncio.run(_show_log(client, number, shown))
-        job = _patiently(lambda: within(PATIENCE, lambda: client.get_job_info(number)), minutes, away)
+        job = _patiently(lambda: with_timeout(PATIENCE, lambda: client.get_job_info(number)), minutes, away)
         tries += not _is_at_work(job)
         if tries and (whole or tries == _TRIES):
             return job
@@ -228,8 +234,8 @@ async def _next_part(client: "JobSubmissionClient", number: str, lines: Any, pos
     """
     part = asyncio.ensure_future(anext(lines))
     while not (await asyncio.wait([part], timeout=_SILENCE))[0]:
-        log = await asyncio.to_thread(within, PATIENCE, lambda: client.get_job_logs(number))
-        job = await asyncio.to_thread(within, PATIENCE, lambda: client.get_job_info(number))
+        log = await asyncio.to_thread(with_timeout, PATIENCE, lambda: client.get_job_logs(number))
+        job = await asyncio.to_thread(with_timeout, PATIENCE, lambda: client.get_job_info(number))
         if len(log) > position or not _is_at_work(job):
             raise TimeoutError("the connection has not brought what there is")
     return str(await part)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mcis.datasets.stream import AnyBatch, Decoder, WorkerShard
+from mcis.datasets.sampling.batch_stream import AnyBatch, Decoder, WorkerShard
 from mcis.models.augment import Augmentation, augment
 from mcis.models.backbones import Normalization, to_unit
 from mcis.platform.config.training import Optimizer

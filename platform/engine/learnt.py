@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 from mcis.platform.engine.step_log import STEPS

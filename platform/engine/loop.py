@@ -18,11 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.noted import NotingDecoder, noting
 from mcis.datasets.index import shown
-from mcis.datasets.noted import NotingDecoder, noting
-from mcis.datasets.stream import AnyBatch, DecodeIn, WorkerShard, batches
+from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches
+from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
 from mcis.models.dropout import number_samples
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from mcis.datasets.copies import names_in, remove
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes
 from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back, memory_errors

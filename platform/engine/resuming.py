@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mcis.datasets.copies import in_bucket, is_there, read_file, remove
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import in_bucket, is_there, read_file, remove
 from mcis.platform.networks.checkpoints import load_tensors, save
 from mcis.platform.runs.workspace import write_text
 

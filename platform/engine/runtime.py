@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 from filelock import FileLock, Timeout
 
-from mcis.datasets.copies import PLACE
 from mcis.datasets.errors import UserError
-from mcis.datasets.stream import DecodeIn
+from mcis.datasets.sampling.batch_stream import DecodeIn
+from mcis.datasets.storage.copies import PLACE
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import full_disk

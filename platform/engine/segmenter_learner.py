@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mcis.datasets.batches import CropBatch
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.draws import Draw
+from mcis.datasets.sampling.batches import CropBatch
+from mcis.datasets.sampling.keyed_random import Draw
 from mcis.models.backbones import Backbone
 from mcis.models.losses import pixel_ce
 from mcis.platform.config.training import SegmenterConfig

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mcis.datasets.copies import fetched, in_bucket, is_there
+from mcis.datasets.storage.copies import fetched, in_bucket, is_there
 from mcis.platform.runs.workspace import write_text
 
 STEPS = "steps.jsonl"

@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mcis.datasets.copies import files_below, is_there, remove, uri_of
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import locate
+from mcis.datasets.images.noted import decoded_at_death
 from mcis.datasets.index import shown
-from mcis.datasets.noted import decoded_at_death
-from mcis.datasets.stream import DecodeIn
+from mcis.datasets.sampling.batch_stream import DecodeIn
+from mcis.datasets.storage.copies import files_below, is_there, remove, uri_of
+from mcis.datasets.storage.files import locate
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import DECODING, FIT, FitResult, TrainingJob, train_worker

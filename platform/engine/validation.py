@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from mcis.datasets.features import Features
-from mcis.datasets.images import Squares
-from mcis.datasets.stream import WorkerShard, by_threads
+from mcis.datasets.images.squares import Squares
+from mcis.datasets.sampling.batch_stream import WorkerShard, by_threads
+from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 

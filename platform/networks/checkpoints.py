@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mcis.datasets.copies import read_file
 from mcis.datasets.errors import BadFile, UserError
+from mcis.datasets.storage.copies import read_file
 from mcis.platform.runs.workspace import written_aside
 
 WEIGHTS = "weights.pt"

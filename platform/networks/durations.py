@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.grids import pixels
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
 from mcis.models.affinity_net import affinity_losses
 from mcis.models.backbones import Backbone
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier
 from mcis.models.crf import dense_crf
 from mcis.models.dropout import number_samples
+from mcis.models.grids import pixels
 from mcis.models.localization import score_maps
 from mcis.models.losses import pair_losses, pixel_ce
 from mcis.models.random_walk import random_walk

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import fitted
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import fitted
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.localization import normalize_maps, scale_maps, score_maps
 from mcis.models.pseudo_masks import PseudoMask, from_crf
@@ -19,6 +19,7 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import AffinityNetConfig
 from mcis.platform.networks.build import crf_parameters, load_affinity_net, move_channels_last, normalization_of
+from mcis.platform.runs.output_tables import image_maps
 
 
 class PixelScores(NamedTuple):
@@ -37,7 +38,7 @@ def pixel_scores(row: dict[str, Any], table: Shards, scale: str, max_side: int |
         scale: how activations become scores, `maps.scale`.
         max_side: longest side at which images are read, pixels; None = as they are.
     """
-    maps = table.maps(row["image_id"])
+    maps = image_maps(table, row["image_id"])
     assert maps is not None, f"localize wrote no map for the tagged image {row['image_id']}"
     size = fitted(row["height"], row["width"], max_side)
     return PixelScores(score_maps(torch.from_numpy(maps.maps), maps.grids, scale, *size).numpy(), maps.classes)
@@ -77,7 +78,7 @@ class Walk:
 
         Activations become scores at the network's positions, these walk, and each map is divided by its maximum.
         """
-        maps = table.maps(row["image_id"])
+        maps = image_maps(table, row["image_id"])
         assert maps is not None, f"localize wrote no map for the tagged image {row['image_id']}"
         side = min(self.max_side or self.walk.max_side, self.walk.max_side)
         rgb = read_rgb(row["uri"], max_side=side, content_hash=row["content_hash"])

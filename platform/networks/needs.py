@@ -20,13 +20,13 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor, nn
 
-from mcis.datasets.columns import take
 from mcis.datasets.errors import UserError
-from mcis.datasets.features import features_bytes
-from mcis.datasets.files import MAX_BYTES, stamps
-from mcis.datasets.images import image_bytes
+from mcis.datasets.images.squares import image_bytes
 from mcis.datasets.index import Listing
-from mcis.datasets.maps import SHARD_BYTES
+from mcis.datasets.storage.files import MAX_BYTES, stamps
+from mcis.datasets.tables.backbone_outputs import features_bytes
+from mcis.datasets.tables.large_tables import take
+from mcis.datasets.tables.shards import SHARD_BYTES
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.classifier import MOST_ENTRIES
 from mcis.models.segmenters import STRIP_BYTES

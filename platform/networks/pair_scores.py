@@ -8,8 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.features import Features
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.tables.backbone_outputs import Features
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import load_classifier, move_channels_last

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.copies import place_of
-from mcis.datasets.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import read_picture
+from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
+from mcis.datasets.images.squares import read_picture
+from mcis.datasets.storage.copies import place_of
 from mcis.models.backbones import to_unit
 from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve

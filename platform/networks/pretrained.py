@@ -10,8 +10,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from mcis.datasets.copies import fetched, is_there, place_of, send
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import fetched, is_there, place_of, send
 from mcis.models.backbones import Backbone
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_bytes, pretrained_url
 from mcis.platform.config.sections import Config

@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from mcis.datasets.copies import fetched
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import fetched
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.predictor import Predictor, trained_run

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from mcis.datasets.copies import is_there, place_of
 from mcis.datasets.errors import BadFile, UserError
+from mcis.datasets.storage.copies import is_there, place_of
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig

@@ -7,17 +7,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mcis.datasets.grids import Grid
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import pair_kinds, seen_from_n
 from mcis.models.coattention import positions
+from mcis.models.grids import Grid
 from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.reporting.panels import Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.relations import MapRelations
 
 _SHOWN = 3
@@ -94,7 +95,7 @@ class _Maker:
     def _final_map(self, row: int, tag: int) -> Tensor:
         """The map (H, W) that the stage wrote."""
         image_id = self.rows["image_id"][row].as_py()
-        image = self.maps.maps(image_id)
+        image = image_maps(self.maps, image_id)
         assert image is not None, f"no localization map of the tagged image {image_id}"
         return torch.from_numpy(image.maps[image.classes.tolist().index(tag)])
 

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_labels, fitted, resize_labels
-from mcis.datasets.draws import Draw, uniforms
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels, fitted, resize_labels
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import Comparison
 from mcis.platform.reporting.panels import Panel

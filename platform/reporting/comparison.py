@@ -72,7 +72,7 @@ class ScoreRow(NamedTuple):
         deviation, boundary_deviation: of the seeds, points; None for one seed.
         iou: percent by name of the label, means over the seeds in which it occurs; None where it occurs in none.
         meaning: heading -> text; of several seeds all texts.
-        unlike: why it cannot be compared with the baseline's; None where it can.
+        incomparable: why it cannot be compared with the baseline's; None where it can.
         differing: headings of the meaning under which the baseline has another text.
     """
 
@@ -84,7 +84,7 @@ class ScoreRow(NamedTuple):
     boundary_deviation: float | None
     iou: Mapping[str, float | None]
     meaning: Mapping[str, str]
-    unlike: str | None
+    incomparable: str | None
     differing: frozenset[str]
 
 
@@ -166,7 +166,12 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
     scores = compared_scores(cases, settings)
     comparison = Comparison(cases=cases, keys=differing_keys(cases), scores=scores, settings=settings)
     if not comparison.differences:
-        reasons = [f"{score.title}, {row.case}: {row.unlike}" for score in scores for row in score.rows if row.unlike]
+        reasons = [
+            f"{score.title}, {row.case}: {row.incomparable}"
+            for score in scores
+            for row in score.rows
+            if row.incomparable
+        ]
         raise UserError(
             "no score can be compared: " + "; ".join(reasons),
             "runs scored on the same images",
@@ -196,12 +201,12 @@ def _compared(cases: Sequence[Case], key: str, settings: Settings) -> ComparedSc
     differences: list[Difference] = []
     for case in having:
         _check_whole(case, key)
-        unlike = _unlike(cases[0], case, key, counted) if baseline else f"{cases[0].label} has none"
+        incomparable = _why_incomparable(cases[0], case, key, counted) if baseline else f"{cases[0].label} has none"
         of_runs = [_overlaps(counted[run.name], score) for run, score in zip(case.runs, case.scores(key), strict=True)]
         for run, of_run in zip(case.runs, of_runs, strict=True):
             image_mious[run.name] = _image_mious(counted[run.name].image_ids, of_run["mIoU"])
-        rows.append(_row(case, key, unlike, rows[0] if baseline and rows else None))
-        if unlike is None:
+        rows.append(_row(case, key, incomparable, rows[0] if baseline and rows else None))
+        if incomparable is None:
             stacks[case.label] = {
                 figure: Overlaps(*(np.stack(part) for part in zip(*(of[figure] for of in of_runs), strict=True)))
                 for figure in of_runs[0]
@@ -250,7 +255,7 @@ def _differences(
     return out
 
 
-def _row(case: Case, key: str, unlike: str | None, baseline: ScoreRow | None) -> ScoreRow:
+def _row(case: Case, key: str, incomparable: str | None, baseline: ScoreRow | None) -> ScoreRow:
     scores = case.scores(key)
     meanings = [score.meaning() for score in scores]
     headings = [heading for heading in HEADINGS if any(heading in meaning for meaning in meanings)]
@@ -266,7 +271,7 @@ def _row(case: Case, key: str, unlike: str | None, baseline: ScoreRow | None) ->
         boundary_deviation=stdev(boundary) if len(boundary) > 1 else None,
         iou={name: fmean(values) if values else None for name, values in named.items()},
         meaning=meaning,
-        unlike=unlike,
+        incomparable=incomparable,
         differing=frozenset(h for h in headings if baseline and meaning[h] != baseline.meaning.get(h)),
     )
 
@@ -311,7 +316,7 @@ def _check_whole(case: Case, key: str) -> None:
         )
 
 
-def _unlike(baseline: Case, case: Case, key: str, counted: Mapping[str, ImageCounts]) -> str | None:
+def _why_incomparable(baseline: Case, case: Case, key: str, counted: Mapping[str, ImageCounts]) -> str | None:
     """Why a case's score cannot be compared with the baseline's: other images; None where it can.
 
     Raises:

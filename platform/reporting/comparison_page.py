@@ -102,7 +102,7 @@ def by_range(score: ComparedScore) -> list[str]:
 
 def shown_label(row: ScoreRow) -> str:
     """A case's label, with a mark where its score is of other images than the baseline's."""
-    return f"{row.case} (not comparable)" if row.unlike else row.case
+    return f"{row.case} (not comparable)" if row.incomparable else row.case
 
 
 def _class_view(comparison: Comparison, score: ComparedScore) -> dict[str, Any]:

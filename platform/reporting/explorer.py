@@ -17,13 +17,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.decode import fit_picture, resize_labels
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import ImageMaps, Shards
+from mcis.datasets.images.decode import fit_picture, resize_labels
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
 from mcis.platform.reporting.html import picture_uri, shown
 from mcis.platform.reporting.panels import Panel, Steps, Tile, labels
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import ImageMaps, image_maps
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import MapRelations
 
@@ -99,7 +100,7 @@ def explorer_of_run(
     row_of = {image_id: row for row, image_id in enumerate(rows["image_id"].to_pylist())}
     images = []
     for image_id, panel in with_maps.items():
-        row, maps = row_of[image_id], table.maps(image_id)
+        row, maps = row_of[image_id], image_maps(table, image_id)
         assert maps is not None, f"no localization map of the tagged image {image_id}"
         image = fit_picture(panel.image, SIDE).rgb
         images.append(

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import shown
-from mcis.datasets.maps import Shards
+from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network
 from mcis.platform.reporting.files import labels_table, names_of, table_of, write_all, write_bytes
@@ -20,6 +20,7 @@ from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.reporting.voc_folder import export_masks
 from mcis.platform.reporting.voc_server import export_submission
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.read_index import open_index
 from mcis.platform.runs.workspace import Workspace, read_table, shards_in
 
@@ -77,12 +78,12 @@ def _files_of_classes(classes: Sequence[str]) -> list[str]:
 def _write_maps(
     shards: Shards, row: dict[str, Any], classes: tuple[str, ...], files: Sequence[str], folder: Path
 ) -> int:
-    image_maps = shards.maps(row["image_id"])
-    assert image_maps is not None, f"no localization map of {row['image_id']} in its own table"
-    activations = torch.from_numpy(image_maps.maps)
-    maps = score_maps(activations, image_maps.grids, "maximum", row["height"], row["width"]).numpy()
+    found = image_maps(shards, row["image_id"])
+    assert found is not None, f"no localization map of {row['image_id']} in its own table"
+    activations = torch.from_numpy(found.maps)
+    maps = score_maps(activations, found.grids, "maximum", row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"]))
-    for k, heat in zip(image_maps.classes.tolist(), maps, strict=True):
+    for k, heat in zip(found.classes.tolist(), maps, strict=True):
         name = files[k]
         gray = BytesIO()
         Image.fromarray((heat * 255).round().astype(np.uint8)).save(gray, "PNG")

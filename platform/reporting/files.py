@@ -11,7 +11,7 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import name_below
-from mcis.datasets.threads import in_threads
+from mcis.datasets.storage.threads import in_threads
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import Workspace, written_aside
 

@@ -8,15 +8,16 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_labels, resize_labels
-from mcis.datasets.files import stamps
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.storage.files import stamps
+from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.results import PredictResult
 
@@ -99,7 +100,7 @@ def _maps(
 
     That is so for any `maps.scale`: on a scale that all maps share a faint one would not show.
     """
-    image = table.maps(image_id)
+    image = image_maps(table, image_id)
     if image is None:
         return ()
     maps = score_maps(torch.from_numpy(image.maps), image.grids, "maximum", *shape).numpy()

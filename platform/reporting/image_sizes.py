@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import whole
+from mcis.datasets.tables.large_tables import whole
 from mcis.platform.runs.scores import grouped
 
 _BINS = 48

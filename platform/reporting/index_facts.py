@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import hashes, rows_alike, take, whole
 from mcis.datasets.index import shown
+from mcis.datasets.tables.large_tables import hashes, rows_alike, take, whole
 from mcis.platform.reporting.cooccurrence import count_together
 from mcis.platform.runs.scores import grouped
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import Picture, RejectedImage, encode_labels, resize_labels
-from mcis.datasets.images import read_picture
+from mcis.datasets.images.decode import Picture, RejectedImage, encode_labels, resize_labels
+from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
 from mcis.platform.networks.needs import MOST_SIDE
 from mcis.platform.networks.predictor import Prediction, Predictor

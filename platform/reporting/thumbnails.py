@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from mcis.datasets.decode import MOST_PIXELS, RejectedImage, decode_rgb
-from mcis.datasets.draws import Draw, uniforms
-from mcis.datasets.files import read_bytes
-from mcis.datasets.threads import in_threads
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_rgb
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.threads import in_threads
 from mcis.platform.reporting.html import picture_uri
 from mcis.platform.reporting.index_facts import codes_of, flat_tags
 

@@ -16,10 +16,10 @@ import numpy as np
 from PIL import Image
 
 from mcis.datasets.classes import VOC_CLASSES
-from mcis.datasets.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_shape
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.files import read_bytes
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_shape
 from mcis.datasets.index import shown
+from mcis.datasets.storage.files import read_bytes
 from mcis.platform.reporting.files import names_of, table_of
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.read_index import open_index

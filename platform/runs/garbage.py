@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from filelock import Timeout
 
-from mcis.datasets.copies import in_bucket, is_there, names_in
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
+from mcis.datasets.storage.copies import in_bucket, is_there, names_in
 from mcis.platform.runs.inventory import ended, is_run, studies
 from mcis.platform.runs.record import pointers, read_record
 from mcis.platform.runs.workspace import (

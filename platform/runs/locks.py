@@ -22,8 +22,8 @@ from typing import NamedTuple, NoReturn
 
 from filelock import FileLock, Timeout, lock_descriptor
 
-from mcis.datasets.copies import uri_of
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import uri_of
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, aside_of, disk_errors, host_name
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from mcis.datasets.copies import fetched, in_bucket
 from mcis.datasets.errors import printable
+from mcis.datasets.storage.copies import fetched, in_bucket
 
 
 class _PrintableConsole(Console):

@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import take
-from mcis.datasets.copies import is_there
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.masks import read_truth
 from mcis.datasets.index import INDEX_SCHEMA
-from mcis.datasets.masks import read_truth
-from mcis.datasets.pairs import KINDS, PairSampler
+from mcis.datasets.sampling.pairs import KINDS, PairSampler
+from mcis.datasets.storage.copies import is_there
+from mcis.datasets.tables.large_tables import take
 from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import RunContext

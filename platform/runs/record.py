@@ -15,8 +15,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from mcis.datasets.copies import AGAIN
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import AGAIN
 from mcis.platform.runs.locks import hold_run, now
 from mcis.platform.runs.workspace import RunFolder, Workspace, is_output, read_json, write_json
 

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
-from mcis.datasets.threads import in_threads
+from mcis.datasets.storage.threads import in_threads
 from mcis.platform.runs.workspace import ASIDE, SUMMARY, files_in, read_json, table_rows, write_json
 
 

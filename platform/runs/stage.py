@@ -12,9 +12,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from mcis.datasets.copies import in_bucket, is_there
 from mcis.datasets.index import Listing
-from mcis.platform.config.section import Section
+from mcis.datasets.section import Section
+from mcis.datasets.storage.copies import in_bucket, is_there
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
@@ -64,7 +64,8 @@ class Stage:
         module: does the work.
         needs: stages whose output it reads; those that the run did not reach are left out.
         sections: parts of the configuration that its output depends on.
-        closes: a stage; once that has run, this one runs too, on all that was reached, even where the run ends earlier.
+        runs_once_reached: a stage; once that has run, this one runs too, on all that was reached, even where the run
+            ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         networks: whether networks run in it, so that the class of device is in its key.
         takes_part: whether a run of a configuration has this stage.
@@ -75,7 +76,7 @@ class Stage:
     module: StageModule
     needs: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
-    closes: str | None = None
+    runs_once_reached: str | None = None
     kept: bool = True
     networks: bool = True
     takes_part: Callable[[Config], bool] = _always

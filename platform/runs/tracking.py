@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mcis.datasets.copies import is_there, remove
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import is_there, remove
 from mcis.platform.runs.data_sets import DataSet
 from mcis.platform.runs.logged_models import TrainedModel, log_model
 from mcis.platform.runs.outbox import Outbox

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import SECRET, holds_credentials
+from mcis.datasets.storage.files import SECRET, holds_credentials
 from mcis.platform.runs.workspace import Workspace, full_disk
 
 # Read when MLflow is imported or first used: it is to tell nobody what runs here, nor to ask for git; and a server that

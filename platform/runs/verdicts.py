@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import hashes, in_shards, take
-from mcis.datasets.copies import is_there
 from mcis.datasets.errors import BadFile
-from mcis.datasets.files import stamps_of_column
 from mcis.datasets.index import VERDICT_FIELDS
+from mcis.datasets.storage.copies import is_there
+from mcis.datasets.storage.files import stamps_of_column
+from mcis.datasets.tables.large_tables import hashes, in_shards, take
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import OpenedTable, Workspace, write_batches
 

@@ -37,8 +37,9 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from mcis.datasets.columns import digest, in_shards
-from mcis.datasets.copies import (
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import RULES
+from mcis.datasets.storage.copies import (
     fetch_below,
     fetched,
     files_below,
@@ -51,10 +52,9 @@ from mcis.datasets.copies import (
     send,
     uri_of,
 )
-from mcis.datasets.decode import RULES
-from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, stamps, stamps_of_column, sync
-from mcis.datasets.maps import read_parquet
+from mcis.datasets.storage.files import Stamp, stamps, stamps_of_column, sync
+from mcis.datasets.tables.large_tables import digest, in_shards
+from mcis.datasets.tables.shards import read_parquet
 
 _FOOTER = 2**20
 """Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""

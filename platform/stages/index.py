@@ -14,8 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import digest, give_back, in_shards, take
-from mcis.datasets.copies import remove
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
     INDEX_SCHEMA,
@@ -32,6 +30,8 @@ from mcis.datasets.index import (
     within,
 )
 from mcis.datasets.sources import SOURCES
+from mcis.datasets.storage.copies import remove
+from mcis.datasets.tables.large_tables import digest, give_back, in_shards, take
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
 from mcis.platform.engine.mapping import map_table

@@ -6,16 +6,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from mcis.datasets.decode import Picture, encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.decode import Picture, encode_labels
+from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
-from mcis.datasets.maps import PREDICTIONS_SCHEMA
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import cpus_per_gpu
 from mcis.platform.networks.predictor import Prediction, Predictor
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace

@@ -12,18 +12,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.decode import encode_labels, fitted, resize_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
+from mcis.datasets.images.decode import encode_labels, fitted, resize_labels
+from mcis.datasets.images.masks import read_saliency
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.maps import MASKS_SCHEMA, Shards
-from mcis.datasets.masks import read_saliency
+from mcis.datasets.storage.files import stamps
+from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import PseudoMask, decided_by_maps, from_saliency
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import MASKS_SCHEMA
 from mcis.platform.runs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent

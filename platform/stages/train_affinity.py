@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import torch
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.columns import Texts
-from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.index import Listing
-from mcis.datasets.maps import LABELS_SCHEMA, Shards
+from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.learnt import LossTrend
@@ -25,6 +25,7 @@ from mcis.platform.networks.build import build_affinity_net, build_backbone, fre
 from mcis.platform.networks.masks import mask_by_crf, pixel_scores
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import LABELS_SCHEMA
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, content_digest, read_table

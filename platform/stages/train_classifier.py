@@ -7,13 +7,13 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from mcis.datasets.columns import Texts
-from mcis.datasets.draws import Order, permuted
 from mcis.datasets.errors import UserError
-from mcis.datasets.features import Features, Statistics
-from mcis.datasets.images import Squares, image_bytes
+from mcis.datasets.images.squares import Squares, image_bytes
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.pairs import KINDS, PairSampler
+from mcis.datasets.sampling.keyed_random import Order, permuted
+from mcis.datasets.sampling.pairs import KINDS, PairSampler
+from mcis.datasets.tables.backbone_outputs import Features, Statistics
+from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config

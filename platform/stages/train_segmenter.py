@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from mcis.datasets.columns import Texts
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
-from mcis.datasets.maps import Shards
+from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.segmenter_learner import SegmenterLearner

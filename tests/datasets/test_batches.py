@@ -8,11 +8,11 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mcis.datasets.batches import CropBatch, CropDecoder
-from mcis.datasets.decode import encode_labels
-from mcis.datasets.maps import Shards
-from mcis.datasets.pairs import epoch_rows
-from mcis.datasets.stream import WorkerShard
+from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.batches import CropBatch, CropDecoder
+from mcis.datasets.sampling.pairs import epoch_rows
+from mcis.datasets.tables.shards import Shards
 
 SIZE = 16
 

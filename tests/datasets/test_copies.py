@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from mcis.datasets import copies, files
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.maps import Shards
+from mcis.datasets.storage import copies, files
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.runs.workspace import table_rows, write_table
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.crops import random_crop
+from mcis.datasets.sampling.crops import random_crop
 
 quick = settings(deadline=None, max_examples=60)
 PADDING = [124, 116, 104]

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageFile
 
 from mcis.datasets.classes import palette
-from mcis.datasets.decode import (
+from mcis.datasets.images.decode import (
     FORMATS,
     MAX_PIXELS,
     RejectedImage,
@@ -247,7 +247,7 @@ def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.Monkey
         sizes.append(image.size)
         return np.asarray(image)
 
-    monkeypatch.setattr("mcis.datasets.decode._rgb", watch)
+    monkeypatch.setattr("mcis.datasets.images.decode._rgb", watch)
     decode_rgb(data, max_side=200)
     assert sizes == [(225, 150)]
 

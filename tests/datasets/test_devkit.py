@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from mcis.datasets.classes import IGNORE, palette, read_classes
-from mcis.datasets.decode import decode_labels, decode_rgb, decode_saliency
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_labels, decode_rgb, decode_saliency
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import tenacity
 
-from mcis.datasets import files
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import holds_credentials, insist, is_remote, read_bytes, stamps, without_credentials
+from mcis.datasets.storage import files
+from mcis.datasets.storage.files import holds_credentials, is_remote, read_bytes, retry_io, stamps, without_credentials
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -239,8 +239,8 @@ import io, resource
 import numpy as np
 from PIL import Image
 import tenacity
-from mcis.datasets import files
-from mcis.datasets.decode import decode_rgb
+from mcis.datasets.storage import files
+from mcis.datasets.images.decode import decode_rgb
 from mcis.datasets.errors import UserError
 
 files._AGAIN = files._AGAIN.copy(wait=tenacity.wait_none())
@@ -268,5 +268,5 @@ print(files.read_decoded("a.png", decode_rgb).shape)
 def test_insisting_costs_next_to_nothing_where_nothing_fails() -> None:
     began = time.perf_counter()
     for _ in range(10_000):
-        insist("a", int)
+        retry_io("a", int)
     assert (time.perf_counter() - began) / 10_000 < 20e-6

@@ -18,7 +18,7 @@ import scipy.io
 from PIL import Image
 from typer.testing import CliRunner
 
-from mcis.datasets.decode import MAX_PIXELS, RejectedImage, decode_mask, decode_mat_labels, decode_rgb
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_mask, decode_mat_labels, decode_rgb
 from mcis.datasets.index import LISTING_SCHEMA, REJECTIONS, verify
 from mcis.platform.cli import app
 from mcis.platform.runs.read_index import open_index

@@ -9,9 +9,9 @@ import pytest
 import scipy.io
 from PIL import Image
 
-from mcis.datasets.decode import encode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.masks import Disagreement, compare_tags, read_saliency, read_tags, read_truth, tags_of_mask
+from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.masks import Disagreement, compare_tags, read_saliency, read_tags, read_truth, tags_of_mask
 
 LABELS = np.array([[0, 2, 255], [1, 1, 0]], np.uint8)
 

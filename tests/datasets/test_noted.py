@@ -9,14 +9,14 @@ from pathlib import Path
 
 from PIL import Image
 
-from mcis.datasets import noted as module
-from mcis.datasets.images import read_rgb
-from mcis.datasets.noted import decoded_at_death, noted, noting
+from mcis.datasets.images import noted as module
+from mcis.datasets.images.noted import decoded_at_death, noted, noting
+from mcis.datasets.images.squares import read_rgb
 
 DIES = """
 import os, signal, sys, threading
 from pathlib import Path
-from mcis.datasets.noted import noted, noting
+from mcis.datasets.images.noted import noted, noting
 
 def decode(names):
     with noted(names[0]):

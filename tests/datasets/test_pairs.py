@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Draw, Order, permuted, uniforms
-from mcis.datasets.pairs import (
+from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
+from mcis.datasets.sampling.pairs import (
     SOURCE_SOURCE,
     TARGET_SOURCE,
     TARGET_TARGET,
@@ -20,7 +20,7 @@ from mcis.datasets.pairs import (
     PairSampler,
     epoch_rows,
 )
-from mcis.datasets.relations import related_images
+from mcis.datasets.sampling.related_images import related_images
 from mcis.datasets.tags import Members, Tags
 
 quick = settings(deadline=None, max_examples=60)

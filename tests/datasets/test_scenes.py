@@ -8,7 +8,7 @@ import pytest
 from PIL import Image, ImageFilter
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.decode import decode_square, resize_labels
+from mcis.datasets.images.decode import decode_square, resize_labels
 from mcis.datasets.synthetic.scenes import Scene, body_group, draw_scene
 from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 

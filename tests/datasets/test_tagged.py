@@ -12,10 +12,10 @@ import pyarrow.parquet
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_bytes, stamps
 from mcis.datasets.index import LISTING_SCHEMA
 from mcis.datasets.sources import tagged
 from mcis.datasets.sources.tagged import list_tagged
+from mcis.datasets.storage.files import read_bytes, stamps
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcis.datasets.draws import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.models.bootstrap import (
     bootstrap_differences,
     bootstrap_seed_differences,

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mcis.datasets.grids import Grid, pixels
 from mcis.models.backbones import small
 from mcis.models.coattention import AffinityForm, affinity, coattend, unshared
+from mcis.models.grids import Grid, pixels
 from mcis.models.localization import (
     SCALES,
     affinity_query,

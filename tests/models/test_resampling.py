@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from mcis.datasets.grids import Grid, pixels
+from mcis.models.grids import Grid, pixels
 from mcis.models.layouts import Layout
 from mcis.models.resampling import Grids, Kernel, pixel_grids, resample
 

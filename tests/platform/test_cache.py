@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mcis.datasets.cached import CachedRows
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares, image_bytes, read_rgb
+from mcis.datasets.images.squares import Squares, image_bytes, read_rgb
+from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cache import decoded_cache
 from mcis.platform.runs.context import RunContext

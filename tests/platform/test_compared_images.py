@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from mcis.datasets.decode import decode_labels
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.reporting.compared_images import ComparedImages, choose, compared_images
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare

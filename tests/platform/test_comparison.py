@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mcis.datasets.decode import decode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
 from mcis.platform.reporting.compared_runs import open_cases
@@ -25,7 +25,7 @@ TITLES = ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
 
 @pytest.fixture(scope="module")
 def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of two configurations of unlike error, and runs that cannot be compared with them."""
+    """Three seeds of two configurations of incomparable error, and runs that cannot be compared with them."""
     folder = tmp_path_factory.mktemp("comparison")
     root, data = folder / "workspace", folder / "data"
     for seed in range(3):
@@ -101,7 +101,7 @@ def test_rows_tell_what_scores_mean_and_what_is_not_the_baselines(root: Path) ->
     for score in comparison.scores:
         first, second = score.rows
         of_run: Score = comparison.cases[1].runs[0].scores[score.title]
-        assert (first.unlike, first.differing, first.deviation) == (None, frozenset(), None)
+        assert (first.incomparable, first.differing, first.deviation) == (None, frozenset(), None)
         assert second.meaning == of_run.meaning()
         assert second.differing == {"seed"}
         assert (second.miou, second.boundary_miou, second.iou) == (of_run.miou, of_run.boundary_miou, of_run.iou)
@@ -140,7 +140,7 @@ def test_other_images_are_marked_and_not_compared(root: Path) -> None:
     comparison = compared(root, "a-s0", "fewer", "train", "b-s0")
     assert {d.case for d in comparison.differences} == {"b-s0"}
     for score in comparison.scores:
-        marks = {row.case: row.unlike for row in score.rows}
+        marks = {row.case: row.incomparable for row in score.rows}
         assert marks == {
             "a-s0": None,
             "fewer": "scored on 6 images of val, a-s0 on 8: 2 of a-s0 alone (val6, val7)",
@@ -159,7 +159,7 @@ def test_a_score_that_the_baseline_lacks_is_marked(root: Path, tmp_path: Path) -
     lacking = compared(tmp_path / "workspace", "a-s0", "b-s0")
     last = lacking.scores[-1]
     assert (last.title, last.absent, last.differences) == ("segmentation, with CRF", ["a-s0"], [])
-    assert [row.unlike for row in last.rows] == ["a-s0 has none"]
+    assert [row.incomparable for row in last.rows] == ["a-s0 has none"]
     assert compared(tmp_path / "workspace", "b-s0", "a-s0").scores[-1].absent == ["a-s0"]
     with pytest.raises(UserError, match=r"a-s0 of the case a \(2 seeds\) have no such score"):
         compared(tmp_path / "workspace", "b-s0", "a-s0,a-s1")

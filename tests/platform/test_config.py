@@ -5,6 +5,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from mcis.datasets.section import Section
 from mcis.platform.config.maps import (
     CoAttention,
     CrfConfig,
@@ -12,7 +13,6 @@ from mcis.platform.config.maps import (
     PseudoMasksConfig,
     Released,
 )
-from mcis.platform.config.section import Section
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
 

@@ -11,9 +11,9 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import Tensor
 
-from mcis.datasets.batches import PairBatch
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares, read_rgb
+from mcis.datasets.images.squares import Squares, read_rgb
+from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.classifier import CoAttentionClassifier

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.grids import Grid
-from mcis.datasets.maps import ImageMaps, map_rows
-from mcis.datasets.relations import Relations
+from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.models.counts import Counts, add_counts, map_counts
+from mcis.models.grids import Grid
 from mcis.models.localization import SCALES, score_maps
 from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
@@ -35,6 +34,7 @@ from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.counts import read_counts
+from mcis.platform.runs.output_tables import ImageMaps, map_rows
 from mcis.platform.runs.relations import MapRelations, relations_of_run
 from mcis.platform.runs.scores import CURVES, Curve, Score
 from mcis.platform.runs.workspace import RunFolder, Workspace, read_json

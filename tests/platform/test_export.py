@@ -20,16 +20,16 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mcis.datasets.classes import VOC_CLASSES
-from mcis.datasets.decode import decode_labels, encode_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
-from mcis.datasets.maps import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting import files
 from mcis.platform.reporting.export import _files_of_classes, export
 from mcis.platform.reporting.files import names_of
 from mcis.platform.reporting.voc_server import submission_problems
+from mcis.platform.runs.output_tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
 from mcis.platform.runs.workspace import Workspace, write_table
 

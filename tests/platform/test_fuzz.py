@@ -195,8 +195,8 @@ def pictures(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     """Images through the index, masks and saliency maps as stages read them."""
     import pyarrow as pa
 
+    from mcis.datasets.images.masks import read_saliency, read_truth
     from mcis.datasets.index import LISTING_SCHEMA, REJECTIONS, verify
-    from mcis.datasets.masks import read_saliency, read_truth
 
     of_images = images_module()
 

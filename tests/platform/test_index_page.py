@@ -17,7 +17,7 @@ from PIL import Image
 from rich.console import Console
 
 from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, verify
-from mcis.datasets.pairs import PairSampler
+from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tags import Tags

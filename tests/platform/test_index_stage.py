@@ -61,7 +61,7 @@ def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
         def __call__(self, rows: pa.Table) -> pa.Table:
             import tenacity
 
-            from mcis.datasets import files
+            from mcis.datasets.storage import files
 
             files._AGAIN = files._AGAIN.copy(wait=tenacity.wait_none())
             return super().__call__(rows)

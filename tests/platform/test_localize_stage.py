@@ -14,14 +14,14 @@ import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.grids import Grid
-from mcis.datasets.images import read_rgb
-from mcis.datasets.maps import Shards
-from mcis.datasets.relations import Relations
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.coattention import affinity, coattend, unshared
+from mcis.models.grids import Grid
 from mcis.models.localization import embed, scale_maps
 from mcis.models.resampling import Grids, resample
 from mcis.platform import pipeline
@@ -31,6 +31,7 @@ from mcis.platform.engine.mapping import MapResult, shards_of
 from mcis.platform.networks.build import build_classifier, load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import Workspace, read_table, write_table
@@ -222,7 +223,7 @@ def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
     """The stage's maps in the order of the index, after a check that every tag of every image has one."""
     shards, out = Shards(folder / "maps"), []
     for row in split_rows(context, "train", tagged=True).to_pylist():
-        of_image = shards.maps(row["image_id"])
+        of_image = image_maps(shards, row["image_id"])
         assert of_image is not None
         assert of_image.classes.tolist() == row["tags"]
         out += list(torch.from_numpy(of_image.maps))

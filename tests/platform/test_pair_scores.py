@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from mcis.datasets.cached import cache_table
-from mcis.datasets.features import COLUMN, Features
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.tables.backbone_outputs import COLUMN, Features
+from mcis.datasets.tables.memory_mapped import cache_table
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mcis.datasets.decode import decode_labels
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_labels
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor, trained_run
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mcis.datasets.decode import decode_labels
-from mcis.datasets.features import Features
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.shards import Shards
 from mcis.models.pretrained import bundled_file, load_pretrained
 from mcis.models.timm_backbones import timm_backbone
 from mcis.platform import pipeline
@@ -17,6 +17,7 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.relations import VECTORS, read_vectors
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_table
@@ -78,7 +79,7 @@ def test_training_on_kept_features_is_training_on_the_images(
             torch.testing.assert_close(got[name], value, atol=2e-3, rtol=2e-2, msg=name)
     maps, others = (Shards(run.context.inputs["localize"] / "maps") for run in (kept, afresh))
     for image_id in read_table(kept.context.inputs["localize"] / "maps")["image_id"].unique().to_pylist():
-        a, b = maps.maps(image_id), others.maps(image_id)
+        a, b = image_maps(maps, image_id), image_maps(others, image_id)
         assert a is not None
         assert b is not None
         np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))

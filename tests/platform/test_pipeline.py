@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from mcis.datasets.decode import decode_labels
 from mcis.datasets.errors import UserError
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
@@ -25,6 +25,7 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.listing import listing
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.record import pointers
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.version import git_commit
@@ -133,7 +134,7 @@ def test_there_is_a_map_for_each_tag_of_each_training_image(first: pipeline.RunR
     for name in ("single", "maps"):
         shards = Shards(first.context.inputs["localize"] / name)
         for row in index:
-            found = shards.maps(row["image_id"])
+            found = image_maps(shards, row["image_id"])
             if row["split"] == "val":
                 assert found is None
                 continue
@@ -151,7 +152,9 @@ def test_maps_masks_and_predictions_are_exported(
     said = [export(workspace, "first", what, tmp_path / what) for what in ("maps", "masks", "predictions")]
     tags = sum(len(r["tags"]) for r in rows.values() if r["split"] == "train")
     assert [text.split(" ")[0] for text in said] == [str(tags), "24", "6"]
-    for image_id, found in ((i, Shards(inputs["localize"] / "maps").maps(i)) for i in ("train_000000", "train_000023")):
+    for image_id, found in (
+        (i, image_maps(Shards(inputs["localize"] / "maps"), i)) for i in ("train_000000", "train_000023")
+    ):
         assert found is not None
         row = rows[image_id]
         for k in found.classes:

@@ -18,10 +18,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from mcis.datasets.decode import Picture, decode_labels, fit_picture
 from mcis.datasets.errors import UserError
-from mcis.datasets.grids import pixels
+from mcis.datasets.images.decode import Picture, decode_labels, fit_picture
 from mcis.models.crf import CrfParameters
+from mcis.models.grids import pixels
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import predictor
 from mcis.platform.networks.refiner import Refiner

@@ -8,7 +8,7 @@ import torch
 import typer
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import read_rgb
+from mcis.datasets.images.squares import read_rgb
 from mcis.models import timm_backbones
 from mcis.models.backbones import small
 from mcis.models.pretrained import BUNDLED, bundled_file

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mcis.datasets import columns
 from mcis.datasets.index import INDEX_SCHEMA
+from mcis.datasets.tables import large_tables
 from mcis.platform.runs.read_index import of_split, rows_of_split
 from mcis.platform.runs.workspace import OpenedTable, write_batches
 
@@ -17,7 +17,7 @@ ROWS = 23
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index of 23 images in groups of 4 rows."""
-    monkeypatch.setattr(columns.in_shards, "__defaults__", (4,))
+    monkeypatch.setattr(large_tables.in_shards, "__defaults__", (4,))
     rows = [
         {
             "image_id": f"i{n}",

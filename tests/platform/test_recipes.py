@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcis.datasets.batches import PairBatch
-from mcis.datasets.images import Squares
+from mcis.datasets.images.squares import Squares
+from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.classifier import BatchScores, CoAttentionClassifier

@@ -22,9 +22,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_labels
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tables.shards import Shards
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.workspace import read_table
 
 NODES = """
@@ -174,7 +175,7 @@ def differences(one: Path, other: Path) -> dict[str, float]:
         found[stage] = max(float((states[0][key] - states[1][key]).abs().max()) for key in states[0])
     index = read_table(output(one, "index") / "index.parquet", ["image_id"])["image_id"].to_pylist()
     shards = [Shards(output(w, "localize") / "maps") for w in (one, other)]
-    maps = [(a.maps(i), b.maps(i)) for a, b in [shards] for i in index]
+    maps = [(image_maps(a, i), image_maps(b, i)) for a, b in [shards] for i in index]
     pairs = [(a.maps, b.maps) for a, b in maps if a is not None and b is not None]
     assert len(pairs) == 24
     found["maps"] = max(float(np.abs(a - b).max()) for a, b in pairs)

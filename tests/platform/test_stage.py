@@ -14,8 +14,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from mcis.datasets.copies import AGAIN
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import AGAIN
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.garbage import plan_removal

@@ -21,15 +21,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mcis.datasets.batches import PairBatch, PairDecoder
-from mcis.datasets.decode import decode_square, encode_labels
-from mcis.datasets.draws import Draw, generator_seeds
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares, read_rgb
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_square, encode_labels
+from mcis.datasets.images.squares import Squares, read_rgb
+from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.batches import PairBatch, PairDecoder
+from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
 from mcis.datasets.sources.voc import list_voc
-from mcis.datasets.stream import WorkerShard
 from mcis.datasets.synthetic.devkit import draw
+from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
@@ -579,7 +579,7 @@ class OfPoison:
         return self.decoder.row_bytes
 
     def __call__(self, steps: np.ndarray) -> PairBatch:
-        from mcis.datasets import images
+        from mcis.datasets.images import squares as images
 
         decode, deadly, poison = decode_square, self.content.read_bytes(), self.poison
 

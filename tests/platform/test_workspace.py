@@ -17,10 +17,10 @@ import pytest
 import torch
 from filelock import FileLock, Timeout
 
-from mcis.datasets.cached import CachedRows, cache_table
-from mcis.datasets.copies import files_below
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.maps import Shards
+from mcis.datasets.storage.copies import files_below
+from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
+from mcis.datasets.tables.shards import Shards
 from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights, save, save_weights
 from mcis.platform.runs.results import flaw

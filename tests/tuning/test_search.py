@@ -8,8 +8,8 @@ import pyarrow.fs as pafs
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from mcis.datasets import copies
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage import copies
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
 from mcis.datasets.index import Listing, shown
+from mcis.datasets.storage.files import stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mcis.datasets.decode import decode_labels
-from mcis.datasets.maps import Shards
+from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.decode import decode_labels, resize_labels
-from mcis.datasets.draws import Draw, uniforms
-from mcis.datasets.maps import Shards
-from mcis.datasets.masks import read_saliency
+from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.masks import read_saliency
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS, Counts, map_counts
 from mcis.models.localization import score_maps
 from mcis.models.metrics import best_tag_mask, iou, mean, random_tag_mask, sweep
@@ -32,6 +32,7 @@ from mcis.platform.runs.counts import (
     CountsTable,
     sum_counts,
 )
+from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.read_index import truth_of_row
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import Curve, Score
@@ -71,7 +72,7 @@ class ScoreTrain:
         return out.table()
 
     def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
-        image = table.maps(image_id)
+        image = image_maps(table, image_id)
         assert image is not None, f"no localization map of the tagged image {image_id}"
         maps = score_maps(torch.from_numpy(image.maps), image.grids, self.scale, *truth.shape).numpy()
         return map_counts(truth, maps, image.classes, self.classes, self.bins)

@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import digest
-from mcis.datasets.copies import copy_folder, is_there, names_in, remove
 from mcis.datasets.errors import UserError
-from mcis.datasets.features import Features
 from mcis.datasets.index import Listing
-from mcis.datasets.maps import Shards
-from mcis.datasets.relations import Relations
+from mcis.datasets.sampling.related_images import Relations
+from mcis.datasets.storage.copies import copy_folder, is_there, names_in, remove
+from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.large_tables import digest
+from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache

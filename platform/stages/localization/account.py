@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.relations import Relations
+from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.stages.localization.rounds import Plan

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.copies import names_in, read_file
+from mcis.datasets.storage.copies import names_in, read_file
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.runs.workspace import written_aside

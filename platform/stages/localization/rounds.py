@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.relations import Relations, feature_rounds
+from mcis.datasets.sampling.related_images import Relations, feature_rounds
 from mcis.platform.config.maps import LocalizeConfig
 
 _GIB = 2**30

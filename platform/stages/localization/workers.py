@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.features import Features
-from mcis.datasets.images import read_squares
+from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
-from mcis.datasets.maps import Shards, map_rows
+from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier, move_channels_last
+from mcis.platform.runs.output_tables import map_rows
 from mcis.platform.stages.localization.features import FeatureFiles, write_features, write_runs
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.decode import resize_labels
+from mcis.datasets.images.decode import resize_labels
 
 CROP_DRAWS = 4
 """Random numbers that a crop takes: scale, mirror, top, left."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.threads import in_threads
+from mcis.datasets.storage.threads import in_threads
 
 DecodeIn = Literal["threads", "tasks"]
 """Where images are decoded: threads of the training worker, or Ray Data tasks."""

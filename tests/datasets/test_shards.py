@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from mcis.datasets.decode import decode_labels, encode_labels
-from mcis.datasets.grids import Grid
-from mcis.datasets.maps import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, Shards, keep_shards, map_rows
+from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.tables.shards import Shards, keep_shards
+from mcis.models.grids import Grid
+from mcis.platform.runs.output_tables import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, image_maps, map_rows
 
 quick = settings(deadline=None, max_examples=40)
 
@@ -71,7 +72,7 @@ def test_an_images_maps_are_found_in_their_shard(shards: Shards) -> None:
     }
     assert list(shards) == list(expected)
     for image_id, (classes, maps) in expected.items():
-        of_image = shards.maps(image_id)
+        of_image = image_maps(shards, image_id)
         assert of_image is not None
         assert of_image.classes.tolist() == classes
         assert of_image.maps.dtype == np.float32
@@ -80,15 +81,16 @@ def test_an_images_maps_are_found_in_their_shard(shards: Shards) -> None:
 
 def test_an_image_without_rows_has_none(shards: Shards) -> None:
     assert shards.rows("e") is None
-    assert shards.maps("e") is None
+    assert image_maps(shards, "e") is None
 
 
 def test_shards_travel_by_pickle(shards: Shards) -> None:
-    shards.maps("a")
+    image_maps(shards, "a")
     data = pickle.dumps(shards)
     assert len(data) < 2000, "the rows stay where they are"
-    unpickled, original = pickle.loads(data).maps("c"), shards.maps("c")
+    unpickled, original = image_maps(pickle.loads(data), "c"), image_maps(shards, "c")
     assert original is not None
+    assert unpickled is not None
     np.testing.assert_array_equal(unpickled.maps, original.maps)
 
 
@@ -151,7 +153,7 @@ def test_a_table_larger_than_the_bound_is_read_all_the_same(
     """The bound holds two shards, of which the one read last stays, or not even one."""
     shards = Shards(forty, ["mask"])
     shard_bytes = pq.read_table(forty / "part-00000000-00000005.parquet", columns=["image_id", "mask"]).nbytes
-    monkeypatch.setattr("mcis.datasets.maps._read_kept", keep_shards(int(kept * shard_bytes)))
+    monkeypatch.setattr("mcis.datasets.tables.shards._read_kept", keep_shards(int(kept * shard_bytes)))
     reads = Reads(monkeypatch)
     for image_id in ("i0", "i5", "i1", "i10", "i0", "i5", "i10", "i2"):
         assert mask_number(shards, image_id) == int(image_id[1:])

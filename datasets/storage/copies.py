@@ -23,21 +23,21 @@ from typing import TypeVar
 import pyarrow.fs as pafs
 
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.files import (
+from mcis.datasets.storage.files import (
     PATIENCE,
     SLOWEST,
     Stamp,
     access_refused,
     holds_credentials,
-    insist,
     is_remote,
     locate,
     may_pass,
     parser_errors,
     remote_errors,
+    retry_io,
     stamps,
     sync,
-    within,
+    with_timeout,
 )
 
 PLACE = "MCIS_COPIES"
@@ -137,12 +137,12 @@ def fetched(path: Path) -> Path:
         path.unlink(missing_ok=True)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri)
     if stamps([str(path)]) != [there]:
-        insist(uri, functools.partial(_download, uri, path, there))
+        retry_io(uri, functools.partial(_download, uri, path, there))
     return path
 
 
 def read_file(path: Path, read: Callable[[Path], _T], expected: str, remedy: str = AGAIN, *, fetch: bool = True) -> _T:
-    """What `read` makes of a file, once it is the bucket's; faults that pass are met with `insist`.
+    """What `read` makes of a file, once it is the bucket's; faults that pass are met with `retry_io`.
 
     Args:
         expected, remedy: what the file should be, and what to do where it is not.
@@ -161,7 +161,7 @@ def read_file(path: Path, read: Callable[[Path], _T], expected: str, remedy: str
     try:
         if fetch:
             fetched(path)
-        return insist(str(path), act)
+        return retry_io(str(path), act)
     except FileNotFoundError:
         raise
     except PermissionError as error:
@@ -186,7 +186,7 @@ def send(file: Path, path: Path) -> None:
     """
     if uri := uri_of(path):
         try:
-            insist(uri, functools.partial(_upload, file, uri))
+            retry_io(uri, functools.partial(_upload, file, uri))
         except PermissionError as error:
             raise UserError(
                 f"{uri} cannot be written ({str(error)[:300]})",
@@ -205,10 +205,10 @@ def files_below(folder: Path) -> dict[str, Stamp]:
     """Each file below a folder, by its path from there; what is renamed or removed meanwhile is left out."""
     uri = uri_of(folder)
     if uri is None:
-        files = insist(str(folder), functools.partial(_walked, folder))
+        files = retry_io(str(folder), functools.partial(_walked, folder))
         return {os.path.relpath(f, folder): at for f, at in zip(files, stamps(files), strict=True) if at}
     system, place = locate(uri)
-    infos = insist(uri, functools.partial(_listed, system, place, recursive=True))
+    infos = retry_io(uri, functools.partial(_listed, system, place, recursive=True))
     files_there = (info for info in infos if info.type == pafs.FileType.File)
     return {
         os.path.relpath(info.path, place): Stamp(info.size or 0, info.mtime_ns or 0)
@@ -221,9 +221,9 @@ def names_in(folder: Path) -> list[str]:
     """Names of what lies in a folder, in order; none of an absent one."""
     uri = uri_of(folder)
     if uri is None:
-        return insist(str(folder), functools.partial(_names, folder))
+        return retry_io(str(folder), functools.partial(_names, folder))
     system, place = locate(uri)
-    return sorted(info.base_name for info in insist(uri, functools.partial(_listed, system, place, recursive=False)))
+    return sorted(info.base_name for info in retry_io(uri, functools.partial(_listed, system, place, recursive=False)))
 
 
 def _walked(folder: Path) -> list[str]:
@@ -247,7 +247,7 @@ def remove(path: Path) -> None:
     """Removes a file or a folder with all that is in it, and its copy; nothing where there is none."""
     if uri := uri_of(path):
         system, place = locate(uri)
-        insist(uri, functools.partial(_delete, system, place))
+        retry_io(uri, functools.partial(_delete, system, place))
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -265,11 +265,11 @@ def copy_folder(folder: Path, copy: Path) -> None:
 
     def copied(name: str, size: int) -> None:
         with remote_errors():
-            within(PATIENCE + size / SLOWEST, lambda: system.copy_file(f"{place}/{name}", f"{there}/{name}"))
+            with_timeout(PATIENCE + size / SLOWEST, lambda: system.copy_file(f"{place}/{name}", f"{there}/{name}"))
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
         files = files_below(folder).items()
-        list(pool.map(lambda file: insist(f"{uri}/{file[0]}", lambda: copied(file[0], file[1].size)), files))
+        list(pool.map(lambda file: retry_io(f"{uri}/{file[0]}", lambda: copied(file[0], file[1].size)), files))
 
 
 def _copy_durably(file: str, copy: str) -> None:
@@ -302,7 +302,7 @@ def read_end(path: Path, most: int) -> bytes:
     """
     uri = uri_of(path)
     if uri is not None:
-        return insist(uri, functools.partial(_read_remote_end, uri, most))
+        return retry_io(uri, functools.partial(_read_remote_end, uri, most))
     with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - most))
         return file.read()
@@ -317,23 +317,23 @@ def _read_remote_end(uri: str, most: int) -> bytes:
             return bytes(file.read())
 
     with remote_errors():
-        return within(PATIENCE + most / SLOWEST, read)
+        return with_timeout(PATIENCE + most / SLOWEST, read)
 
 
 def _listed(system: pafs.FileSystem, place: str, *, recursive: bool) -> list[pafs.FileInfo]:
     selector = pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
     with remote_errors():
-        infos: list[pafs.FileInfo] = within(_MANY, functools.partial(system.get_file_info, selector))
+        infos: list[pafs.FileInfo] = with_timeout(_MANY, functools.partial(system.get_file_info, selector))
         return infos
 
 
 def _delete(system: pafs.FileSystem, place: str) -> None:
     with remote_errors():
-        kind = within(PATIENCE, functools.partial(system.get_file_info, place)).type
+        kind = with_timeout(PATIENCE, functools.partial(system.get_file_info, place)).type
         if kind == pafs.FileType.File:
-            within(PATIENCE, functools.partial(system.delete_file, place))
+            with_timeout(PATIENCE, functools.partial(system.delete_file, place))
         elif kind == pafs.FileType.Directory:
-            within(_MANY, functools.partial(system.delete_dir, place))
+            with_timeout(_MANY, functools.partial(system.delete_dir, place))
 
 
 def _download(uri: str, path: Path, there: Stamp) -> None:
@@ -342,7 +342,7 @@ def _download(uri: str, path: Path, there: Stamp) -> None:
     system, place = locate(uri)
     try:
         with remote_errors():
-            size = within(PATIENCE + there.size / SLOWEST, functools.partial(_copy_to, system, place, aside))
+            size = with_timeout(PATIENCE + there.size / SLOWEST, functools.partial(_copy_to, system, place, aside))
         if size != there.size:  # another one has taken its place meanwhile, or the connection broke
             raise OSError(errno.EIO, f"{size} of {there.size} bytes came")
         os.utime(aside, ns=(there.changed, there.changed))
@@ -363,8 +363,8 @@ def _upload(path: Path, uri: str) -> None:
     system, place = locate(uri)
     size = path.stat().st_size
     with remote_errors():
-        within(PATIENCE + size / SLOWEST, functools.partial(_copy_from, path, system, place))
-        info = within(PATIENCE, functools.partial(system.get_file_info, place))
+        with_timeout(PATIENCE + size / SLOWEST, functools.partial(_copy_from, path, system, place))
+        info = with_timeout(PATIENCE, functools.partial(system.get_file_info, place))
     if info.size != size:
         raise OSError(errno.EIO, f"{info.size} of {size} bytes arrived")
     os.utime(path, ns=(info.mtime_ns, info.mtime_ns))

@@ -27,9 +27,9 @@ import pyarrow.fs as pafs
 import tenacity
 from numpy.typing import NDArray
 
-from mcis.datasets.columns import pieces
 from mcis.datasets.errors import UserError
-from mcis.datasets.threads import in_threads
+from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.tables.large_tables import pieces
 
 MAX_BYTES = 2**28
 """Largest file that is read, 256 MiB: a larger picture is no training image."""
@@ -108,7 +108,7 @@ def _parts(uri: str) -> tuple[str, str, str, str, str]:
     return scheme, user, host, slash + path, query
 
 
-def insist(uri: str, act: Callable[[], _T]) -> _T:
+def retry_io(uri: str, act: Callable[[], _T]) -> _T:
     """What `act` returns, which reads or decodes a file; a fault that may pass is met with further tries (`_AGAIN`).
 
     Raises:
@@ -125,7 +125,7 @@ def insist(uri: str, act: Callable[[], _T]) -> _T:
     except (OSError, MemoryError) as error:
         if not may_pass(error):
             raise
-        what = "not enough memory" if isinstance(error, MemoryError) else told(error)
+        what = "not enough memory" if isinstance(error, MemoryError) else error_text(error)
         raise UserError(
             f"{without_credentials(uri)} could not be read, however often that was tried: {what}",
             "a file system that answers, and memory for the file",
@@ -151,13 +151,13 @@ _AGAIN = tenacity.Retrying(
 so that many processes do not ask again all at once. In each of them pyarrow's S3 client tries 31 times in 6 seconds."""
 
 
-def told(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """What an error of a file system says."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
-    """The content of one file, read with `insist`.
+    """The content of one file, read with `retry_io`.
 
     Raises:
         UserError: its file system does not answer, or memory is short, for half a minute.
@@ -165,7 +165,7 @@ def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
         OSError: it is absent, no plain file or larger than `most` bytes.
         ValueError: it is no path or URI at all, or no file system knows its scheme.
     """
-    data = insist(uri, functools.partial(_read, uri, most + 1))
+    data = retry_io(uri, functools.partial(_read, uri, most + 1))
     if len(data) > most:
         raise OSError(errno.EFBIG, f"more than {most} bytes")
     return data
@@ -187,7 +187,7 @@ def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES)
             with parser_errors():
                 return read(file)
 
-    return insist(uri, opened)
+    return retry_io(uri, opened)
 
 
 @contextlib.contextmanager
@@ -202,12 +202,12 @@ def parser_errors() -> Iterator[None]:
 
 
 def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
-    """What a decoder makes of a file; both reading and a decoder's lack of memory are met with `insist`.
+    """What a decoder makes of a file; both reading and a decoder's lack of memory are met with `retry_io`.
 
     Raises:
         UserError, OSError, ValueError: as `read_bytes` does, and what `decode` raises.
     """
-    return insist(uri, functools.partial(decode, read_bytes(uri)))
+    return retry_io(uri, functools.partial(decode, read_bytes(uri)))
 
 
 def _read(uri: str, most: int) -> bytes:
@@ -217,9 +217,9 @@ def _read(uri: str, most: int) -> bytes:
             return file.read(min(most, size + 1))  # Python reserves as many bytes as it is asked for
     with remote_errors():
         system, path = locate(uri)
-        remote = within(PATIENCE, functools.partial(system.open_input_file, path))
+        remote = with_timeout(PATIENCE, functools.partial(system.open_input_file, path))
         size = min(remote.size(), most)
-        return within(PATIENCE + size / SLOWEST, functools.partial(_read_all, remote, size))
+        return with_timeout(PATIENCE + size / SLOWEST, functools.partial(_read_all, remote, size))
 
 
 def _read_all(file: pa.NativeFile, size: int) -> bytes:
@@ -227,7 +227,7 @@ def _read_all(file: pa.NativeFile, size: int) -> bytes:
         return bytes(file.read(size))
 
 
-def within(seconds: float, act: Callable[[], _T]) -> _T:
+def with_timeout(seconds: float, act: Callable[[], _T]) -> _T:
     """What `act` returns, which waits for a remote file system.
 
     pyarrow's S3 client gives up where nothing at all arrives for 3 seconds, 31 times, and never where a byte a second
@@ -291,7 +291,7 @@ def remote_errors() -> Iterator[None]:
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """The stamp of each file, None for a file that does not exist, asked for with `insist`.
+    """The stamp of each file, None for a file that does not exist, asked for with `retry_io`.
 
     Many are asked for at a time where a question waits for the disk or the network.
 
@@ -358,7 +358,7 @@ def _stamps(uris: Sequence[str]) -> NDArray[np.int64]:
 def _stamp(uri: str, path: Path | None = None) -> Stamp | None:
     """The stamp of a file of this machine, at a path, or of another file system."""
     try:
-        return insist(uri, functools.partial(_local_stamp, path) if path else functools.partial(_remote_stamp, uri))
+        return retry_io(uri, functools.partial(_local_stamp, path) if path else functools.partial(_remote_stamp, uri))
     except PermissionError as error:
         raise access_refused(uri, error) from None
     except (OSError, ValueError):  # ValueError: no path, as it holds a null byte, or no such URI; reading it says which
@@ -368,7 +368,7 @@ def _stamp(uri: str, path: Path | None = None) -> Stamp | None:
 def access_refused(uri: str, error: PermissionError) -> UserError:
     """The error that says whose file its owner has to open to the user."""
     return UserError(
-        f"access to {without_credentials(uri)} is refused: {told(error)}",
+        f"access to {without_credentials(uri)} is refused: {error_text(error)}",
         "a file that may be read",
         "correct its permissions or your credentials, or leave the file out, and repeat the command",
     )
@@ -389,7 +389,7 @@ def _local_stamp(path: Path) -> Stamp:
 def _remote_stamp(uri: str) -> Stamp | None:
     with remote_errors():
         system, path = locate(uri)
-        info = within(PATIENCE, functools.partial(system.get_file_info, path))
+        info = with_timeout(PATIENCE, functools.partial(system.get_file_info, path))
     return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
@@ -410,5 +410,5 @@ def _system(root: str) -> tuple[pafs.FileSystem, str]:
     try:
         system, path = pafs.FileSystem.from_uri(root)
     except (ValueError, NotImplementedError) as error:
-        raise ValueError(f"{without_credentials(root)}: no such file system ({told(error)})") from None
+        raise ValueError(f"{without_credentials(root)}: no such file system ({error_text(error)})") from None
     return system, path

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.cached import CachedRows, cache_table
-from mcis.datasets.decode import (
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import (
     MAX_PIXELS,
     MOST_PIXELS,
     Picture,
@@ -23,9 +23,9 @@ from mcis.datasets.decode import (
     decode_rgb,
     decode_square,
 )
-from mcis.datasets.errors import UserError
-from mcis.datasets.files import read_decoded, told
-from mcis.datasets.noted import noted
+from mcis.datasets.images.noted import noted
+from mcis.datasets.storage.files import error_text, read_decoded
+from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
 _COLUMN = "pixels"
 
@@ -104,7 +104,7 @@ def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, m
     except RejectedImage:
         raise
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        raise RejectedImage(f"cannot be read: {told(error)}") from None
+        raise RejectedImage(f"cannot be read: {error_text(error)}") from None
 
 
 def image_bytes(size: int) -> int:

@@ -16,7 +16,7 @@ from typing import Generic
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.stream import AnyBatch, Decoder
+from mcis.datasets.sampling.batch_stream import AnyBatch, Decoder
 
 _SLOT = 4096
 """Bytes for the name of an image; the end of a longer one is left out."""

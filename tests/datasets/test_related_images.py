@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.neighbors import rounded
-from mcis.datasets.relations import Relations, class_rounds, draw, feature_rounds, wrong_class_images
+from mcis.datasets.sampling.nearest_images import rounded
+from mcis.datasets.sampling.related_images import Relations, class_rounds, draw, feature_rounds, wrong_class_images
 from mcis.datasets.tags import Tags
 
 quick = settings(deadline=None, max_examples=60)

@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Draw, uniforms
-from mcis.datasets.neighbors import RelatedFrom, nearest_images
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.nearest_images import RelatedFrom, nearest_images
 from mcis.datasets.tags import Members, Tags
 
 RelatedBy = Literal["class", "nearest", "itself", "wrong_class"]

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Draw, Order, generator_seeds, permuted, uniforms
+from mcis.datasets.sampling.keyed_random import Draw, Order, generator_seeds, permuted, uniforms
 
 quick = settings(deadline=None, max_examples=60)
 small = st.integers(0, 2**40)

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.cached import CachedRows
 from mcis.datasets.errors import UserError
+from mcis.datasets.tables.memory_mapped import CachedRows
 
 COLUMN = "features"
 

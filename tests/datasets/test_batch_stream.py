@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.batches import PairBatch, PairDecoder
-from mcis.datasets.decode import decode_square
 from mcis.datasets.errors import UserError
-from mcis.datasets.images import Squares
-from mcis.datasets.pairs import PairSampler
+from mcis.datasets.images.decode import decode_square
+from mcis.datasets.images.squares import Squares
+from mcis.datasets.sampling.batch_stream import Batch, DecodeIn, WorkerShard, batches, by_tasks, by_threads
+from mcis.datasets.sampling.batches import PairBatch, PairDecoder
+from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.sources.voc import list_voc
-from mcis.datasets.stream import Batch, DecodeIn, WorkerShard, batches, by_tasks, by_threads
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 
@@ -239,7 +239,7 @@ LARGE = """
 import sys
 import numpy as np
 from ray._private.internal_api import memory_summary
-from mcis.datasets.stream import WorkerShard, by_tasks
+from mcis.datasets.sampling.batch_stream import WorkerShard, by_tasks
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
 sys.path.insert(0, sys.argv[1])

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.draws import Draw, Order, permuted, uniforms
+from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
 from mcis.datasets.tags import Members, Numbers, Tags, number_type
 
 TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2

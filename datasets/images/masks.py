@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
-from mcis.datasets.decode import MOST_PIXELS, decode_mask, decode_saliency
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import Stamp, read_decoded, stamps, told
+from mcis.datasets.images.decode import MOST_PIXELS, decode_mask, decode_saliency
+from mcis.datasets.storage.files import Stamp, error_text, read_decoded, stamps
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
 
@@ -103,7 +103,7 @@ def _read(what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expecte
         return read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
     except OSError as error:
         raise UserError(
-            f"no {what} {uri} ({told(error)})", expected, "add it, or do without the folder or column"
+            f"no {what} {uri} ({error_text(error)})", expected, "add it, or do without the folder or column"
         ) from None
     except ValueError as error:  # RejectedImage is one
         raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.crops import CROP_DRAWS, random_crop
-from mcis.datasets.decode import decode_labels
-from mcis.datasets.draws import FLIP_DRAW, Draw, uniforms
-from mcis.datasets.features import Features
-from mcis.datasets.images import Squares, read_rgb
-from mcis.datasets.maps import Shards
-from mcis.datasets.pairs import PairRows, PairSampler, epoch_rows
-from mcis.datasets.stream import Batch, WorkerShard
+from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.squares import Squares, read_rgb
+from mcis.datasets.sampling.batch_stream import Batch, WorkerShard
+from mcis.datasets.sampling.crops import CROP_DRAWS, random_crop
+from mcis.datasets.sampling.keyed_random import FLIP_DRAW, Draw, uniforms
+from mcis.datasets.sampling.pairs import PairRows, PairSampler, epoch_rows
+from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets import neighbors
-from mcis.datasets.neighbors import RelatedFrom, nearest_images, rounded
+from mcis.datasets.sampling import nearest_images as neighbors
+from mcis.datasets.sampling.nearest_images import RelatedFrom, nearest_images, rounded
 from mcis.datasets.tags import Members, Tags
 
 N, K, C = 40, 3, 6

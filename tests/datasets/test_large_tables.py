@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mcis.datasets import columns
-from mcis.datasets.columns import Texts, digest, in_shards, repeated, take
+from mcis.datasets.tables import large_tables
+from mcis.datasets.tables.large_tables import Texts, digest, in_shards, repeated, take
 
 SCHEMA = pa.schema(
     [pa.field("text", pa.string()), pa.field("tags", pa.list_(pa.uint16())), pa.field("number", pa.int64())]
@@ -60,7 +60,7 @@ def test_a_digest_has_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) ->
         digest([pa.table({"a": pa.array([1, 2, 0], pa.int64())})]),
     ]
     assert len(set(digests)) == len(digests)
-    monkeypatch.setattr(columns.in_shards, "__defaults__", (2,))
+    monkeypatch.setattr(large_tables.in_shards, "__defaults__", (2,))
     of_shards = digest([pa.table({"a": pa.chunked_array([[1], [2, 3]])})])
     assert of_shards == digest([pa.table({"a": pa.chunked_array([[1, 2, 3]])})])
     assert of_shards != digests[0], "the shards' digests are digested"

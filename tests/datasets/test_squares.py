@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.files import stamps
-from mcis.datasets.images import MakeSquares, Squares, image_bytes, read_rgb
+from mcis.datasets.images.squares import MakeSquares, Squares, image_bytes, read_rgb
+from mcis.datasets.storage.files import stamps
 from mcis.platform.runs.workspace import write_table
 
 SIZE = 20

@@ -1,0 +1,87 @@
+"""Extension points: tables of what a name in a configuration stands for, which other packages add to by entry points.
+
+A kind of extension is one table: the entries of the project, and behind them those that installed packages declare as
+entry points of the group `mcis.<kind>`, as `birds = "my_package.birds:Birds"` under
+`[project.entry-points."mcis.sources"]`. Choices of the configuration, the command line, checks and help derive from it.
+"""
+
+import difflib
+import importlib.metadata
+from collections.abc import Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+from mcis.datasets.errors import UserError
+
+_T = TypeVar("_T")
+
+
+class Registry(Mapping[str, _T], Generic[_T]):
+    """What the names of a kind of extension stand for, those of the project first.
+
+    Args:
+        kind: in the plural, as `sources`: the entry points' group is `mcis.sources`.
+        entries: the project's own.
+
+    Raises:
+        UserError: a package declares a name that is taken.
+    """
+
+    def __init__(self, kind: str, entries: Mapping[str, _T]):
+        self.kind = kind
+        self._entries: dict[str, _T] = dict(entries)
+        self._others: dict[str, Any] = {}
+        for point in importlib.metadata.entry_points(group=f"mcis.{kind}"):
+            if point.name in entries or self._others.setdefault(point.name, point) != point:
+                raise UserError(
+                    f"{_package(point)} adds {point.name!r} to the {kind} of mcis, which have one already",
+                    "a name of its own for each",
+                    "rename its entry point, or remove the package",
+                )
+
+    def __getitem__(self, name: str) -> _T:
+        """What a name stands for; an entry of another package is imported when it is first asked for.
+
+        Raises:
+            KeyError: there is no such name; `find` says so to a user.
+            UserError: the entry's package cannot be imported.
+        """
+        if name not in self._entries:
+            point = self._others[name]
+            try:
+                self._entries[name] = point.load()
+            except Exception as error:  # it is another's code, which may raise anything
+                raise UserError(
+                    f"{name} of the {self.kind} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
+                    f"an entry point of mcis.{self.kind} that can be imported",
+                    f"correct or remove the package {_package(point)}",
+                ) from error
+        return self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from dict.fromkeys([*self._entries, *self._others])
+
+    def __len__(self) -> int:
+        return len(self._entries.keys() | self._others.keys())
+
+    def find(self, name: str, key: str) -> _T:
+        """As `self[name]`.
+
+        Args:
+            key: of the configuration, which has this name as its value.
+
+        Raises:
+            UserError: there is no such name, or it cannot be loaded.
+        """
+        if name not in self:
+            near = difflib.get_close_matches(name, self, 1)
+            raise UserError(
+                f"{key} is {name!r}", f"one of {', '.join(self)}", f"set {key}={near[0] if near else next(iter(self))}"
+            )
+        return self[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries or name in self._others
+
+
+def _package(point: importlib.metadata.EntryPoint) -> str:
+    return point.dist.name if point.dist else point.value
