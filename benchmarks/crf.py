@@ -29,7 +29,6 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import ray_session
-from mcis.platform.networks.build import crf_parameters
 from mcis.platform.runs.output_tables import map_rows
 from mcis.platform.runs.workspace import read_table, write_table
 from mcis.platform.stages.pseudo_masks import MakeMasks
@@ -64,7 +63,7 @@ def bare(rows: list[Row]) -> tuple[float, list[bytes]]:
 def _mask(row: Row) -> bytes:
     torch.set_num_threads(1)
     config, (path, tags, maps) = configured().pseudo_masks, row
-    p = crf_parameters(config.crf)
+    p = config.crf
     rgb = np.array(Image.open(io.BytesIO(Path(path).read_bytes())).convert("RGB"))
     height, width = rgb.shape[:2]
     resized = functional.interpolate(torch.from_numpy(maps)[None], (height, width), mode="bicubic")[0].numpy().clip(0)

@@ -20,7 +20,7 @@ import torch
 
 from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
-from mcis.platform.networks.build import build_segmenter, crf_parameters
+from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.predictor import Prediction, Predictor
 from mcis.platform.networks.refiner import Refiner
@@ -40,9 +40,7 @@ def predictor(weights: Path, *assignments: str, processes: int = 0) -> Predictor
 
 def crf(side: int) -> Refiner:
     """The CRF of recipe `small` at some size, in the process that calls it."""
-    return Refiner(
-        crf_parameters(resolve("voc", "small", assignments=[f"predict.crf.max_side={side}"]).config.predict.crf)
-    )
+    return Refiner(resolve("voc", "small", assignments=[f"predict.crf.max_side={side}"]).config.predict.crf)
 
 
 def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:

@@ -7,8 +7,10 @@ entry points of the group `mcis.<kind>`, as `birds = "my_package.birds:Birds"` u
 
 import difflib
 import importlib.metadata
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
+
+from pydantic_core import PydanticCustomError
 
 from mcis.datasets.errors import UserError
 
@@ -20,16 +22,22 @@ class Registry(Mapping[str, _T], Generic[_T]):
 
     Args:
         kind: in the plural, as `sources`: the entry points' group is `mcis.sources`.
-        entries: the project's own.
+        entries: the project's own; a text as `mcis.models.crf:dense_crf` is imported when it is first asked for.
 
     Raises:
         UserError: a package declares a name that is taken.
     """
 
-    def __init__(self, kind: str, entries: Mapping[str, _T]):
+    def __init__(self, kind: str, entries: Mapping[str, _T | str]):
         self.kind = kind
-        self._entries: dict[str, _T] = dict(entries)
+        self._entries: dict[str, _T] = {}
         self._others: dict[str, Any] = {}
+        for name, entry in entries.items():
+            if isinstance(entry, str):
+                self._others[name] = importlib.metadata.EntryPoint(name, entry, f"mcis.{kind}")
+            else:
+                self._entries[name] = entry
+        self._names = tuple(entries)
         for point in importlib.metadata.entry_points(group=f"mcis.{kind}"):
             if point.name in entries or self._others.setdefault(point.name, point) != point:
                 raise UserError(
@@ -58,7 +66,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
         return self._entries[name]
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._entries, *self._others])
+        yield from dict.fromkeys([*self._names, *self._others])
 
     def __len__(self) -> int:
         return len(self._entries.keys() | self._others.keys())
@@ -78,6 +86,20 @@ class Registry(Mapping[str, _T], Generic[_T]):
                 f"{key} is {name!r}", f"one of {', '.join(self)}", f"set {key}={near[0] if near else next(iter(self))}"
             )
         return self[name]
+
+    def choice(self, *more: str) -> Callable[[str], str]:
+        """A validator of pydantic for a key whose values are the names of this table, and `more`."""
+
+        def check(name: str) -> str:
+            if name in more or name in self:
+                return name
+            names = [*more, *self]
+            near = difflib.get_close_matches(name, names, 1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            text = f"Input should be one of {', '.join(names)}{meant}"
+            raise PydanticCustomError("unknown_name", "{text}", {"text": text})
+
+        return check
 
     def __contains__(self, name: object) -> bool:
         return name in self._entries or name in self._others

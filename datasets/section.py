@@ -5,11 +5,11 @@ between values are what `problems` yields, so that all of them are reported toge
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from mcis.datasets.storage.files import holds_credentials, is_remote
 
@@ -67,3 +67,27 @@ class Section(BaseModel):
     def problems(self) -> Iterator[str]:
         """Yields what contradicts itself within the section; each text names the keys and says what to set."""
         yield from ()
+
+
+_S = TypeVar("_S", bound=Section)
+
+
+def with_records(extensions: Mapping[str, Any]) -> Callable[[type[_S]], type[_S]]:
+    """Adds to a section one of each extension that has a `record`, a class of sections, under the extension's name.
+
+    Args:
+        extensions: of one kind, as a `Registry` has them.
+    """
+
+    def add(section: type[_S]) -> type[_S]:
+        records = {name: entry.record for name, entry in extensions.items() if entry.record}
+        fields: dict[str, Any] = {
+            name: (record, Field(default=record(), description=record.__doc__)) for name, record in records.items()
+        }
+        if not fields:
+            return section
+        return create_model(
+            section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
+        )
+
+    return add

@@ -1,35 +1,33 @@
 """Fully connected CRF (Kraehenbuehl and Koltun, NIPS 2011) over class probabilities, by pydensecrf."""
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from mcis.datasets.images.decode import fitted
+from mcis.datasets.section import NonNegative, Rate, Section
 
 
-class CrfParameters(NamedTuple):
-    """Parameters of the dense CRF; the defaults are the released ones (RELEASED_RECIPE, "Inference").
+class CrfParameters(Section):
+    """Fully connected CRF (RELEASED_RECIPE, "Inference")."""
 
-    Attributes:
-        iterations: mean-field steps.
-        position_std: standard deviation of the smoothness kernel, pixels.
-        position_weight: compatibility of the smoothness kernel.
-        bilateral_std: spatial standard deviation of the appearance kernel, pixels.
-        color_std: standard deviation of the appearance kernel in RGB levels, 0..255.
-        bilateral_weight: compatibility of the appearance kernel.
-        floor: smallest probability before the logarithm.
-        max_side: longest side at which the CRF runs, pixels, of which the deviations then are; None = the image's.
-    """
-
-    iterations: int = 1
-    position_std: float = 3.0
-    position_weight: float = 1.0
-    bilateral_std: float = 80.0
-    color_std: float = 4.0
-    bilateral_weight: float = 3.0
-    floor: float = 1e-4
-    max_side: int | None = None
+    iterations: int = Field(default=1, ge=0)
+    """Mean-field steps; 0 = no CRF."""
+    position_std: Rate = 3.0
+    """Deviation of the smoothness kernel, pixels."""
+    position_weight: NonNegative = 1.0
+    """Weight of the smoothness kernel."""
+    bilateral_std: Rate = 80.0
+    """Spatial deviation of the appearance kernel, pixels."""
+    color_std: Rate = 4.0
+    """Color deviation of the appearance kernel, RGB levels."""
+    bilateral_weight: NonNegative = 3.0
+    """Weight of the appearance kernel."""
+    floor: Rate = 1e-4
+    """Smallest probability before the logarithm."""
+    max_side: int | None = Field(default=None, gt=0)
+    """Longest side at which the CRF runs, pixels: larger images are made smaller for it, the result is brought back,
+    and the deviations are pixels of that size. None = each image at its own size."""
 
 
 def dense_crf(

@@ -1,11 +1,15 @@
 """Pseudo masks: localization maps of the tagged classes and a background cue -> a label for every pixel, or ignore."""
 
-from typing import NamedTuple
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
+from mcis.datasets.section import Section
 from mcis.models.crf import CrfParameters, dense_crf
 
 
@@ -19,6 +23,47 @@ class PseudoMask(NamedTuple):
 
     labels: NDArray[np.uint8]
     mask: NDArray[np.uint8]
+
+
+class TaggedMaps(NamedTuple):
+    """What a pseudo mask is made of.
+
+    Attributes:
+        scores: of the tagged classes, (T, H, W) float32 in [0, 1].
+        tags: (T,) class indices.
+        read_rgb: decodes the image, (H, W, 3) uint8.
+        saliency: (H, W) uint8; None of an image without a saliency map, or where the rule reads none.
+        one_scale: whether scores of different maps share a scale, which normalizing each by itself would lose.
+    """
+
+    scores: NDArray[np.float32]
+    tags: NDArray[np.int64]
+    read_rgb: Callable[[], NDArray[np.uint8]]
+    saliency: NDArray[np.uint8] | None = None
+    one_scale: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MaskRule:
+    """A rule by which pseudo masks are made, an entry of `MASK_RULES`.
+
+    Attributes:
+        make: TaggedMaps -> PseudoMask; its keyword-only parameters are values of `pseudo_masks` by their names, or of
+            the rule's own record.
+        record: class of the section `pseudo_masks.<name of the rule>`; None for a rule without values of its own.
+        reads_saliency: whether each image has to have a saliency map.
+        walks: whether maps walk over learnt affinities first.
+    """
+
+    make: Callable[..., PseudoMask]
+    record: type[Section] | None = None
+    reads_saliency: bool = False
+    walks: bool = False
+
+    def __call__(self, maps: TaggedMaps, values: Mapping[str, Any]) -> PseudoMask:
+        """The pseudo mask by the values that the rule takes, out of more."""
+        taken = [p.name for p in inspect.signature(self.make).parameters.values() if p.kind == p.KEYWORD_ONLY]
+        return self.make(maps, **{name: values[name] for name in taken})
 
 
 def decided_by_maps(labels: NDArray[np.uint8], tags: NDArray[np.int64], salient: NDArray[np.bool_]) -> float:

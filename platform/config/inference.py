@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from mcis.datasets.section import Rate, Section
-from mcis.platform.config.maps import CrfConfig
+from mcis.models.crf import CrfParameters
 
 
 class PredictConfig(Section):
@@ -19,7 +19,7 @@ class PredictConfig(Section):
     """Images that are predicted; auto = val, or train where there is no val."""
     crop: int | None = Field(default=401, gt=0)
     """Side of sliding windows with two thirds' stride, pixels; None = the image whole."""
-    crf: CrfConfig = CrfConfig()
+    crf: CrfParameters = CrfParameters()
     """Refinement of the probabilities; both plain and refined predictions are kept and scored."""
 
 

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from mcis.datasets.section import Fraction, NonNegative, Positive, Rate, Section
+from mcis.datasets.section import Fraction, Positive, Rate, Section, with_records
+from mcis.models.crf import CrfParameters
+from mcis.models.mask_rules import MASK_RULES
 
 
 class CoAttention(Section):
@@ -129,29 +131,7 @@ class LocalizeConfig(Section):
             )
 
 
-class CrfConfig(Section):
-    """Fully connected CRF (RELEASED_RECIPE, "Inference")."""
-
-    iterations: int = Field(default=1, ge=0)
-    """Mean-field steps; 0 = no CRF."""
-    position_std: Rate = 3.0
-    """Deviation of the smoothness kernel, pixels."""
-    position_weight: NonNegative = 1.0
-    """Weight of the smoothness kernel."""
-    bilateral_std: Rate = 80.0
-    """Spatial deviation of the appearance kernel, pixels."""
-    color_std: Rate = 4.0
-    """Color deviation of the appearance kernel, RGB levels."""
-    bilateral_weight: NonNegative = 3.0
-    """Weight of the appearance kernel."""
-    floor: Rate = 1e-4
-    """Smallest probability before the logarithm."""
-    max_side: int | None = Field(default=None, gt=0)
-    """Longest side at which the CRF runs, pixels: larger images are made smaller for it, the result is brought back,
-    and the deviations are pixels of that size. None = each image at its own size."""
-
-
-class PseudoMasksCrf(CrfConfig):
+class PseudoMasksCrf(CrfParameters):
     """The CRF that moves the edges of pseudo masks: maps are coarser than predictions and take more steps."""
 
     iterations: int = Field(default=10, ge=0)
@@ -182,13 +162,15 @@ class WalkConfig(Section):
     maps are brought back."""
 
 
+@with_records(MASK_RULES)
 class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue."""
 
-    background: Literal["auto", "saliency", "crf", "affinity"] = "auto"
-    """What tells background from foreground. `saliency`: saliency maps, which every tagged training image must have;
-    `crf`: thresholds refined by the dense CRF; `affinity`: the same, of maps that have walked over the affinities of
-    `affinity_net`, which is trained for it; `auto`: saliency for images with a map, crf for those without."""
+    background: Annotated[str, AfterValidator(MASK_RULES.choice("auto"))] = "auto"
+    """The rule by which masks are made, and what tells background from foreground. `saliency`: saliency maps, which
+    every tagged training image must have; `crf`: thresholds refined by the dense CRF; `affinity`: the same, of maps
+    that have walked over the affinities of `affinity_net`, which is trained for it; `auto`: saliency for images with a
+    map, crf for those without; or another rule of `models/mask_rules.py`."""
     floor: Fraction = 0.3
     """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
     conflict: Fraction = 0.99
@@ -214,7 +196,12 @@ class PseudoMasksConfig(Section):
     @property
     def reads_saliency(self) -> bool:
         """Whether saliency maps are a cue, where there are any."""
-        return self.background in ("auto", "saliency")
+        return self.background == "auto" or MASK_RULES[self.background].reads_saliency
+
+    @property
+    def walks(self) -> bool:
+        """Whether maps walk over learnt affinities first."""
+        return self.background != "auto" and MASK_RULES[self.background].walks
 
     def problems(self) -> Iterator[str]:
         """A threshold for certain background above the one for background."""

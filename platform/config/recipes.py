@@ -5,12 +5,12 @@ A value that a recipe states counts as set, even where it is the default: `keys.
 
 from collections.abc import Callable
 
+from mcis.models.crf import CrfParameters
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import PredictConfig
 from mcis.platform.config.maps import (
     CoAttention,
-    CrfConfig,
     LocalizeConfig,
     MapsConfig,
     PseudoMasksConfig,
@@ -161,7 +161,7 @@ def small() -> Config:
                 warm_up=0.05,
             ),
         ),
-        predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfConfig(bilateral_std=30.0, color_std=8.0)),
+        predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfParameters(bilateral_std=30.0, color_std=8.0)),
     )
 
 
@@ -234,7 +234,7 @@ def photos() -> Config:
             ),
         ),
         predict=PredictConfig(
-            scales=(1.0,), crop=None, crf=CrfConfig(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
+            scales=(1.0,), crop=None, crf=CrfParameters(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
         ),
     )
 

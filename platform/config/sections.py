@@ -61,7 +61,7 @@ class Config(Section):
     @property
     def walks(self) -> bool:
         """Whether maps walk over learnt affinities, which a network is trained for."""
-        return self.supervision == "tags" and self.pseudo_masks.background == "affinity"
+        return self.supervision == "tags" and self.pseudo_masks.walks
 
     @property
     def reads_pretrained(self) -> bool:

@@ -1,4 +1,4 @@
-"""The networks that a configuration names, built or loaded from a finished stage, and the parameters of its CRF."""
+"""The networks that a configuration names, built or loaded from a finished stage."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,9 +10,7 @@ from mcis.datasets.errors import UserError
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import BACKBONES, IMAGENET, Backbone, Normalization, train_last
 from mcis.models.classifier import Affinity, CoAttentionClassifier
-from mcis.models.crf import CrfParameters
 from mcis.models.segmenters import SEGMENTERS
-from mcis.platform.config.maps import CrfConfig
 from mcis.platform.config.training import (
     NETWORKS,
     TIMM,
@@ -165,8 +163,3 @@ def move_channels_last(network: Network, device: torch.device) -> Network:
     anything: Any = network  # torch's stubs know no memory format
     anything.to(device, memory_format=torch.channels_last)
     return network
-
-
-def crf_parameters(config: CrfConfig) -> CrfParameters:
-    """The configuration's section of the dense CRF as the numerics take it."""
-    return CrfParameters(**config.model_dump())

@@ -26,7 +26,7 @@ from mcis.datasets.index import Listing
 from mcis.models.affinity_net import affinity_losses
 from mcis.models.backbones import Backbone
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier
-from mcis.models.crf import dense_crf
+from mcis.models.crf import CrfParameters, dense_crf
 from mcis.models.dropout import number_samples
 from mcis.models.grids import pixels
 from mcis.models.localization import score_maps
@@ -34,9 +34,8 @@ from mcis.models.losses import pair_losses, pixel_ce
 from mcis.models.random_walk import random_walk
 from mcis.models.seam import Equivariance, equivariant_losses
 from mcis.models.segmenters import predict
-from mcis.platform.config.maps import CrfConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, crf_parameters, freeze
+from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, freeze
 from mcis.platform.networks.features import features_shape
 from mcis.platform.networks.needs import Counts, classifier_steps, counts_of, embeddings, keeps_outputs, related_of_map
 
@@ -287,7 +286,7 @@ def _segmenter_step(model: nn.Module, classes: int, side: int) -> None:
     pixel_ce(model(_noise(_SAMPLES, side)), labels).total.backward()
 
 
-def _crf(config: CrfConfig, picture: NDArray[np.uint8], labels: int) -> float:
+def _crf(config: CrfParameters, picture: NDArray[np.uint8], labels: int) -> float:
     """Seconds of a dense CRF of so many labels, at the size at which it runs."""
     if not config.iterations:
         return 0.0
@@ -295,7 +294,7 @@ def _crf(config: CrfConfig, picture: NDArray[np.uint8], labels: int) -> float:
 
     def refine(side: int) -> None:
         rgb = _shrunk(picture, side)
-        dense_crf(rgb, np.full((labels, *rgb.shape[:2]), 1 / labels, np.float32), crf_parameters(config))
+        dense_crf(rgb, np.full((labels, *rgb.shape[:2]), 1 / labels, np.float32), config)
 
     return _by_area(refine, side)
 

@@ -1,5 +1,6 @@
 """Localization maps of an image -> scores of its pixels, also by a walk over affinities, and pseudo masks of these."""
 
+import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,13 +13,11 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.localization import normalize_maps, scale_maps, score_maps
-from mcis.models.pseudo_masks import PseudoMask, from_crf
+from mcis.models.pseudo_masks import TaggedMaps
 from mcis.models.random_walk import random_walk
 from mcis.models.resampling import Grids, pixel_grids, resample
-from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import AffinityNetConfig
-from mcis.platform.networks.build import crf_parameters, load_affinity_net, move_channels_last, normalization_of
+from mcis.platform.networks.build import load_affinity_net, move_channels_last, normalization_of
 from mcis.platform.runs.output_tables import image_maps
 
 
@@ -44,17 +43,20 @@ def pixel_scores(row: dict[str, Any], table: Shards, scale: str, max_side: int |
     return PixelScores(score_maps(torch.from_numpy(maps.maps), maps.grids, scale, *size).numpy(), maps.classes)
 
 
-def mask_by_crf(
-    row: dict[str, Any], scores: PixelScores, config: PseudoMasksConfig | AffinityNetConfig, max_side: int | None
-) -> PseudoMask:
-    """The pseudo mask by two thresholds on the scores and the dense CRF."""
-    return from_crf(
-        read_rgb(row["uri"], max_side=max_side, content_hash=row["content_hash"]),
+def tagged_maps(
+    row: dict[str, Any],
+    scores: PixelScores,
+    scale: str,
+    max_side: int | None,
+    saliency: NDArray[np.uint8] | None = None,
+) -> TaggedMaps:
+    """What a rule makes an image's pseudo mask of; arguments as of `pixel_scores`."""
+    return TaggedMaps(
         scores.values,
         scores.classes,
-        threshold=config.threshold,
-        background_threshold=config.background_threshold,
-        parameters=crf_parameters(config.crf),
+        functools.partial(read_rgb, row["uri"], max_side=max_side, content_hash=row["content_hash"]),
+        saliency,
+        one_scale=scale == "logarithm",
     )
 
 

@@ -23,7 +23,7 @@ from mcis.models.backbones import to_unit
 from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import crf_parameters, load_segmenter, move_channels_last, normalization_of
+from mcis.platform.networks.build import load_segmenter, move_channels_last, normalization_of
 from mcis.platform.networks.needs import MOST_SIDE, memory_bytes, photographs_memory
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.runs.read_index import of_split, open_index
@@ -83,7 +83,7 @@ class Predictor:
         model = load_segmenter(config.segmenter, weights, len(self.classes))
         self.model = move_channels_last(model, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
-        self.refiner = Refiner(crf_parameters(self.config.crf), processes) if self.config.crf.iterations else None
+        self.refiner = Refiner(self.config.crf, processes) if self.config.crf.iterations else None
 
     @classmethod
     def load(cls, run: Path | str, assignments: Sequence[str] = (), *, processes: int = 0) -> "Predictor":

@@ -18,11 +18,12 @@ from mcis.datasets.images.masks import read_saliency
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamps
 from mcis.datasets.tables.shards import Shards
-from mcis.models.pseudo_masks import PseudoMask, decided_by_maps, from_saliency
+from mcis.models.mask_rules import MASK_RULES
+from mcis.models.pseudo_masks import PseudoMask, decided_by_maps
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
+from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.output_tables import MASKS_SCHEMA
 from mcis.platform.runs.read_index import of_split, split_rows, truth_of_row
@@ -39,23 +40,25 @@ _SALIENT = 128
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """The background cue of the images: `saliency`, `crf`, `affinity`, or `saliency, crf for U of N`.
+    """The background cue of the images: the name of a rule for masks, or `saliency, crf for U of N`.
 
     Raises:
         UserError: the configuration asks for saliency maps and some images have none.
     """
     without = rows["saliency_uri"].null_count
-    if config.background == "saliency" and without:
+    if not config.reads_saliency:
+        return config.background
+    if config.background != "auto":
+        if not without:
+            return config.background
         lacking = rows.filter(rows["saliency_uri"].is_null())["image_id"].to_pylist()
         raise UserError(
-            f"pseudo_masks.background is saliency, but {without} of {len(rows)} training images have no saliency map: "
-            f"{shown(lacking)}",
+            f"pseudo_masks.background is {config.background}, but {without} of {len(rows)} training images have no "
+            f"saliency map: {shown(lacking)}",
             "a saliency map for each tagged training image, as the recipes paper and released have it",
             "add the maps; or --set pseudo_masks.background=auto, which makes the masks of images without a map with "
             "the dense CRF; or --set pseudo_masks.background=crf, which makes all masks so and reads no saliency map",
         )
-    if not config.reads_saliency:
-        return config.background
     if without == len(rows):
         return "crf"
     return "saliency" if not without else f"saliency, crf for {without} of {len(rows)}"
@@ -63,12 +66,13 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
 
 def _saliency_is_read(config: Config, rows: pa.Table) -> bool:
     """Whether some of the images' masks are made with saliency maps."""
-    return background_cue(config.pseudo_masks, rows).startswith("saliency")
+    masks = config.pseudo_masks
+    return masks.reads_saliency and background_cue(masks, rows) != "crf"
 
 
 def cue_of(config: PseudoMasksConfig, row: dict[str, Any]) -> str:
-    """The background cue of an image: `saliency`, `crf` or `affinity`."""
-    if not config.reads_saliency:
+    """The background cue of an image: the name of the rule that makes its mask."""
+    if config.background != "auto":
         return config.background
     return "saliency" if row["saliency_uri"] is not None else "crf"
 
@@ -92,9 +96,9 @@ class MakeMasks:
         for row in rows.to_pylist():
             cue = cue_of(self.config, row)
             saliency = None
-            if cue == "saliency":
+            if MASK_RULES[cue].reads_saliency:
                 saliency = self._smaller(read_saliency(row["saliency_uri"], (row["height"], row["width"])))
-            result = self._mask(row, saliency)
+            result = self._mask(row, cue, saliency)
             by_maps = 1.0
             if saliency is not None:
                 by_maps = decided_by_maps(result.labels, np.array(row["tags"]), saliency >= _SALIENT)
@@ -117,25 +121,15 @@ class MakeMasks:
         height, width = fitted(height, width, self.max_side)
         return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
 
-    def _mask(self, row: dict[str, Any], saliency: NDArray[np.uint8] | None) -> PseudoMask:
-        """The pseudo mask of an image, with its saliency map (H, W) or, where that is None, with the CRF."""
-        c = self.config
+    def _mask(self, row: dict[str, Any], cue: str, saliency: NDArray[np.uint8] | None) -> PseudoMask:
+        """The pseudo mask of an image by the rule of that name, with its saliency map (H, W) where that is a cue."""
+        rule = MASK_RULES[cue]
         if self.walk:
-            return mask_by_crf(row, self.walk.pixel_scores(row, self.maps), c, self.max_side)
-        scores = pixel_scores(row, self.maps, self.scale, self.max_side)
-        if saliency is None:
-            return mask_by_crf(row, scores, c, self.max_side)
-        return from_saliency(
-            scores.values,
-            scores.classes,
-            saliency,
-            stretch=self.scale != "logarithm",  # which would lose the scale that all maps share
-            floor=c.floor,
-            conflict=c.conflict,
-            confident=c.confident,
-            doubt=c.doubt,
-            smallest=c.smallest,
-        )
+            scores = self.walk.pixel_scores(row, self.maps)
+        else:
+            scores = pixel_scores(row, self.maps, self.scale, self.max_side)
+        own = dict(getattr(self.config, cue)) if rule.record else {}
+        return rule(tagged_maps(row, scores, self.scale, self.max_side, saliency), {**dict(self.config), **own})
 
 
 class CopyTruth:

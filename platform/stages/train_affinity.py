@@ -16,13 +16,14 @@ from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.index import Listing
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
+from mcis.models.mask_rules import MASK_RULES
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze, load_classifier
-from mcis.platform.networks.masks import mask_by_crf, pixel_scores
+from mcis.platform.networks.masks import pixel_scores, tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.output_tables import LABELS_SCHEMA
@@ -58,7 +59,8 @@ class MakeLabels:
     def __call__(self, rows: pa.Table) -> pa.Table:
         c, side, out = self.config, self.config.data.max_side, []
         for row in rows.to_pylist():
-            labels = mask_by_crf(row, pixel_scores(row, self.maps, c.maps.scale, side), c.affinity_net, side).mask
+            maps = tagged_maps(row, pixel_scores(row, self.maps, c.maps.scale, side), c.maps.scale, side)
+            labels = MASK_RULES["crf"](maps, dict(c.affinity_net)).mask
             confident = float((labels != IGNORE).mean())
             out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
         return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)

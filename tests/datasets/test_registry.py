@@ -1,12 +1,15 @@
 """Extension points: the project's own entries, those of installed packages, and names that are none."""
 
+import collections
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import pytest
+from pydantic import AfterValidator, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
+from mcis.datasets.section import Section, with_records
 
 
 def install(folder: Path, declared: str) -> None:
@@ -21,9 +24,10 @@ def install(folder: Path, declared: str) -> None:
 def test_entries_of_packages_stand_behind_the_projects_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "birds = birds:Birds\nbroken = birds:Absent")
-    animals = Registry[Any]("animals", {"cat": 4})
-    assert list(animals) == ["cat", "birds", "broken"]
-    assert len(animals) == 3
+    animals = Registry[Any]("animals", {"late": "collections:Counter", "cat": 4})
+    assert list(animals) == ["late", "cat", "birds", "broken"]
+    assert len(animals) == 4
+    assert animals["late"] is collections.Counter, "what stands as text is imported when it is asked for"
     assert animals.find("cat", "animal") == 4
     assert animals.find("birds", "animal").legs == 2
     with pytest.raises(UserError, match="broken of the animals cannot be loaded") as caught:
@@ -44,3 +48,30 @@ def test_a_package_may_not_take_a_name(tmp_path: Path, monkeypatch: pytest.Monke
     install(tmp_path, "cat = birds:Birds")
     with pytest.raises(UserError, match="birds adds 'cat' to the animals"):
         Registry("animals", {"cat": 4})
+
+
+def test_a_key_takes_the_names_of_a_table_and_no_other() -> None:
+    class Choices(Section):
+        animal: Annotated[str, AfterValidator(Registry("animals", {"cat": 4, "sheep": 4}).choice("none"))] = "none"
+
+    assert Choices(animal="cat").animal == "cat"
+    with pytest.raises(ValidationError, match=r"one of none, cat, sheep; did you mean sheep\?"):
+        Choices(animal="sheeep")
+
+
+def test_a_section_has_the_records_of_extensions() -> None:
+    class Fur(Section):
+        """How it feels."""
+
+        length: int = 3
+
+    class Animal(NamedTuple):
+        record: type[Section] | None = None
+
+    @with_records({"cat": Animal(Fur), "snake": Animal()})
+    class Animals(Section):
+        number: int = 1
+
+    assert Animals.model_validate({"cat": {"length": 5}}).model_dump() == {"number": 1, "cat": {"length": 5}}
+    with pytest.raises(ValidationError, match="snake"):
+        Animals.model_validate({"snake": {}})

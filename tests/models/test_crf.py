@@ -90,7 +90,7 @@ def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colors(turned: bool) -> N
 
 def test_the_defaults_are_the_recipes() -> None:
     """Dense CRF, 1 iteration: Gaussian sxy 3 compat 1; bilateral sxy 80, srgb 4, compat 3; unary floor 1e-4."""
-    assert CrfParameters()._asdict() == {
+    assert CrfParameters().model_dump() == {
         "max_side": None,
         "iterations": 1,
         "position_std": 3,

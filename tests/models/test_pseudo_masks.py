@@ -243,7 +243,7 @@ def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
     scores = np.select([np.arange(24) < 9, np.arange(24) < 15], [0.9, 0.2], 0.0)
     maps = np.broadcast_to(scores, (1, 16, 24)).astype(np.float32)
     tags, parameters = np.array([3]), CrfParameters(iterations=10, bilateral_std=30)
-    blurred = from_crf(two_halves(12), maps, tags, parameters=parameters._replace(iterations=0))
+    blurred = from_crf(two_halves(12), maps, tags, parameters=parameters.model_copy(update={"iterations": 0}))
     assert (blurred.labels[:, :9] == 4).all()
     assert (blurred.mask[:, 9:15] == IGNORE).all()
     refined = from_crf(two_halves(12), maps, tags, parameters=parameters)

@@ -6,9 +6,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.section import Section
+from mcis.models.crf import CrfParameters
 from mcis.platform.config.maps import (
     CoAttention,
-    CrfConfig,
     LocalizeConfig,
     PseudoMasksConfig,
     Released,
@@ -223,7 +223,7 @@ def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
     Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
-    CrfConfig(iterations=0)
+    CrfParameters(iterations=0)
 
 
 def test_the_bound_of_features_is_in_no_stages_key() -> None:

@@ -10,13 +10,14 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tables.shards import Shards
+from mcis.models.mask_rules import MASK_RULES
 from mcis.models.pretrained import bundled_file, load_pretrained
 from mcis.models.timm_backbones import timm_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
-from mcis.platform.networks.masks import Walk, mask_by_crf, pixel_scores
+from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
 from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.relations import VECTORS, read_vectors
 from mcis.platform.runs.results import TrainingResult
@@ -137,7 +138,8 @@ def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> No
     assert scores.values.shape == still.values.shape
     assert scores.values.max() <= 1
     assert not np.allclose(scores.values, still.values, atol=0.01), "the walk moves them"
-    mask = mask_by_crf(row, scores, config.pseudo_masks, config.data.max_side).mask
+    maps = tagged_maps(row, scores, config.maps.scale, config.data.max_side)
+    mask = MASK_RULES["affinity"](maps, dict(config.pseudo_masks)).mask
     np.testing.assert_array_equal(mask, decode_labels(masks["mask"][0].as_py()))
 
 
