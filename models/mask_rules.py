@@ -41,6 +41,7 @@ MASK_RULES = Registry[MaskRule](
         "saliency": MaskRule(make=by_saliency, reads_saliency=True),
         "crf": MaskRule(make=by_crf),
         "affinity": MaskRule(make=by_crf, walks=True),
+        "thresholds": "mcis.models.threshold_masks:THRESHOLDS",
     },
 )
 """One file and one line each; packages add to them by entry points of the group `mcis.mask_rules`."""
