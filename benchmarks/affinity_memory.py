@@ -18,9 +18,10 @@ import torch
 from random_walk import memory
 
 from mcis.models.backbones import to_unit
+from mcis.models.networks import normalization_of
 from mcis.models.random_walk import random_walk
 from mcis.platform.config.resolve import resolve
-from mcis.platform.networks.build import build_affinity_net, move_channels_last, normalization_of
+from mcis.platform.networks.build import build_affinity_net, move_channels_last
 from mcis.platform.networks.needs import walk_memory
 
 SIDE, MAPS, TARGET = 500, 3, 1

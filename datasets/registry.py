@@ -93,7 +93,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
         def check(name: str) -> str:
             if name in more or name in self:
                 return name
-            names = [*more, *self]
+            names = [*self, *more]
             near = difflib.get_close_matches(name, names, 1)
             meant = f"; did you mean {near[0]}?" if near else ""
             text = f"Input should be one of {', '.join(names)}{meant}"

@@ -8,7 +8,7 @@ not depend on the other images of its batch or on the number of workers.
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -379,14 +379,3 @@ def vit_b_16() -> Backbone:
     body = Vit()
     blocks = ("", *(f"encoder.layers.encoder_layer_{block}." for block in range(1, len(body.encoder.layers))))
     return Backbone(body, groups=(768,), layout=patches, stages=blocks, unused=_HEADS)
-
-
-BACKBONES: Mapping[str, Callable[..., Backbone]] = {
-    "small": small,
-    "vgg16": vgg16,
-    "vgg16_largefov": vgg16_largefov,
-    "resnet50": resnet50,
-    "resnet101": resnet101,
-    "resnet38": resnet38,
-    "vit_b_16": vit_b_16,
-}

@@ -1,6 +1,6 @@
 """Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W); prediction over scales and mirror images."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -269,9 +269,3 @@ def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
 
 STRIP_BYTES = 2**24
 """Most bytes of probabilities at an image's size, at a time."""
-
-SEGMENTERS: Mapping[str, Callable[..., nn.Module]] = {
-    "largefov": LargeFov,
-    "deeplabv3": DeepLabV3,
-    "skip": Skip,
-}

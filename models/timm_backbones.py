@@ -20,9 +20,8 @@ from timm.layers.pool2d_same import MaxPool2dSame  # isort: skip
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, Layer, Normalization
 from mcis.models.layouts import Layout
+from mcis.models.networks import TIMM
 
-PREFIX = "timm/"
-"""What precedes timm's name of a network in the name of a backbone."""
 _STRIDE = 16  # of convolutional networks, unless another one is asked for
 _SIDE = 256  # of the image without values that a network is measured with, a multiple of all strides
 _FINEST = 4  # stride of the finest level
@@ -118,7 +117,7 @@ def check_name(name: str) -> None:
     except RuntimeError:  # timm's for an unknown tag
         names = [*timm.list_models(), *timm.list_pretrained()]
         near = get_close_matches(name, names, n=3, cutoff=0.5)
-        suggested = " or ".join(f"{PREFIX}{other}" for other in near) or f"{PREFIX}resnet50"
+        suggested = " or ".join(f"{TIMM}{other}" for other in near) or f"{TIMM}resnet50"
         raise UserError(
             f"timm has no network {name}", "a name out of timm.list_models()", f"choose another `backbone`: {suggested}"
         ) from None

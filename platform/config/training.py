@@ -1,55 +1,16 @@
 """Sections of the trainings: co-attention classifier, affinity network, segmentation network, and their optimizers."""
 
-from collections.abc import Callable, Iterator
-from difflib import get_close_matches
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
+from mcis.models.networks import SEGMENTERS, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
 Schedule = Literal["step", "poly", "cosine"]
-TIMM = "timm/"
-"""What precedes timm's name of a network in the name of a backbone."""
-
-
-def _known(*names: str) -> Callable[[str], str]:
-    """Lets pass one of the project's backbones, or a name of timm's, which is imported for such a one alone."""
-
-    def check(name: str) -> str:
-        if name.startswith(TIMM):
-            from mcis.models.timm_backbones import check_name
-
-            try:
-                check_name(name.removeprefix(TIMM))
-            except UserError as error:
-                raise _unknown(f"{error.found}; {error.remedy}") from None
-        elif name not in names:
-            near = get_close_matches(name, names, n=1, cutoff=0.5)
-            meant = f"; did you mean {near[0]}?" if near else ""
-            raise _unknown(f"Input should be one of {', '.join(names)}, or timm/NAME with a name of timm's{meant}")
-        return name
-
-    return check
-
-
-def _unknown(text: str) -> PydanticCustomError:
-    return PydanticCustomError("unknown_backbone", "{text}", {"text": text})
-
-
-ClassifierBackbone = Annotated[
-    str, AfterValidator(_known("small", "vgg16", "resnet38", "resnet50", "resnet101", "vit_b_16"))
-]
-SegmenterBackbone = Annotated[
-    str, AfterValidator(_known("small", "vgg16_largefov", "resnet50", "resnet101", "vit_b_16"))
-]
-AffinityBackbone = Annotated[
-    str,
-    AfterValidator(_known("small", "vgg16", "vgg16_largefov", "resnet38", "resnet50", "resnet101", "vit_b_16")),
-]
+BackboneName = Annotated[str, AfterValidator(check_backbone)]
 
 
 class Optimizer(Section):
@@ -136,7 +97,7 @@ class EquivariantConfig(Section):
 class ClassifierConfig(Section):
     """The co-attention classifier and its training (section 3.1)."""
 
-    backbone: ClassifierBackbone = "vgg16"
+    backbone: BackboneName = "vgg16"
     """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): small, vgg16, resnet38, resnet50,
     resnet101, vit_b_16, or timm/NAME, a convolutional network or vision transformer by timm's name."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
@@ -261,10 +222,10 @@ class ClassifierConfig(Section):
 class SegmenterConfig(Section):
     """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
 
-    network: Literal["largefov", "deeplabv3", "skip"] = "largefov"
+    network: Annotated[str, AfterValidator(SEGMENTERS.choice())] = "largefov"
     """Head on the backbone: DeepLab-LargeFOV; DeepLab-V3, as torchvision has it, with group norm; or `skip`, a light
     decoder that sees a layer of stride 4, too, for small backbones of a coarse stride."""
-    backbone: SegmenterBackbone = "resnet101"
+    backbone: BackboneName = "resnet101"
     """Features that the head reads: small, vgg16_largefov (DeepLab-LargeFOV's VGG-16, not the classifier's), resnet50,
     resnet101, vit_b_16, or timm/NAME."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
@@ -306,7 +267,7 @@ class AffinityNetConfig(Section):
 
     kind: Literal["boundaries", "features"] = "features"
     """What tells two positions apart: the distance of `features` (AffinityNet), or `boundaries` between them (IRN)."""
-    backbone: AffinityBackbone = "resnet50"
+    backbone: BackboneName = "resnet50"
     """Its levels and features are read: a name as of `classifier.backbone` or `segmenter.backbone`."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`."""

@@ -21,10 +21,11 @@ from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import BatchScores, CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
+from mcis.models.networks import normalization_of
 from mcis.models.seam import Equivariance, EquivariantMaps, TaggedMaps, equivariant_losses
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
-from mcis.platform.networks.build import build_classifier, freeze, normalization_of
+from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.checkpoints import load_weights
 from mcis.platform.networks.pretrained import load_backbone
 

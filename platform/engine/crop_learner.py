@@ -12,9 +12,9 @@ from mcis.datasets.sampling.batches import CropBatch, CropDecoder
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.models.augment import Augmentation
+from mcis.models.networks import normalization_of
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
 from mcis.platform.engine.learner import Schedule, device_images
-from mcis.platform.networks.build import normalization_of
 
 
 @dataclass(frozen=True, kw_only=True)

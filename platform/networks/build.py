@@ -6,14 +6,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from mcis.datasets.errors import UserError
+from mcis.models import networks
 from mcis.models.affinity_net import AffinityNet
-from mcis.models.backbones import BACKBONES, IMAGENET, Backbone, Normalization, train_last
+from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import Affinity, CoAttentionClassifier
-from mcis.models.segmenters import SEGMENTERS
 from mcis.platform.config.training import (
     NETWORKS,
-    TIMM,
     AffinityNetConfig,
     ClassifierConfig,
     NetworkConfig,
@@ -31,33 +29,8 @@ def build_backbone(config: NetworkConfig) -> Backbone:
     Raises:
         UserError: it cannot have the stride.
     """
-    name, stride = config.backbone, config.stride
     with errors_name_keys(_keys(config)):
-        if name.startswith(TIMM):
-            from mcis.models.timm_backbones import timm_backbone
-
-            return timm_backbone(name.removeprefix(TIMM), stride=stride)
-        if name == "small":
-            return BACKBONES[name](channels=config.channels, stride=stride or 8)
-        if name in ("resnet50", "resnet101"):
-            return BACKBONES[name](stride=stride or 8)
-        backbone = BACKBONES[name]()
-        if stride not in (None, backbone.layout.stride):
-            raise UserError(
-                f"backbone {name} with stride {stride}",
-                f"stride {backbone.layout.stride}, the only one that it has",
-                "leave out `stride`, or choose another `backbone`",
-            )
-        return backbone
-
-
-def normalization_of(name: str) -> Normalization:
-    """How the backbone of this name wants its pixels; it is not built."""
-    if name.startswith(TIMM):
-        from mcis.models.timm_backbones import timm_normalization
-
-        return timm_normalization(name.removeprefix(TIMM))
-    return IMAGENET
+        return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 
 
 def freeze(network: nn.Module, config: NetworkConfig) -> None:
@@ -123,7 +96,7 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     """
     backbone = build_backbone(config)
     with errors_name_keys(_keys(config)):
-        return SEGMENTERS[config.network](
+        return networks.SEGMENTERS[config.network](
             backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
         )
 

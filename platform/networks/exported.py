@@ -8,7 +8,8 @@ import torch
 
 from mcis.datasets.errors import UserError
 from mcis.models.exported import LEAST_SIDE, MOST_SIDE, export
-from mcis.platform.networks.build import load_segmenter, normalization_of
+from mcis.models.networks import normalization_of
+from mcis.platform.networks.build import load_segmenter
 from mcis.platform.networks.predictor import trained_run
 from mcis.platform.runs.workspace import Workspace, written_aside
 

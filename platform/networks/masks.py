@@ -13,11 +13,12 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.localization import normalize_maps, scale_maps, score_maps
+from mcis.models.networks import normalization_of
 from mcis.models.pseudo_masks import TaggedMaps
 from mcis.models.random_walk import random_walk
 from mcis.models.resampling import Grids, pixel_grids, resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_affinity_net, move_channels_last, normalization_of
+from mcis.platform.networks.build import load_affinity_net, move_channels_last
 from mcis.platform.runs.output_tables import image_maps
 
 

@@ -20,10 +20,11 @@ from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.storage.copies import place_of
 from mcis.models.backbones import to_unit
+from mcis.models.networks import normalization_of
 from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_segmenter, move_channels_last, normalization_of
+from mcis.platform.networks.build import load_segmenter, move_channels_last
 from mcis.platform.networks.needs import MOST_SIDE, memory_bytes, photographs_memory
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.runs.read_index import of_split, open_index

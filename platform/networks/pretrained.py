@@ -13,9 +13,9 @@ from torch import Tensor
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import fetched, is_there, place_of, send
 from mcis.models.backbones import Backbone
+from mcis.models.networks import TIMM
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_bytes, pretrained_url
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import TIMM
 from mcis.platform.networks.checkpoints import save
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.workspace import Workspace, disk_errors

@@ -55,7 +55,7 @@ def test_a_key_takes_the_names_of_a_table_and_no_other() -> None:
         animal: Annotated[str, AfterValidator(Registry("animals", {"cat": 4, "sheep": 4}).choice("none"))] = "none"
 
     assert Choices(animal="cat").animal == "cat"
-    with pytest.raises(ValidationError, match=r"one of none, cat, sheep; did you mean sheep\?"):
+    with pytest.raises(ValidationError, match=r"one of cat, sheep, none; did you mean sheep\?"):
         Choices(animal="sheeep")
 
 

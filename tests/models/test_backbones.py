@@ -14,7 +14,6 @@ from torch.nn import functional
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import (
-    BACKBONES,
     IMAGENET,
     Backbone,
     Vit,
@@ -25,6 +24,7 @@ from mcis.models.backbones import (
 )
 from mcis.models.dropout import number_samples
 from mcis.models.layouts import Layout
+from mcis.models.networks import BACKBONES
 from mcis.models.pretrained import PRETRAINED, load_pretrained, pretrained_url
 
 WIDTHS = {
@@ -39,7 +39,7 @@ RESNET_BLOCKS = {"resnet50": (3, 4, 6, 3), "resnet101": (3, 4, 23, 3)}
 def built() -> dict[str, Backbone]:
     """Each backbone with its defaults, made once; tests leave their weights as they are."""
     torch.manual_seed(0)
-    return {name: build() for name, build in BACKBONES.items()}
+    return {name: BACKBONES[name]() for name in WIDTHS}
 
 
 def images(*shape: int) -> Tensor:

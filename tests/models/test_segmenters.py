@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import BACKBONES, Backbone, small
+from mcis.models.backbones import Backbone, small
 from mcis.models.dropout import number_samples
 from mcis.models.layouts import Layout
-from mcis.models.segmenters import SEGMENTERS, DeepLabV3, LargeFov, Skip, _windows, labels_at, predict
+from mcis.models.networks import BACKBONES
+from mcis.models.segmenters import DeepLabV3, LargeFov, Skip, _windows, labels_at, predict
 from mcis.models.timm_backbones import timm_backbone
 
 quick = settings(deadline=None, max_examples=60)
@@ -273,10 +274,6 @@ def test_an_images_logits_do_not_depend_on_the_batch() -> None:
     together = model(images)
     for b in range(3):
         torch.testing.assert_close(model(images[b : b + 1])[0], together[b], atol=1e-6, rtol=1e-4)
-
-
-def test_networks_are_found_by_name() -> None:
-    assert {"largefov": LargeFov, "deeplabv3": DeepLabV3, "skip": Skip} == SEGMENTERS
 
 
 # --- DeepLab-V3
