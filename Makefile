@@ -1,4 +1,4 @@
-# make demo | test | test-all | bench | lint | clean. Each makes .venv first and reuses it afterwards.
+# make demo | test | test-all | bench | docs | lint | clean. Each makes .venv first and reuses it afterwards.
 #
 #   PYTHON=python3.12    the interpreter, >= 3.11; by default the first fit one of python3.11, python3.12, python3
 #   PIP_FLAGS='...'      further options of `pip install`; pip's own configuration and variables hold as they are
@@ -16,7 +16,7 @@ PIP_FLAGS ?=
 ONLY ?=
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3)
 
-.PHONY: help install demo test test-all bench lint clean
+.PHONY: help install demo test test-all bench docs lint clean
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
@@ -34,6 +34,10 @@ test-all: lint
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/run_all.py $(ONLY)
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site: build/site/index.html"
 
 # mypy sees the four folders through links in .venv; its messages name them as the repository does.
 lint: $(INSTALLED)

@@ -1,4 +1,4 @@
-"""Runs the benchmarks in turn, or those named, and writes their ratios into the table of docs/RESULTS.md."""
+"""Runs the benchmarks in turn, or those named, and writes their ratios into the table of docs/results.md."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "docs" / "RESULTS.md"
+RESULTS = HERE.parent / "docs" / "results.md"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 HEAD = ["| what | ratio | target | |", "| --- | --- | --- | --- |"]
 NOT_BENCHMARKS = ("literal", "machine", "masks", "photos", "run_all", "scale")
@@ -79,7 +79,7 @@ def main() -> None:
             failures.append(str(error))
     text = RESULTS.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        sys.exit(f"docs/RESULTS.md lacks the lines {BEGIN} and {END} between which the table stands")
+        sys.exit(f"docs/results.md lacks the lines {BEGIN} and {END} between which the table stands")
     before, rest = text.split(BEGIN, 1)
     old, after = rest.split(END, 1)
     whole = len(names) == len(scripts) and not failures

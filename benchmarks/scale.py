@@ -7,7 +7,7 @@ second that a GPU is *assumed* to sustain (`--tflops`), as is the number of core
 backward pass is taken for twice its forward pass. Passes are repeated as often as the stages do; trainings see each
 image as often as the recipe's do. A stage takes as long as its slowest part, as if the parts ran beside each other.
 
-    python benchmarks/scale.py --write      # puts the tables into docs/SCALE.md
+    python benchmarks/scale.py --write      # puts the tables into docs/howto/scale.md
 """
 
 import argparse
@@ -30,7 +30,7 @@ from mcis.platform.networks.build import build_classifier, build_segmenter
 from mcis.platform.networks.durations import Passes, Pictures, clock_words, durations, measure
 from mcis.platform.networks.needs import Counts, keeps_outputs
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "SCALE.md"
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "howto" / "scale.md"
 BEGIN, END = "<!-- scale -->", "<!-- /scale -->"
 IMAGES, GPUS = (10_000, 350_000, 10_000_000), (1, 8, 64)
 ROWS = 200_000
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--tflops", type=float, default=40.0, help="that a GPU is assumed to sustain")
     parser.add_argument("--cores", type=int, default=12, help="processor cores beside each GPU, assumed")
     parser.add_argument("--recipe", default="paper")
-    parser.add_argument("--write", action="store_true", help="put the tables into docs/SCALE.md")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/howto/scale.md")
     arguments = parser.parse_args()
     config = resolve("voc", arguments.recipe).config
     tables = page(config, rates_of(config), tflops=arguments.tflops, cores=arguments.cores)

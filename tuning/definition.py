@@ -118,7 +118,7 @@ def read_definition(study: str) -> Definition:
         raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors())
-        raise UserError(f"{path} is no study: {problems}", expected, "see docs/USAGE.md, Studies") from None
+        raise UserError(f"{path} is no study: {problems}", expected, "see docs/howto/studies.md") from None
     twice = sorted({name for name in names if names.count(name) > 1})
     unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
     if not names or twice or unknown:

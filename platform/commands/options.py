@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from mcis.platform.config.recipes import DEFAULT, DEFAULTS, RECIPES
+
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
 
@@ -38,8 +40,6 @@ def complete_setting(incomplete: str) -> list[str]:
 
 def complete_recipe(incomplete: str) -> list[str]:
     """The recipes that begin so."""
-    from mcis.platform.config.recipes import RECIPES
-
     return [recipe for recipe in RECIPES if recipe.startswith(incomplete)]
 
 
@@ -87,8 +87,8 @@ Tags = Annotated[str | None, typer.Option(help="Your own images and tags: path o
 Recipe = Annotated[
     str | None,
     typer.Option(
-        help="Preset: paper, released (both need ImageNet weights and a GPU) or small (CPU).",
-        show_default="paper",
+        help=f"Preset: {', '.join(RECIPES)}.",
+        show_default=f"{', '.join(f'{recipe} of {source}' for source, recipe in DEFAULTS.items())}, else {DEFAULT}",
         autocompletion=complete_recipe,
     ),
 ]

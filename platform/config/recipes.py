@@ -111,11 +111,11 @@ def small() -> Config:
     """Trains from scratch on a CPU; the cosine affinity is the better one without pretrained weights.
 
     Its maps are of a single round: features of so short a training tell no objects apart, and related images take from
-    its maps (docs/RESULTS.md). The paper's are `localize.related=3`.
+    its maps (docs/results.md). The paper's are `localize.related=3`.
 
     Command: `mcis run voc --voc DIR --name NAME --recipe small`, for images of about 160 pixels such as the embedded
     data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 70 of the pseudo masks of such a drawn set
-    with painted saliency maps (docs/RESULTS.md).
+    with painted saliency maps (docs/results.md).
     """
     return Config(
         recipe="small",
@@ -175,7 +175,7 @@ def photos() -> Config:
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: about
     0.2 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 71 of the pseudo masks and 64 of the
-    segmentation network on photographs of six animals (docs/RESULTS.md).
+    segmentation network on photographs of six animals (docs/results.md).
     """
     adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
@@ -319,3 +319,7 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "photos": photos,
     "lid": lid,
 }
+DEFAULTS = {"tags": "photos", "lid": "lid"}
+"""The recipe of a setting that is given none, by the source that names its classes."""
+DEFAULT = "paper"
+"""The recipe of all other settings."""

@@ -4,6 +4,7 @@ import difflib
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sources import SOURCES
+from mcis.platform.config.recipes import DEFAULT, DEFAULTS
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 
@@ -44,5 +45,4 @@ def setting_values(setting: str) -> Config:
 
 def default_recipe(setting: str) -> str:
     """The recipe of a setting that is given none, by the source that names its classes."""
-    recipes = {"tags": "photos", "lid": "lid"}
-    return next((recipes[source] for source in sources_of(setting) if source in recipes), "paper")
+    return next((DEFAULTS[source] for source in sources_of(setting) if source in DEFAULTS), DEFAULT)

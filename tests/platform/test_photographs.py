@@ -1,4 +1,4 @@
-"""Finished predictions: the command, its files and its bound of memory; and the lines of Python of docs/USAGE.md."""
+"""Finished predictions: the command, its files, its bound of memory; and the Python of docs/howto/predict.md."""
 
 import csv
 import re
@@ -17,7 +17,7 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor, trained_run
 
-USAGE = Path(__file__).resolve().parents[2] / "docs" / "USAGE.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "predict.md"
 
 
 def noise(height: int, width: int) -> Image.Image:
@@ -151,7 +151,7 @@ def test_the_lines_of_the_documentation_run(
     monkeypatch.chdir(photos)
     (photos / "mcis-workspace").symlink_to(run.parent.parent)
     (photos / "a.jpg").rename(photos / "photo.jpg")
-    (lines,) = re.findall(r"```python\n(.*?)```", USAGE.read_text(), re.DOTALL)
+    (lines,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     names: dict[str, object] = {}
     exec(lines, names)
     assert isinstance(names["labels"], np.ndarray)

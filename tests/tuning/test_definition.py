@@ -89,6 +89,6 @@ def test_an_unknown_study_names_the_librarys(tmp_path: Path) -> None:
 
 
 def test_the_example_of_the_documentation_is_a_study() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "USAGE.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "howto" / "studies.md").read_text(encoding="utf-8")
     example = text.split("```toml\n", 1)[1].split("```", 1)[0]
     assert tomllib.loads(example)["case"]

@@ -1,0 +1,139 @@
+"""The documents: links, files, commands, configuration keys and code blocks are there and work; the site builds."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+
+from mcis.platform.cli import app
+from mcis.platform.config.keys import leaves
+from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.settings import default_recipe
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+LEFT = ("docs/lab-diary.md", "docs/RELEASED_RECIPE.md")
+"""Pages of what was, or of another program."""
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pages
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), target
+        assert not anchor or anchor in anchors(file), target
+
+
+@pages
+def test_files_that_are_named_are_there(page: Path) -> None:
+    if page.relative_to(ROOT).as_posix() not in LEFT:
+        named = re.findall(r"`((?:datasets|models|platform|tuning|tests|benchmarks|docs)/[\w/.-]+)`", page.read_text())
+        absent = [name for name in named if not any((ROOT / base / name).exists() for base in ("", "tests"))]
+        assert not absent
+
+
+def commands() -> dict[str, set[str]]:
+    """The options of each command by its path, as `index tags`."""
+    found: dict[str, set[str]] = {}
+
+    def add(command: object, path: str) -> None:
+        for name, each in getattr(command, "commands", {}).items():
+            add(each, f"{path} {name}".strip())
+        found[path] = {option for parameter in getattr(command, "params", ()) for option in parameter.opts}
+
+    add(typer.main.get_command(app), "")
+    return found
+
+
+def test_commands_and_their_options_are_there() -> None:
+    known, checked = commands(), 0
+    for page in PAGES:
+        text = re.sub(r"\\\n\s+", " ", page.read_text())
+        for words in re.findall(r"(?:^    |`)mcis ((?:[a-z-]+ ?)+)(.*?)(?:`|  +#|$)", text, re.MULTILINE):
+            path = words[0].split()
+            while path and " ".join(path) not in known:
+                path.pop()
+            assert path, f"{page.name}: mcis {words[0]}"
+            if path == ["submit"]:
+                continue
+            for option in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", words[1]):
+                assert option in known[" ".join(path)] | {"--help", "--install-completion"}, f"{page.name}: {words}"
+            checked += 1
+    assert checked > 40
+
+
+FILES = (".py", ".md", ".pt", ".toml", ".json", ".yaml", ".html")
+
+
+def keys() -> set[str]:
+    return {key for make in RECIPES.values() for key, _ in leaves(make())}
+
+
+def test_configuration_keys_are_there() -> None:
+    known = keys()
+    sections = {".".join(key.split(".")[:n]) for key in known for n in range(1, key.count(".") + 1)}
+    for page in PAGES:
+        if page.relative_to(ROOT).as_posix() in LEFT:
+            continue
+        for key in re.findall(r"--set ['\"]?([a-z_.]+)=|`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", page.read_text()):
+            name = key[0] or key[1]
+            if name.split(".")[0] in sections and not name.endswith(FILES):
+                assert name in known | sections, f"{page.name}: {name}"
+
+
+def blocks(language: str) -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for block in re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL):
+            yield page.name, block
+
+
+def test_blocks_of_code_are_code() -> None:
+    for name, block in blocks("python"):
+        compile(block, name, "exec")
+    for _, block in blocks("toml"):
+        tomllib.loads(block)
+
+
+def test_the_rule_of_the_page_on_extensions_is_the_projects() -> None:
+    code = (ROOT / "models" / "threshold_masks.py").read_text()
+    (block,) = [block for name, block in blocks("python") if name == "extend.md"]
+    assert code.split('"""\n', 1)[1].strip() == block.strip()
+
+
+def test_citations_of_the_released_recipe_name_its_sections() -> None:
+    there = set(re.findall(r"^## (.+)$", (ROOT / "docs" / "RELEASED_RECIPE.md").read_text(), re.MULTILINE))
+    for folder in ("datasets", "models", "platform", "tuning"):
+        for file in (ROOT / folder).rglob("*.py"):
+            text = " ".join(file.read_text().split())
+            assert set(re.findall(r'RELEASED_RECIPE, "([^"]+)"', text)) <= there, file.name
+
+
+def test_the_help_of_recipe_lists_all_and_says_the_default() -> None:
+    recipe = next(p for p in typer.main.get_command(app).commands["run"].params if p.name == "recipe")  # type: ignore[attr-defined]
+    assert all(name in recipe.help for name in RECIPES)
+    assert all(f"{default_recipe(source)} of {source}" in recipe.show_default for source in ("tags", "lid"))
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    reference = (tmp_path / "reference" / "configuration.html").read_text()
+    assert "classifier.optimizer.learning_rate" in reference
+    assert "mcis study search" in (tmp_path / "reference" / "commands.html").read_text()
