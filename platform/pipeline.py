@@ -23,8 +23,7 @@ from mcis.platform.runs.record import begun_afresh, point_to, recorded
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, Together, run_stage, unfinished
-from mcis.platform.runs.system_metrics import sampled
-from mcis.platform.runs.tracking import Tracker, Watch, send_earlier
+from mcis.platform.runs.tracking import Tracker, Watch
 from mcis.platform.runs.workspace import (
     RunFolder,
     Workspace,
@@ -188,7 +187,6 @@ def run(
         if not folder.stages.exists():
             write_text(folder.config, experiment_text(config, resolved.origins))
         _point_to_weights(config, workspace, name)
-        send_earlier(workspace, name, trained_segmenter)
         tracker = Tracker(
             workspace,
             name,
@@ -197,9 +195,9 @@ def run(
             # What is computed again has curves of its own, those of a call that goes on with it included.
             afresh=start is not None and not begun_afresh(workspace, name),
             watch=watch,
+            trained=trained_segmenter,
         )
-        blocks.enter_context(tracker.running())
-        blocks.enter_context(_sampled(config, tracker))
+        blocks.enter_context(tracker.running(system_metrics=config.tracking.system_metrics))
         tracker.parameters({**values, **(varied or {})})
         tracker.tags({"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)})
         if study:
@@ -239,11 +237,6 @@ def _point_to_weights(config: Config, workspace: Workspace, name: str) -> None:
         folder = place_of(value or "").parent
         if folder.parent == workspace.store.resolve():
             point_to(workspace, name, f"weights.{key}", folder)
-
-
-def _sampled(config: Config, tracker: Tracker) -> contextlib.AbstractContextManager[None]:
-    """Logs the machine's use while the block runs, where the configuration asks for it."""
-    return sampled(tracker.system_metrics) if config.tracking.system_metrics else contextlib.nullcontext()
 
 
 def _track_data_sets(config: Config, context: RunContext) -> None:

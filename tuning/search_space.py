@@ -13,12 +13,11 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import check_trials, ray_session
-from mcis.platform.networks.served import trained_segmenter
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.record import recorded
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.tracking import Tracker, send_earlier
+from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace, fingerprint, write_text
 from mcis.tuning.axes import ends
 from mcis.tuning.cases import trial_values
@@ -222,7 +221,6 @@ def running(space: SearchSpace, *, kind: str, identity: str) -> Iterator[Tracker
         ray_session(config.compute, shared=space.parallel > 1, verbose=space.verbose),
     ):
         check_trials(config.compute, space.parallel)
-        send_earlier(space.workspace, space.name, trained_segmenter)
         tracker = Tracker(space.workspace, space.name, identity=identity)
         with tracker.running():
             tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": space.name, "study.kind": kind})

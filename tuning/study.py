@@ -18,12 +18,11 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_trials, ray_session
-from mcis.platform.networks.served import trained_segmenter
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import recorded
-from mcis.platform.runs.tracking import Tracker, send_earlier
+from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, write_text, written_aside
 from mcis.tuning.cases import Case, Difference
 from mcis.tuning.figures import (
@@ -209,7 +208,6 @@ def _tracked(study: Study) -> Iterator[Tracker]:
     with ray_session(config.compute, shared=study.parallel > 1, verbose=study.verbose):
         check_trials(config.compute, study.parallel)
         identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
-        send_earlier(study.workspace, study.name, trained_segmenter)
         tracker = Tracker(study.workspace, study.name, identity=identity)
         with tracker.running():
             tags = {"setting": config.setting, "recipe": config.recipe, "study": study.name, "study.kind": study.kind}

@@ -86,30 +86,26 @@ def sync(
     ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
-    """Send MLflow what it lacks of runs that ended while its server was away.
+    """Send MLflow what it lacks of runs that ended while its server was away: figures, curves, files, networks.
 
-    A run goes on without its server, and keeps what it could not send in its folder.
+    A run goes on without its server, and its folder has all of it. To repeat this changes nothing.
     """
     with plain_errors():
         from mcis.datasets.errors import UserError
-        from mcis.platform.runs.locks import hold_run
+        from mcis.platform.networks.served import trained_segmenter
+        from mcis.platform.runs.locks import hold_run, run_holder
+        from mcis.platform.runs.tracked import Tracked
+        from mcis.platform.runs.tracked import sync as send
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
-        folders = {path.name: opened.run(path.name, create=False) for path in opened.in_runs() if path.is_dir()}
-        if unknown := [name for name in run or [] if name not in folders]:
+        names = {path.name: Tracked.read(opened.run(path.name)) for path in opened.in_runs() if path.is_dir()}
+        if unknown := [name for name in run or [] if name not in names]:
             raise UserError(f"no run {unknown[0]} in {opened.root}", "runs of the workspace", "see `mcis runs`")
-        lacking = [name for name in run or folders if folders[name].unsent()]
-        if not lacking:
-            typer.echo("MLflow lacks nothing that was kept for it")
-            return
-
-        from mcis.platform.networks.served import trained_segmenter
-        from mcis.platform.runs.tracking import send_unsent
-
-        for name in lacking:
+        wanted = run or [n for n, of in names.items() if of and not of.sent and run_holder(opened, n) is None]
+        for name in wanted:
             with hold_run(opened, name):
-                send_unsent(opened, name, trained_segmenter)
-                if folders[name].unsent():
-                    raise typer.Exit(1)
+                send(opened, name, trained_segmenter)
             typer.echo(f"sent: {name}")
+        if not wanted:
+            typer.echo("MLflow lacks nothing of the runs that have ended")

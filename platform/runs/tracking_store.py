@@ -1,13 +1,18 @@
 """Where MLflow keeps runs, never with a password in its name, and its errors as ones that a user can act on."""
 
 import contextlib
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.files import SECRET, holds_credentials
 from mcis.platform.runs.workspace import Workspace, full_disk
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 # Read when MLflow is imported or first used: it is to tell nobody what runs here, nor to ask for git; and a server that
 # is away is asked again by the tracker, which goes on meanwhile.
@@ -60,9 +65,33 @@ def _holds_credentials(uri: str) -> bool:
     return ":" in before_host or holds_credentials(uri)
 
 
-def is_local(uri: str) -> bool:
-    """Whether it is a file of this machine, which cannot be away."""
-    return uri.startswith("sqlite:")
+def client_of(uri: str) -> "MlflowClient":
+    """MLflow's client of a store, which logs no more than warnings."""
+    from mlflow.tracking import MlflowClient
+
+    for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
+        logging.getLogger(logger).setLevel(logging.WARNING)
+    for logger in ("mlflow.store.db", "mlflow.system_metrics"):  # what they log is raised, or said in a note
+        logging.getLogger(logger).setLevel(logging.CRITICAL)
+    return MlflowClient(tracking_uri=uri)
+
+
+def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
+    """The id of the experiment of all runs, which is made where there is none."""
+    from mlflow.exceptions import MlflowException
+
+    if (experiment := client.get_experiment_by_name(EXPERIMENT)) is None:
+        # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
+        own = tracking_uri(workspace).startswith("sqlite:")
+        try:
+            location = workspace.tracking_artifacts.as_uri() if own else None
+            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another run, which was faster
+                raise
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        assert experiment is not None
+    return str(experiment.experiment_id)
 
 
 def store_environment() -> dict[str, str]:

@@ -26,7 +26,6 @@ import os
 import re
 import shutil
 import socket
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -395,19 +394,6 @@ class RunFolder:
     def tracking(self) -> Path:
         """Which MLflow run continues this one."""
         return self.path / "mlflow.json"
-
-    def unsent(self, run_id: str = "") -> list[Path]:
-        """The files of what MLflow lacks of calls that ended while its server was away; see `runs.tracking`.
-
-        Args:
-            run_id: of the MLflow run whose files are meant; of all by default.
-        """
-        names = names_in(self.path)
-        return [self.path / name for name in names if name.startswith(f"unsent-{run_id}") and name.endswith(".json")]
-
-    def new_unsent(self, run_id: str) -> Path:
-        """A name for another one of these files, which comes behind the run's earlier ones."""
-        return self.path / f"unsent-{run_id}-{time.time_ns()}.json"
 
     @property
     def study(self) -> Path:

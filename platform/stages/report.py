@@ -9,7 +9,6 @@ from mcis.datasets.index import Listing, shown
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.networks.served import trained_segmenter
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.explorer import explorer_of_run
@@ -60,8 +59,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     write_text(folder.score_table, scores_as_csv(data.scores))
     write_report(data, folder)
     write_json(folder.environment, data.environment)
-    for network, rows in records.items():
-        context.tracker.steps(network, rows)
+    for stage, network in _TRAININGS.items():
+        if network in records:
+            context.tracker.log(network, context.inputs[stage] / STEPS)
     _track(config, context, data.scores, data.seconds)
     return StageResult(counts={"panels": len(data.panels)})
 
@@ -150,7 +150,7 @@ def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds
     settings = config.tracking
     wanted = tracker.parent is None if settings.model is None else settings.model
     if wanted and "train_segmenter" in context.inputs:
-        tracker.model(trained_segmenter(folder, register=settings.register_as))
+        tracker.model(settings.register_as)
     elif settings.register_as:
         console.print(
             f"note: nothing is registered as {settings.register_as}: the run ended before a segmentation network",

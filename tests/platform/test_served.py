@@ -27,9 +27,10 @@ def test_a_logged_network_labels_as_the_run_does(
     folder = trained(2, *PREDICT, sides=(64, 80, 96))
     workspace = Workspace(tmp_path / "workspace")
     shutil.copy(mlflow_store, workspace.tracking_store)
+    network = lambda _, register: trained_segmenter(RunFolder(folder), register=register)  # noqa: E731
     for identity in ("one", "one", "two"):  # the second call finds the first one's
-        tracker = Tracker(workspace, "drawn", identity=identity)
-        tracker.model(trained_segmenter(RunFolder(folder), register="flowers"))
+        tracker = Tracker(workspace, "drawn", identity=identity, trained=network)
+        tracker.model("flowers")
         tracker.finish("FINISHED")
         if identity == "one":
             run_id = tracker.run_id

@@ -1,10 +1,8 @@
 """The MLflow run of a run: continued by a restart, whatever was cut off, with everything in it once."""
 
-import contextlib
 import json
 import shutil
-import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,14 @@ import mlflow.data
 import pyarrow as pa
 import pytest
 from mlflow.entities import ViewType
+from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
+from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.data_sets import data_sets
-from mcis.platform.runs.tracking import Tracker, send_earlier, send_unsent
+from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.version import git_commit, project_version
 from mcis.platform.runs.workspace import Workspace, read_json, write_json
 
@@ -33,13 +34,16 @@ def runs(tracker: Tracker, name: str) -> list[Any]:
     return list(found)
 
 
+def records(upto: int) -> list[dict[str, float]]:
+    return [{"step": step, "time": 1.0 * step, "epoch": step / 2, "loss": 1 / step} for step in range(1, upto + 1)]
+
+
 def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace) -> None:
-    records = [{"step": step, "time": 1.0 * step, "epoch": step / 2, "loss": 1 / step} for step in range(1, 1001)]
     for upto in (700, 1000):  # the first call is killed, so that the run is left RUNNING
         tracker = Tracker(workspace, "again", identity="same")
         tracker.parameters({"seed": 0, "scales": (0.5, 1.0), "long": "x" * 7000, "none": None})
-        tracker.steps("classifier", [record | {"time": 7.0} for record in records[:upto]])
-        tracker.metrics({"miou": 50.0, "seconds": upto})
+        tracker.follow("classifier", [record | {"time": 7.0} for record in records(upto)])
+        tracker.metrics({"miou": 50.0, "seconds": upto, "nothing": float("nan")})
         tracker.metric_at("curve", 1.0, 3)
         tracker.flush()
     tracker.finish("FINISHED")
@@ -47,9 +51,10 @@ def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace
     assert run.info.status == "FINISHED"
     assert run.data.params == {"seed": "0", "scales": "0.5, 1.0", "long": "x" * 5999 + "…", "none": "None"}
     history = tracker.client.get_metric_history(run.info.run_id, "classifier.loss")
-    assert [(m.step, m.value) for m in history] == [(r["step"], r["loss"]) for r in records]
+    assert [(m.step, m.value) for m in history] == [(r["step"], r["loss"]) for r in records(1000)]
     assert [m.value for m in tracker.client.get_metric_history(run.info.run_id, "miou")] == [50.0]
     assert [m.value for m in tracker.client.get_metric_history(run.info.run_id, "seconds")] == [700, 1000]
+    assert len(tracker.client.get_metric_history(run.info.run_id, "nothing")) == 1
     assert [m.step for m in tracker.client.get_metric_history(run.info.run_id, "curve")] == [3]
 
 
@@ -66,129 +71,117 @@ def test_a_kill_before_the_id_is_written_down_makes_no_second_run(workspace: Wor
 
 def test_another_configuration_starts_another_run_and_leaves_none_running(workspace: Workspace) -> None:
     first = Tracker(workspace, "changed", identity="one")
+    first.metrics({"miou": 50.0})
     second = Tracker(workspace, "changed", identity="two")
     third = Tracker(workspace, "changed", identity="two", afresh=True)
     third.finish("FINISHED")
     statuses = {run.info.run_id: run.info.status for run in runs(third, "changed")}
     assert statuses == {first.run_id: "KILLED", second.run_id: "KILLED", third.run_id: "FINISHED"}
+    assert first.client.get_run(first.run_id).data.metrics == {"miou": 50.0}
+    assert third.client.get_run(third.run_id).data.metrics == {}
 
 
-@contextlib.contextmanager
-def locked(store: Path) -> Iterator[None]:
-    """A store that is away, as far as a file can be: somebody else writes to it without an end."""
-    with contextlib.closing(sqlite3.connect(store, isolation_level=None)) as other:
-        other.execute("BEGIN EXCLUSIVE")
-        yield
+def sync(workspace: Workspace, *names: str) -> str:
+    return CliRunner().invoke(app, ["sync", *names, "--workspace", str(workspace.root)]).output
 
 
-NEXT_CALLS: dict[str, dict[str, Any]] = {
-    "the same": {"identity": "one"},
-    "afresh": {"identity": "one", "afresh": True},
-    "another": {"identity": "two"},
-}
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
+    """Takes the store away, and brings it back."""
+    back = MlflowClient.log_batch
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("refused")
+
+    return lambda gone: monkeypatch.setattr(MlflowClient, "log_batch", refuse if gone else back)
 
 
-@pytest.fixture(scope="module")
-def missed(workspace: Workspace) -> dict[str, Tracker]:
-    """By name, trackers of calls that ended while the store was away, in processes that are gone."""
-    names = [*(call.replace(" ", "-") for call in NEXT_CALLS), "left", "moved", "gone"]
-    trackers = {name: Tracker(workspace, name, identity="one") for name in names}
-    with locked(workspace.tracking_store):  # MLflow waits for it for 20 s
-        for name, tracker in trackers.items():
-            workspace.run(name).report.write_text(name)
-            tracker.metrics({"miou": 50.0})
-            tracker.artifact(workspace.run(name).report)
-        for tracker in trackers.values():
-            tracker.finish("FINISHED", patience=0)
-            tracker._outbox._calls.clear()
-    return trackers
+def missed(workspace: Workspace, name: str, away: Callable[[bool], None]) -> Tracker:
+    """The tracker of a run whose store goes and does not come back."""
+    tracker = Tracker(workspace, name, identity="one")
+    away(True)
+    folder = workspace.run(name)
+    folder.report.write_text(name)
+    log = workspace.store / f"train_classifier-{name}" / "steps.jsonl"
+    log.parent.mkdir()
+    log.write_text("".join(json.dumps(record) + "\n" for record in records(30)))
+    tracker.follow("classifier", records(30))
+    tracker.log("classifier", log)
+    tracker.metrics({"miou": 50.0, "nothing": float("nan")})
+    tracker.metric_at("curve", 1.5, 7)
+    tracker.artifact(folder.report)
+    tracker.finish("FINISHED")
+    away(False)
+    return tracker
 
 
-def no_model(*_: object, **__: object) -> Any:
-    raise AssertionError("no network was logged")
+def content(tracker: Tracker) -> tuple[Any, ...]:
+    """What MLflow has of a run."""
+    client, run = tracker.client, tracker.client.get_run(tracker.run_id)
+    keys = ("classifier.loss", "curve", "miou", "nothing")
+    curves = [[(m.step, str(m.value)) for m in client.get_metric_history(run.info.run_id, key)] for key in keys]
+    return run.info.status, run.info.end_time, curves, [file.path for file in client.list_artifacts(run.info.run_id)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("call", NEXT_CALLS)
+def test_what_mlflow_missed_is_sent_by_sync_once(
+    workspace: Workspace, away: Callable[[bool], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tracker = missed(workspace, "missed", away)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("the run goes on; what is logged is sent later") == 1
+    assert "`mcis sync missed` or repeating the command sends what is missing" in shown
+    assert "no run other" in sync(workspace, "other")
+    assert sync(workspace) == "sent: missed\n"
+    status, _, (loss, *others), files = content(tracker)
+    assert (status, files) == ("FINISHED", ["report.html"])
+    assert loss == [(r["step"], str(r["loss"])) for r in records(30)]
+    assert others == [[(7, "1.5")], [(0, "50.0")], [(0, "nan")]]
+    before = content(tracker)
+    assert sync(workspace) == "MLflow lacks nothing of the runs that have ended\n"
+    assert sync(workspace, "missed") == "sent: missed\n"
+    assert content(tracker) == before
+
+
+@pytest.mark.parametrize("change", [{}, {"afresh": True}, {"identity": "two"}])
 def test_what_mlflow_missed_is_sent_whatever_the_next_call_is(
-    workspace: Workspace, missed: dict[str, Tracker], call: str
+    workspace: Workspace, away: Callable[[bool], None], change: dict[str, Any]
 ) -> None:
-    name = call.replace(" ", "-")
-    client, run_id = missed[name].client, missed[name].run_id
-    send_earlier(workspace, name, no_model)
-    assert workspace.run(name).unsent() == []
-    again = Tracker(workspace, name, **NEXT_CALLS[call])
+    name = "-".join(["next", *change])
+    tracker = missed(workspace, name, away)
+    again = Tracker(workspace, name, **({"identity": "one"} | change))
     again.finish("FINISHED")
-    assert (again.run_id == run_id) == (call == "the same")
-    run = client.get_run(run_id)
-    assert (run.info.status, run.data.metrics) == ("FINISHED", {"miou": 50.0})
-    assert [file.path for file in client.list_artifacts(run_id)] == ["report.html"]
+    assert (again.run_id == tracker.run_id) == (not change)
+    status, _, (loss, *_), files = content(tracker)
+    assert (status, len(loss), files) == ("FINISHED", 30, ["report.html"])
 
 
-@pytest.mark.slow
-def test_who_does_not_send_what_mlflow_missed_leaves_it_where_it_is(
-    workspace: Workspace, missed: dict[str, Tracker]
-) -> None:
-    (kept,) = workspace.run("left").unsent()
-    for call in NEXT_CALLS.values():
-        Tracker(workspace, "left", **call).finish("FINISHED")
-        assert workspace.run("left").unsent() == [kept]
-    client, run_id = missed["left"].client, missed["left"].run_id
-    assert client.get_run(run_id).info.status == "FINISHED", "it was continued once"
-    send_unsent(workspace, "left", no_model)
-    assert client.get_run(run_id).data.metrics == {"miou": 50.0}
-
-
-@pytest.mark.slow
-def test_what_mlflow_missed_is_sent_though_another_run_has_the_folder_by_now(
+def test_a_store_that_lacks_the_run_is_told_and_hinders_no_other_call(
     workspace: Workspace,
-    missed: dict[str, Tracker],
+    away: Callable[[bool], None],
     tmp_path: Path,
     mlflow_store: Path,
     monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The second call has another store, so that it can send nothing; the files of the run are its own from then on."""
+    moved, gone = missed(workspace, "moved", away), missed(workspace, "gone", away)
+    gone.client.delete_run(gone.run_id)
+    assert f"MLflow has no run {gone.run_id} any more" in sync(workspace, "gone")
+    gone.client.restore_run(gone.run_id)
+    assert sync(workspace, "gone") == "sent: gone\n"
     shutil.copy(mlflow_store, tmp_path / "other.db")
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
-        with pytest.raises(UserError, match=r"run moved was logged in sqlite:.* and MLflow's store is"):
-            send_unsent(workspace, "moved", no_model)
-        other = Tracker(workspace, "moved", identity="one")
-        other.finish("FINISHED")
-    assert len(workspace.run("moved").unsent()) == 1
-    send_unsent(workspace, "moved", no_model)
-    assert workspace.run("moved").unsent() == []
-    client, run_id = missed["moved"].client, missed["moved"].run_id
-    run = client.get_run(run_id)
-    assert (run.info.status, run.data.metrics) == ("FINISHED", {"miou": 50.0})
-    assert client.list_artifacts(run_id) == [], "what lies there is of the other"
-    assert read_json(workspace.run("moved").tracking)["run_id"] == other.run_id
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
+    assert f"run moved was logged in {moved.uri}" in sync(workspace, "moved")
+    capsys.readouterr()
+    Tracker(workspace, "moved", identity="one").finish("FINISHED")
+    assert "an earlier run of this name stays incomplete in MLflow" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_what_a_removed_run_lacks_hinders_no_other_call(
-    workspace: Workspace, missed: dict[str, Tracker], capsys: pytest.CaptureFixture[str]
-) -> None:
-    client, run_id = missed["gone"].client, missed["gone"].run_id
-    client.delete_run(run_id)
-    send_earlier(workspace, "gone", no_model)
-    assert f"MLflow has no run {run_id} any more" in " ".join(capsys.readouterr().out.split())
-    assert len(workspace.run("gone").unsent()) == 1
-    client.restore_run(run_id)
-    send_earlier(workspace, "gone", no_model)
-    assert workspace.run("gone").unsent() == []
-
-
-def test_a_run_that_was_removed_is_made_again(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_run_that_was_removed_is_made_again(workspace: Workspace) -> None:
     first = Tracker(workspace, "removed", identity="same")
     first.client.delete_run(first.run_id)
     second = Tracker(workspace, "removed", identity="same")
+    second.finish("FINISHED")
     assert second.run_id != first.run_id
-    record = workspace.run("removed").tracking
-    write_json(record, read_json(record) | {"run_id": "0" * 32})
-    third = Tracker(workspace, "removed", identity="same")
-    third.finish("FINISHED")
-    assert third.client.get_run(third.run_id).info.status == "FINISHED"
     active = first.client.search_runs([first.experiment_id], run_view_type=ViewType.ACTIVE_ONLY)
     assert first.run_id not in [run.info.run_id for run in active]
 
@@ -203,24 +196,23 @@ def test_a_run_says_where_it_comes_from(workspace: Workspace) -> None:
     assert tags["mcis.version"] == project_version()
     commit = git_commit()
     assert tags.get("mlflow.source.git.commit") == (commit and commit.name)
-    assert commit is None or len(commit.name) == 40
     assert "mlflow.parentRunId" not in parent.client.get_run(parent.run_id).data.tags
 
 
-def test_samples_of_the_machine_lie_at_the_seconds_of_the_run(workspace: Workspace) -> None:
+def test_the_machines_use_is_logged_while_a_run_goes_on(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     tracker = Tracker(workspace, "sampled", identity="")
-    tracker.system_metrics({"cpu_utilization_percentage": 12.5})
-    tracker.finish("FINISHED")
-    (sample,) = tracker.client.get_metric_history(tracker.run_id, "system/cpu_utilization_percentage")
-    assert sample.value == 12.5
-    assert 0 <= sample.step <= 60
+    key = "system/cpu_utilization_percentage"
+    with tracker.running(system_metrics=True):
+        while not tracker.client.get_metric_history(tracker.run_id, key):
+            pass
+    assert 0 <= tracker.client.get_metric_history(tracker.run_id, key)[0].value <= 100
 
 
 def test_what_mlflow_will_never_take_ends_the_run_with_an_error(workspace: Workspace) -> None:
     tracker = Tracker(workspace, "refused", identity="")
-    tracker.tags({"": "a tag without a name"})
-    with pytest.raises(UserError, match="cannot be used"):
-        tracker.flush()
+    with pytest.raises(UserError, match="cannot be used"), tracker.running():
+        tracker.tags({"": "a tag without a name"})
     again = Tracker(workspace, "refused", identity="")
     assert again.run_id == tracker.run_id
     again.tags({"setting": "voc"})
@@ -233,10 +225,10 @@ def test_images_are_logged_as_data_sets_by_source_and_split(workspace: Workspace
     config = resolve("voc+web", "small", {"data.voc": "/data/VOC2012", "data.web.root": "/data/crawled"}).config
     rows = [("target", "train")] * 3 + [("web", "train")] * 2 + [("target", "val")]
     index = pa.table({"domain": [domain for domain, _ in rows], "split": [split for _, split in rows]})
-    tracker = Tracker(workspace, "data", identity="")
     for _ in range(2):
+        tracker = Tracker(workspace, "data", identity="")
         tracker.data_sets(data_sets(config, index, "0123456789abcdef"))
-    tracker.finish("FINISHED")
+        tracker.finish("FINISHED")
     run: Any = tracker.client.get_run(tracker.run_id)
     inputs = run.inputs.dataset_inputs
     logged = {
