@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
+from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels, fitted, resize_labels
 from mcis.datasets.images.masks import read_saliency
@@ -102,17 +103,7 @@ class MakeMasks:
             by_maps = 1.0
             if saliency is not None:
                 by_maps = decided_by_maps(result.labels, np.array(row["tags"]), saliency >= _SALIENT)
-            out.append(
-                {
-                    "image_id": row["image_id"],
-                    "labels": encode_labels(result.labels),
-                    "mask": encode_labels(result.mask),
-                    "ignored": float((result.mask == 255).mean()),
-                    "foreground": float(((result.mask > 0) & (result.mask < 255)).mean()),
-                    "by_maps": by_maps,
-                    "cue": cue,
-                }
-            )
+            out.append(_mask_row(row, result, by_maps, cue))
         return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
 
     def _smaller(self, saliency: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -132,6 +123,19 @@ class MakeMasks:
         return rule(tagged_maps(row, scores, self.scale, self.max_side, saliency), {**dict(self.config), **own})
 
 
+def _mask_row(row: dict[str, Any], made: PseudoMask, by_maps: float, cue: str) -> dict[str, Any]:
+    """A row of MASKS_SCHEMA."""
+    return {
+        "image_id": row["image_id"],
+        "labels": encode_labels(made.labels),
+        "mask": encode_labels(made.mask),
+        "ignored": float((made.mask == IGNORE).mean()),
+        "foreground": float(((made.mask > 0) & (made.mask < IGNORE)).mean()),
+        "by_maps": by_maps,
+        "cue": cue,
+    }
+
+
 class CopyTruth:
     """Image rows -> their ground-truth masks as a table of pseudo masks (MASKS_SCHEMA), for full supervision alone.
 
@@ -148,17 +152,8 @@ class CopyTruth:
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
             mask = resize_labels(truth, *fitted(row["height"], row["width"], self.max_side))
-            out.append(
-                {
-                    "image_id": row["image_id"],
-                    "labels": encode_labels(np.where(mask == 255, 0, mask).astype(np.uint8)),
-                    "mask": encode_labels(mask),
-                    "ignored": float((mask == 255).mean()),
-                    "foreground": float(((mask > 0) & (mask < 255)).mean()),
-                    "by_maps": 0.0,
-                    "cue": GROUND_TRUTH,
-                }
-            )
+            labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
+            out.append(_mask_row(row, PseudoMask(labels, mask), 0.0, GROUND_TRUTH))
         return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
 
 
