@@ -20,10 +20,10 @@ import torch
 
 from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
-from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.predictor import Prediction, Predictor
 from mcis.platform.networks.refiner import Refiner
+from mcis.platform.networks.segmenter import build_segmenter
 
 TARGET, OF_LIMIT = 0.85, 0.9
 CLASSES = tuple(f"class {k}" for k in range(20))

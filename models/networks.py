@@ -1,4 +1,4 @@
-"""The tables of backbones and segmentation networks: what the names in a configuration stand for."""
+"""The table of backbones: what their names in a configuration stand for, beside timm's."""
 
 import inspect
 from collections.abc import Callable
@@ -28,16 +28,6 @@ BACKBONES: Registry[Callable[..., Any]] = Registry(
     },
 )
 """Builders of a `Backbone`, beside all of timm's networks; `stride` and `channels` go to those that take them."""
-
-SEGMENTERS: Registry[Callable[..., Any]] = Registry(
-    "segmenters",
-    {
-        "largefov": "mcis.models.segmenters:LargeFov",
-        "deeplabv3": "mcis.models.segmenters:DeepLabV3",
-        "skip": "mcis.models.segmenters:Skip",
-    },
-)
-"""Networks (backbone, labels, width, dilation, dropout): normalized images (B, 3, H, W) -> logits (B, K + 1, H, W)."""
 
 
 def check_backbone(name: str) -> str:

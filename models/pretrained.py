@@ -28,14 +28,6 @@ def pretrained_url(name: str) -> str:
     return str(getattr(models, enum)[member].url)
 
 
-def pretrained_bytes(name: str) -> int:
-    """Size of the file behind `pretrained_url`."""
-    from torchvision import models
-
-    enum, member = PRETRAINED[name]
-    return round(getattr(models, enum)[member].meta["_file_size"] * 2**20)
-
-
 BUNDLED = "timm/tf_efficientnet_lite0"
 """The backbone whose ImageNet weights are a Python package, which needs neither a hub nor a download."""
 

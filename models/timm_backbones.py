@@ -90,11 +90,6 @@ def timm_normalization(name: str) -> Normalization:
     return Normalization(*(tuple(values) for values in (described.mean, described.std)))  # type: ignore[arg-type]
 
 
-def timm_bytes(name: str) -> int:
-    """Bytes of a network's weights, classification layers included."""
-    return _facts(name, None).file_bytes
-
-
 def downloaded_state(name: str) -> dict[str, Tensor]:
     """A network's pretrained weights by timm's names, classification layers included, from timm's cache or hub.
 
@@ -133,7 +128,6 @@ class _Facts(NamedTuple):
     stages: tuple[str, ...]
     unused: tuple[str, ...]
     levels: tuple[Layer, ...]
-    file_bytes: int
 
 
 @functools.cache
@@ -173,7 +167,6 @@ def _facts(name: str, stride: int | None) -> _Facts:
         stages=_first_parameters(network, names),
         unused=tuple(sorted(set(state) - set(network.state_dict()))),
         levels=levels,
-        file_bytes=sum(value.numel() * value.element_size() for value in state.values()),
     )
 
 

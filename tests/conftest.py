@@ -345,8 +345,8 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
         from mcis.platform.config.experiment import experiment_text
         from mcis.platform.config.resolve import resolve
-        from mcis.platform.networks.build import build_segmenter
         from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+        from mcis.platform.networks.segmenter import build_segmenter
         from mcis.platform.runs.results import IndexResult, write_result
         from mcis.platform.runs.workspace import Workspace, write_table, write_text
 

@@ -7,12 +7,9 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
-
-if TYPE_CHECKING:
-    from mcis.platform.networks.needs import Needs
 
 _LEAST = 2**29
 """Disk space that the demo takes, bytes."""
@@ -102,21 +99,17 @@ def _mlflow(workspace: Path) -> Check:
     return Check("mlflow", "ok", f"{mlflow.__version__}, " + (uri or f"SQLite store in {workspace}"))
 
 
-def _disk(workspace: Path, needs: "Needs | None") -> Check:
+def _disk(workspace: Path, wanted: int) -> Check:
     from mcis.platform.runs.workspace import free_bytes, in_words
 
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
     if not os.access(folder, os.W_OK):
         return Check("disk", "bad", f"{folder} cannot be written", "choose another --workspace DIR")
-    free = free_bytes(workspace)
-    if needs is None:
-        found = f"{in_words(free)} free for the workspace"
-        if free < _LEAST:
-            return Check("disk", "bad", found, f"free some space: even the demo takes {in_words(_LEAST)}")
-        return Check("disk", "ok", f"{found}; `mcis doctor` with a run's setting and options says what the run takes")
-    found = f"the run takes at most {in_words(needs.disk())} of {in_words(free)} free for the workspace"
-    if needs.disk() > free:
-        return Check("disk", "bad", found, f"free some space, or choose another --workspace DIR: {needs.largest()}")
+    free, least = free_bytes(workspace), wanted or _LEAST
+    what = "the run" if wanted else "even the demo"
+    found = f"{what} takes {in_words(least)} of {in_words(free)} free for the workspace"
+    if free < least:
+        return Check("disk", "bad", found, "free some space, or choose another --workspace DIR")
     return Check("disk", "ok", found)
 
 
@@ -129,25 +122,21 @@ def _temporary() -> Check:
     return Check("temporary files", "ok", folder)
 
 
-def _cores(needs: "Needs | None") -> Check:
-    from mcis.platform.networks.needs import memory_bytes
+def _cores() -> Check:
     from mcis.platform.runs.workspace import in_words
 
-    cores, memory = os.cpu_count() or 1, memory_bytes()
+    cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{cores} cores, {in_words(memory)}"
-    if needs is not None and needs.most_memory() > memory:
-        remedy = "on GPUs their own memory takes part of it; else lower compute.micro_batch, compute.cpus or a batch"
-        return Check("cores, memory", "note", f"{found}; the run takes about {in_words(needs.most_memory())}", remedy)
     if cores < 2 or memory < 6 * 2**30:
         return Check("cores, memory", "note", found, "2 cores and 6 GiB are the least")
     return Check("cores, memory", "ok", found)
 
 
-def checks(workspace: Path, needs: "Needs | None" = None) -> list[Check]:
+def checks(workspace: Path, wanted: int = 0) -> list[Check]:
     """All parts; one that fails is a line of the result, not an exception.
 
     Args:
-        needs: of the run that the machine is looked at for; None = any.
+        wanted: bytes that the run takes which the machine is looked at for; 0 = any run.
     """
     parts: list[tuple[str, Callable[[], Check]]] = [
         ("python", _python),
@@ -157,9 +146,9 @@ def checks(workspace: Path, needs: "Needs | None" = None) -> list[Check]:
         ("dense CRF", _dense_crf),
         ("ray", _ray),
         ("mlflow", lambda: _mlflow(workspace)),
-        ("disk", lambda: _disk(workspace, needs)),
+        ("disk", lambda: _disk(workspace, wanted)),
         ("temporary files", _temporary),
-        ("cores, memory", lambda: _cores(needs)),
+        ("cores, memory", _cores),
     ]
     out = []
     for part, check in parts:

@@ -74,9 +74,9 @@ def _index(
 
         resolved = resolve(setting, "paper", _options(options), assignments or [])
         opened = Workspace(workspace)
-        listed = [pipeline.check(resolved.config, opened, name, until="index")]
+        sources = pipeline.check(resolved.config, opened, name, until="index")
         with ray_session(resolved.config.compute, verbose=verbose):
-            pipeline.run(resolved, opened, name, until="index", listed=listed)
+            pipeline.run(resolved, opened, name, until="index", sources=sources)
         _show_index(opened, name)
 
 

@@ -2,8 +2,7 @@
 
 import os
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -15,45 +14,31 @@ from mcis.platform.commands.options import (
     plain_errors,
 )
 
-if TYPE_CHECKING:
-    from mcis.platform.networks.needs import Needs
-
 
 @grouped
 def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
     """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not.
 
-    With the setting and the options of a run, disk and memory are compared with what that run takes, and it is said
-    what the run can expect of its images and about how long it takes.
+    With the setting and the options of a run, it says what the run can expect of its images, and the free disk is
+    compared with what the run takes.
     """
     from mcis.platform.commands.doctor import checks
-    from mcis.platform.commands.terminal import show_checks
+    from mcis.platform.commands.terminal import show_checks, show_outlook
 
-    needs = None
+    wanted, root = 0, workspace.expanduser()
     if configuration != Configuration():
         with plain_errors():
-            needs = _of_run(configuration, workspace)
-    results = checks(workspace.expanduser(), needs)
+            from mcis.platform.networks.disk import disk_use
+            from mcis.platform.runs.listing import listing
+
+            config = configuration.resolve().config
+            listed = listing(config)
+            show_outlook(config, listed, root)
+            wanted = sum(use.size for use in disk_use(config, listed.table, len(listed.classes)))
+    results = checks(root, wanted)
     show_checks(results)
     if any(check.state == "bad" for check in results):
         raise typer.Exit(1)
-
-
-def _of_run(configuration: Configuration, workspace: Path) -> "Needs":
-    """Shows what a run takes and can expect; returns what it takes of disk and memory."""
-    from mcis.datasets.storage.copies import is_there
-    from mcis.platform.commands.terminal import show_expectations, show_needs
-    from mcis.platform.networks.needs import needs_of_listing
-    from mcis.platform.runs.listing import listing
-    from mcis.platform.runs.workspace import Workspace
-
-    config = configuration.resolve().config
-    opened = Workspace(workspace, create=False) if is_there(workspace.expanduser() / "runs") else None
-    listed = listing(config)
-    needs = needs_of_listing(config, listed, opened)
-    show_needs(needs)
-    show_expectations(config, listed, needs)
-    return needs
 
 
 def ui(

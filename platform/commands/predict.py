@@ -1,5 +1,6 @@
 """The command `mcis predict`: masks of photographs by the trained network of a run."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -47,13 +48,12 @@ def predict(
         with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
             allow = trained.config.data.tags.allow_absolute
             photographs = list_photographs(images, leave_out=out, allow_absolute=allow)
-        processes = trained.processes()
-        for line in (*photographs.notes, trained.memory_in_words(processes)):
+        for line in photographs.notes:
             console.print(line, markup=False)
 
         from mcis.platform.reporting.photographs import predict_photographs
 
-        predictor = Predictor.of(trained, processes=processes)
+        predictor = Predictor.of(trained, processes=max(1, (os.cpu_count() or 1) - 1))
         try:
             rejected = predict_photographs(predictor, photographs.found, out)
         finally:

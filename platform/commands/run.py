@@ -1,7 +1,10 @@
 """The commands `mcis run` and `mcis demo`: the pipeline from tags to masks."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from mcis.platform.commands.options import (
     DEFAULT_WORKSPACE,
@@ -27,6 +30,13 @@ def run(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Until = None,
     start: From = None,
+    reuse: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STAGE[,STAGE]",
+            help="Take these stages' finished outputs although the code has changed; the scores say so.",
+        ),
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: index, classifier, localization maps, pseudo masks, segmenter, predictions, scores, report.
@@ -34,7 +44,8 @@ def run(
     A second call with the same name computes only what is missing or changed.
     """
     with plain_errors(verbose):
-        run_pipeline(configuration.resolve(), workspace, name, until=until, start=start, verbose=verbose)
+        stages = reuse.split(",") if reuse else []
+        run_pipeline(configuration.resolve(), workspace, name, until=until, start=start, reuse=stages, verbose=verbose)
 
 
 def demo(
@@ -62,6 +73,7 @@ def run_pipeline(
     verbose: bool,
     until: str | None = None,
     start: str | None = None,
+    reuse: Sequence[str] = (),
 ) -> None:
     """Checks a configuration, runs the pipeline in a Ray of its own or a cluster's, and shows the scores."""
     from mcis.platform import pipeline
@@ -70,9 +82,8 @@ def run_pipeline(
     from mcis.platform.runs.workspace import Workspace
 
     opened = Workspace(workspace)
-    listed = [pipeline.check(resolved.config, opened, name, until=until, start=start)]
-    stages = pipeline.STAGE_NAMES[: pipeline.STAGE_NAMES.index(until) + 1 if until else None]
-    show_outlook(resolved.config, listed[0], opened, stages)
+    sources = pipeline.check(resolved.config, opened, name, until=until, start=start, reuse=reuse)
+    show_outlook(resolved.config, sources.look(), opened.root)
     with ray_session(resolved.config.compute, verbose=verbose):
-        result = pipeline.run(resolved, opened, name, until=until, start=start, listed=listed)
+        result = pipeline.run(resolved, opened, name, until=until, start=start, reuse=reuse, sources=sources)
     show_result(result)

@@ -5,6 +5,7 @@ Paths, names and values come from outside: all of them are escaped, or `[/x]` in
 
 import datetime
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,12 +18,11 @@ from mcis.platform.commands.doctor import Check
 from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.workspace import in_words
+from mcis.platform.runs.workspace import free_bytes, in_words
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing
     from mcis.platform.config.sections import Config
-    from mcis.platform.networks.needs import Needs
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
     from mcis.platform.runs.garbage import Plan
     from mcis.platform.runs.inventory import Entry
@@ -60,26 +60,18 @@ def show_result(result: "RunResult") -> None:
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
 
 
-def show_outlook(config: "Config", listing: "Listing", workspace: "Workspace", stages: Sequence[str]) -> None:
-    """What a run can expect of its images, and what these stages take of disk, memory and time."""
-    from mcis.platform.networks.needs import needs_of_listing
-
-    needs = needs_of_listing(config, listing, workspace)
-    for line in needs.lines(workspace.root, stages):
-        console.print(line, markup=False)
-    show_expectations(config, listing, needs, stages)
-
-
-def show_expectations(
-    config: "Config", listing: "Listing", needs: "Needs", stages: Sequence[str] | None = None
-) -> None:
-    """What a run can expect of its images, its steps and its cache, and how long these stages take; None = all."""
-    from mcis.platform.networks.durations import expected_duration
+def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
+    """What a run can expect of its images, and what it takes of the disk of a workspace where nothing is finished."""
+    from mcis.platform.networks.disk import COLUMNS, disk_use, in_parts, uncached
     from mcis.platform.runs.expectations import expectations
 
-    for line in (*expectations(config, listing), *needs.expectations(stages)):
+    images = listing.table.select(COLUMNS)
+    uses = disk_use(config, images, len(listing.classes))
+    most, free = in_words(sum(use.size for use in uses)), in_words(free_bytes(root))
+    disk = f"disk:    at most {most} where nothing is finished, {free} free; {in_parts(uses)}"
+    lines = [disk, *expectations(config, listing)]
+    for line in (*lines, *(f"expect:  {sentence}" for sentence in uncached(config, images))):
         console.print(line, markup=False)
-    console.print(expected_duration(config, listing, stages), markup=False)
 
 
 def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
@@ -135,16 +127,6 @@ def show_removal(plan: "Plan", workspace: "Workspace") -> None:
         console.print(table)
     for note in plan.notes:
         console.print(f"[yellow]note[/yellow]  {plain(note)}")
-
-
-def show_needs(needs: "Needs") -> None:
-    """What each part of a run takes of disk and memory."""
-    table = _counts(
-        "What the run takes where nothing is finished", "part", ["leaves", "beside, while it runs", "memory"]
-    )
-    for part, need in needs.parts.items():
-        table.add_row(plain(part), *(in_words(count) if count else "" for count in need[1:]))
-    console.print(table)
 
 
 def show_checks(checks: list[Check]) -> None:

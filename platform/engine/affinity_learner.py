@@ -13,7 +13,8 @@ from mcis.models.layouts import Layout
 from mcis.platform.config.training import AffinityNetConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
-from mcis.platform.networks.build import build_affinity_net, freeze
+from mcis.platform.networks.affinities import build_affinity_net
+from mcis.platform.networks.build import freeze
 from mcis.platform.networks.pretrained import start_backbone
 
 

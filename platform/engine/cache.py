@@ -86,7 +86,7 @@ def features_cache(
     if images * features_bytes(shape) > compute.cache_gb * _GIB or _apart(context):
         return None
     of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
-    name = f"features-{fingerprint(of_network, made_with(compute.device))}"
+    name = f"features-{fingerprint(of_network, made_with(MakeFeatures.__module__, compute.device))}"
     arguments = config, pretrained, compute.gpu
     folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", network=True)
     return Features(Texts(rows["uri"]), folder, shape)

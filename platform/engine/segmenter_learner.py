@@ -14,8 +14,9 @@ from mcis.models.losses import pixel_ce
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
-from mcis.platform.networks.build import build_segmenter, freeze
+from mcis.platform.networks.build import freeze
 from mcis.platform.networks.pretrained import start_backbone
+from mcis.platform.networks.segmenter import build_segmenter
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,15 +7,12 @@ import torch
 from torch import nn
 
 from mcis.models import networks
-from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import Affinity, CoAttentionClassifier
 from mcis.platform.config.training import (
     NETWORKS,
-    AffinityNetConfig,
     ClassifierConfig,
     NetworkConfig,
-    SegmenterConfig,
 )
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.arguments import errors_name_keys
@@ -29,7 +26,7 @@ def build_backbone(config: NetworkConfig) -> Backbone:
     Raises:
         UserError: it cannot have the stride.
     """
-    with errors_name_keys(_keys(config)):
+    with errors_name_keys(backbone_keys(config)):
         return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 
 
@@ -41,11 +38,11 @@ def freeze(network: nn.Module, config: NetworkConfig) -> None:
     """
     if config.trained != "all":
         assert isinstance(network.backbone, Backbone)
-        with errors_name_keys(_keys(config)):
+        with errors_name_keys(backbone_keys(config)):
             train_last(network.backbone, 0 if isinstance(config.trained, str) else config.trained)
 
 
-def _keys(config: NetworkConfig) -> dict[str, str]:
+def backbone_keys(config: NetworkConfig) -> dict[str, str]:
     """The configuration keys that errors of a network's backbone name."""
     keys = {name: f"{NETWORKS[type(config)]}.{name}" for name in ("backbone", "network", "stride", "trained")}
     return keys | {"correlated": "classifier.equivariant.weight"}
@@ -66,7 +63,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
         learnt=config.affinity.w_p == "learnt",
         init=config.affinity.init,
     )
-    with errors_name_keys(_keys(config)):
+    with errors_name_keys(backbone_keys(config)):
         return CoAttentionClassifier(
             backbone,
             classes=classes,
@@ -84,49 +81,6 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
 def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoAttentionClassifier:
     """The trained classifier of a finished stage, in evaluation mode."""
     model = build_classifier(config, classes)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval()
-
-
-def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
-    """The segmentation network as configured, with its initial weights.
-
-    Raises:
-        UserError: the backbone cannot have the stride, or has no level of stride 4 where the network needs it.
-    """
-    backbone = build_backbone(config)
-    with errors_name_keys(_keys(config)):
-        return networks.SEGMENTERS[config.network](
-            backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
-        )
-
-
-def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:
-    """The trained network of a finished stage, in evaluation mode."""
-    model = build_segmenter(config, classes)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval()
-
-
-def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
-    """The affinity network as configured, with its initial weights.
-
-    Raises:
-        UserError: the backbone cannot have the stride.
-    """
-    return AffinityNet(
-        build_backbone(config),
-        kind=config.kind,
-        width=config.width,
-        embedding=config.embedding,
-        finest=config.finest,
-        radius=config.radius,
-    )
-
-
-def load_affinity_net(config: AffinityNetConfig, folder: Path) -> AffinityNet:
-    """The trained network of a finished stage, in evaluation mode."""
-    model = build_affinity_net(config)
     load_weights(model, folder / WEIGHTS)
     return model.eval()
 

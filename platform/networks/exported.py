@@ -9,8 +9,8 @@ import torch
 from mcis.datasets.errors import UserError
 from mcis.models.exported import LEAST_SIDE, MOST_SIDE, export
 from mcis.models.networks import normalization_of
-from mcis.platform.networks.build import load_segmenter
 from mcis.platform.networks.predictor import trained_run
+from mcis.platform.networks.segmenter import load_segmenter
 from mcis.platform.runs.workspace import Workspace, written_aside
 
 ABOUT = "about.json"

@@ -5,7 +5,6 @@ labels = predictor("photo.jpg")
 """
 
 import collections
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -24,14 +23,16 @@ from mcis.models.networks import normalization_of
 from mcis.models.segmenters import labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_segmenter, move_channels_last
-from mcis.platform.networks.needs import MOST_SIDE, memory_bytes, photographs_memory
+from mcis.platform.networks.build import move_channels_last
 from mcis.platform.networks.refiner import Refiner
+from mcis.platform.networks.segmenter import load_segmenter
 from mcis.platform.runs.read_index import of_split, open_index
-from mcis.platform.runs.workspace import Workspace, in_words
+from mcis.platform.runs.workspace import Workspace
 
 K = TypeVar("K")
 T = TypeVar("T")
+MOST_SIDE = 1024
+"""Most pixels of a side of overlays, and of photographs as they are predicted where the run has no `data.max_side`."""
 
 
 class Prediction(NamedTuple):
@@ -202,28 +203,6 @@ class TrainedRun(NamedTuple):
     weights: Path
     classes: tuple[str, ...]
     max_side: int
-
-    def memory(self, processes: int) -> int:
-        """Bound of the memory in which photographs of any size are predicted, bytes."""
-        return photographs_memory(self.config, len(self.classes), self.max_side, processes)
-
-    def processes(self) -> int:
-        """Processes that run the CRF beside the network: one for each core but one, within half of this machine's
-        memory, and at least one."""
-        most = max(1, (os.cpu_count() or 1) - 1)
-        fitting = (count for count in range(most, 1, -1) if self.memory(count) <= memory_bytes() // 2)
-        return next(fitting, 1)
-
-    def memory_in_words(self, processes: int) -> str:
-        """The bound, and what it is the bound of."""
-        crf = self.config.predict.crf
-        side = min(self.max_side, crf.max_side or self.max_side)
-        refined = f"refined at up to {side} in {processes} process(es)" if crf.iterations else "not refined"
-        return (
-            f"memory:  at most {in_words(self.memory(processes))} of this machine's {in_words(memory_bytes())}: "
-            f"photographs of up to {self.config.data.max_pixels / 1e6:g} megapixels, predicted at up to {self.max_side}"
-            f" pixels a side, {refined}"
-        )
 
 
 def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:

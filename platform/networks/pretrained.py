@@ -14,7 +14,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import fetched, is_there, place_of, send
 from mcis.models.backbones import Backbone
 from mcis.models.networks import TIMM
-from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_bytes, pretrained_url
+from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_url
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.checkpoints import save
 from mcis.platform.runs.arguments import errors_name_keys
@@ -101,19 +101,6 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
             "name the file, for example --set weights.backbone=/path/to/weights.pth",
         )
     return path
-
-
-def download_bytes(backbone: str, workspace: Workspace | None) -> int:
-    """Bytes that `weights.backbone=download` is yet to fetch; 0 where there are no weights of a backbone."""
-    if not backbone.startswith(TIMM) and backbone not in PRETRAINED:
-        return 0
-    if workspace and is_there(_place(backbone, workspace)):
-        return 0
-    if backbone.startswith(TIMM):
-        from mcis.models.timm_backbones import timm_bytes
-
-        return timm_bytes(backbone.removeprefix(TIMM))
-    return pretrained_bytes(backbone)
 
 
 def _place(backbone: str, workspace: Workspace) -> Path:

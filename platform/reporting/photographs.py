@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from mcis.datasets.images.decode import Picture, RejectedImage, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
-from mcis.platform.networks.needs import MOST_SIDE
-from mcis.platform.networks.predictor import Prediction, Predictor
+from mcis.platform.networks.predictor import MOST_SIDE, Prediction, Predictor
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from mcis.datasets.index import Listing
+from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.results import IndexResult, Result, read_result
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
@@ -33,12 +33,12 @@ class RunContext:
         part: the folder that the stage writes into; a kept output gets its final name when the stage returns.
         tracker: MLflow.
         origins: where each value of the configuration comes from, by its key.
-        afresh: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
+        recompute: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
+        reuse, reused: stages whose finished output is taken in spite of changed code, as asked for and as happened.
         pauses: of the classifier's training, which change no result.
         inputs: finished folders of the stages that ran before, by stage.
         seconds, computed: wall seconds of these stages, and whether this call computed them.
-        listed: what the sources hold, once somebody has listed it and until the index is made of it: of millions of
-            images it takes as much memory as all else.
+        sources: what they hold, until the index is made of it.
         caches: names of the folders below cache/ that the stage read; whoever opens one adds it.
     """
 
@@ -47,12 +47,14 @@ class RunContext:
     part: Path
     tracker: Tracker
     origins: Mapping[str, str]
-    afresh: bool = False
+    recompute: bool = False
+    reuse: tuple[str, ...] = ()
+    reused: tuple[str, ...] = ()
     pauses: Pauses | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     computed: Mapping[str, bool] = field(default_factory=dict)
-    listed: list[Listing] = field(default_factory=list)
+    sources: Sources | None = None
     caches: list[str] = field(default_factory=list)
 
     def after(self, stage: str, folder: Path, *, seconds: float, computed: bool) -> "RunContext":

@@ -1,5 +1,7 @@
 """What a run can expect of its images, in plain lines, from the listing alone."""
 
+import math
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +26,7 @@ def expectations(config: Config, listing: Listing) -> list[str]:
         f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
         f"{len(names)} classes; {single:.0%} of the tagged train images have one tag"
     ]
-    by_tags = _few_images(tagged, names)
+    by_tags = _few_images(tagged, names) + _unseen(config, len(tagged))
     if config.supervision == "tags":
         by_tags += _training(config, single, val=len(tagged_val))
     return lines + [f"expect:  {sentence}" for sentence in by_tags + _scores(config, listing)]
@@ -37,6 +39,19 @@ def _few_images(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
     if not few:
         return []
     return [f"poor masks of {len(few)} of {len(names)} classes, with fewer than {_FEW} training images: {shown(few)}"]
+
+
+def _unseen(config: Config, images: int) -> list[str]:
+    """The trainings that do not see all of so many images in their steps."""
+    trainings = {"segmenter": (config.segmenter.steps, config.segmenter.batch)}
+    if config.walks:
+        trainings["affinity_net"] = config.affinity_net.steps, config.affinity_net.batch
+    return [
+        f"the {name} sees at most {steps * batch:,} of {images:,} training images; "
+        f"{name}.steps={math.ceil(images / batch)} shows it each of them once"
+        for name, (steps, batch) in trainings.items()
+        if steps * batch < images
+    ]
 
 
 def _training(config: Config, single: float, *, val: int) -> list[str]:

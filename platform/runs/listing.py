@@ -32,6 +32,30 @@ ARGUMENTS = {
 """By source: argument of its lister -> the configuration key that gives it."""
 
 
+class Sources:
+    """What the sources of a configuration hold, listed once; of millions of images it takes as much memory as all else,
+    so that whoever makes the index of it takes it away."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self._listing: Listing | None = listing(config)
+
+    def look(self) -> Listing:
+        """What they hold."""
+        self._listing = self._listing or listing(self._config)
+        return self._listing
+
+    def take(self) -> Listing:
+        """As `look`, for the last time."""
+        found = self.look()
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Gives its memory back; it would be listed again."""
+        self._listing = None
+
+
 def listing(config: Config) -> Listing:
     """What the configured sources hold, one after the other. The first source that names its classes names them all.
 

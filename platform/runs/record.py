@@ -34,8 +34,8 @@ class RunRecord:
         outputs: by stage, or by the key of weights that are of another run, the names of the folders below store/ that
             the run points to.
         current: those of them that the last call points to.
-        afresh: names of the folders below store/ that calls with `--from` have begun to compute again since a call last
-            finished. Such a call that is repeated goes on with them.
+        recomputed: names of the folders below store/ that calls with `--from` have begun to compute again since a call
+            last finished. Such a call that is repeated goes on with them.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -46,7 +46,7 @@ class RunRecord:
     reason: str | None = None
     outputs: dict[str, list[str]] = field(default_factory=dict)
     current: dict[str, list[str]] = field(default_factory=dict)
-    afresh: list[str] = field(default_factory=list)
+    recomputed: list[str] = field(default_factory=list)
 
 
 _ADAPTER = TypeAdapter(RunRecord)
@@ -90,10 +90,9 @@ def pointers(workspace: Workspace, name: str) -> dict[str, list[str]]:
     return {stage: list(dict.fromkeys(names)) for stage, names in found.items()}
 
 
-def point_to(workspace: Workspace, name: str, stage: str, *outputs: Path) -> None:
-    """Writes down that a run points to outputs of a stage, before they are computed: its own, and what the same pass
-    makes for others."""
-    folder, names = workspace.run(name), [output.name for output in outputs]
+def point_to(workspace: Workspace, name: str, stage: str, output: Path) -> None:
+    """Writes down that a run points to the output of a stage, before it is computed."""
+    folder, names = workspace.run(name), [output.name]
     record = read_record(folder) or RunRecord(began=now())
     every = list(dict.fromkeys([*record.outputs.get(stage, []), *names]))
     _write(
@@ -102,17 +101,17 @@ def point_to(workspace: Workspace, name: str, stage: str, *outputs: Path) -> Non
     )
 
 
-def begun_afresh(workspace: Workspace, name: str) -> list[str]:
-    """See `RunRecord.afresh`."""
+def recomputed(workspace: Workspace, name: str) -> list[str]:
+    """See `RunRecord.recomputed`."""
     record = read_record(workspace.run(name))
-    return record.afresh if record else []
+    return record.recomputed if record else []
 
 
-def begin_afresh(workspace: Workspace, name: str, output: Path) -> None:
+def begin_recompute(workspace: Workspace, name: str, output: Path) -> None:
     """Writes down that an output is computed again, once the former one is gone."""
     folder = workspace.run(name)
     record = read_record(folder) or RunRecord(began=now())
-    _write(folder, dataclasses.replace(record, afresh=[*record.afresh, output.name]))
+    _write(folder, dataclasses.replace(record, recomputed=[*record.recomputed, output.name]))
 
 
 @contextlib.contextmanager
@@ -130,8 +129,8 @@ def recorded(
     with hold_run(workspace, name):
         began, folder = now(), workspace.run(name)
         earlier, outputs = read_record(folder), pointers(workspace, name)
-        afresh = earlier.afresh if earlier and earlier.outcome != "finished" else []
-        _write(folder, RunRecord(kind=kind, study=study, began=began, outputs=outputs, afresh=afresh))
+        begun = earlier.recomputed if earlier and earlier.outcome != "finished" else []
+        _write(folder, RunRecord(kind=kind, study=study, began=began, outputs=outputs, recomputed=begun))
         try:
             yield
         except BaseException as error:
@@ -163,9 +162,8 @@ def _ended_by(error: BaseException, record: RunRecord) -> RunRecord:
     record = dataclasses.replace(record, ended=now(), outcome="failed")
     if not isinstance(error, UserError):
         return dataclasses.replace(record, reason=type(error).__name__)
-    again = "--from" in error.remedy or AGAIN in error.remedy  # what was computed again is to be so once more
-    afresh = [] if again else record.afresh
-    return dataclasses.replace(record, reason=error.found, afresh=afresh)
+    once_more = "--from" in error.remedy or AGAIN in error.remedy  # what was computed again is to be so once more
+    return dataclasses.replace(record, reason=error.found, recomputed=[] if once_more else record.recomputed)
 
 
 def _write(folder: RunFolder, record: RunRecord) -> None:

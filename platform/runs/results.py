@@ -105,16 +105,32 @@ Result = TypeVar("Result", bound=StageResult)
 
 
 def write_result(
-    folder: Path, result: StageResult, *, stage: str, key: str, seconds: float, caches: Sequence[str] = ()
+    folder: Path,
+    result: StageResult,
+    *,
+    stage: str,
+    key: str,
+    but_code: str = "",
+    seconds: float,
+    caches: Sequence[str] = (),
 ) -> None:
     """Writes a stage's result into the folder of its output: with its name, key, seconds, the caches it read, and by
     name the bytes of its files and the rows of those that are tables, which `flaw` goes by.
+
+    Args:
+        but_code: what the key would be the fingerprint of if it left out the code.
 
     Raises:
         UserError: a table is damaged.
     """
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
-    about = {"stage": stage, "key": key, "seconds": seconds, "caches": list(dict.fromkeys(caches))}
+    about = {
+        "stage": stage,
+        "key": key,
+        "but_code": but_code,
+        "seconds": seconds,
+        "caches": list(dict.fromkeys(caches)),
+    }
     # What a process that is gone left under a temporary name is not of the output: `mcis gc` removes it.
     files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
     files.pop(SUMMARY, None)

@@ -19,7 +19,7 @@ Scored = Literal["localization_maps", "pseudo_masks", "baseline", "segmentation"
 """What a score is of; a baseline is made of tags and saliency maps, without a classifier."""
 
 
-ORIGIN = ("seed", "recipe", "weights", "git", "code")
+ORIGIN = ("seed", "recipe", "weights", "git", "code", "reused")
 """The headings of the configuration and the revision that a score comes from."""
 HEADINGS = (
     "split", "images",
@@ -65,6 +65,7 @@ class Score:
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
         git: commit of the project that ran, None outside a checkout.
         code: what `version.code_digest` said of it.
+        reused: stages whose output was taken although other code had made it (`mcis run --reuse`).
     """
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -96,6 +97,7 @@ class Score:
     weights: str
     git: str | None
     code: str | None = None
+    reused: str | None = None
 
     @classmethod
     def from_json(cls, value: Any, file: Path) -> "Score":
@@ -160,7 +162,8 @@ class Score:
         texts = {"seed": str(self.seed), "recipe": self.recipe, "weights": self.weights}
         if self.git:
             texts["git"] = short_commit(self.git)
-        return texts | ({"code": self.code} if self.code else {})
+        further = {"code": self.code, "reused": self.reused}
+        return texts | {heading: text for heading, text in further.items() if text}
 
     def meaning(self) -> dict[str, str]:
         """Heading -> text for every value that applies, in the order of HEADINGS."""

@@ -5,13 +5,13 @@ stages it needs, and of code, torch and class of device that it is computed with
 same: they are computed once, in one run or another.
 """
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
 from mcis.datasets.storage.copies import in_bucket, is_there
@@ -19,14 +19,16 @@ from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import begin_afresh, begun_afresh, point_to
+from mcis.platform.runs.record import begin_recompute, point_to, recomputed
 from mcis.platform.runs.results import StageResult, flaw, write_result
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import SUMMARY, Workspace, bytes_in, discard, disk_errors, fingerprint
+from mcis.platform.runs.workspace import SUMMARY, Workspace, discard, disk_errors, fingerprint, read_json
 
 
 class StageModule(Protocol):
     """What every module of `mcis.platform.stages` offers."""
+
+    __name__: str
 
     def check(self, config: Config, listing: Listing, workspace: Workspace) -> None:
         """Raises UserError for what would end the stage later, seen from the listing and the files of weights alone."""
@@ -36,19 +38,6 @@ class StageModule(Protocol):
 
     def run(self, config: Config, context: RunContext) -> StageResult:
         """Computes the output into `context.part`; what an interrupted call left there is continued."""
-
-
-class Together(NamedTuple):
-    """How a stage computes the outputs of several configurations in one pass.
-
-    Attributes:
-        configurations: those whose outputs are computed with that of a configuration, which is the first of them; what
-            it says of the others has no place in them.
-        run: as `StageModule.run`, for some of them, each with a context of its own; returns their results.
-    """
-
-    configurations: Callable[[Config], Sequence[Config]]
-    run: Callable[[Sequence[Config], Sequence[RunContext]], Sequence[StageResult]]
 
 
 def _always(config: Config) -> bool:
@@ -69,7 +58,6 @@ class Stage:
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         networks: whether networks run in it, so that the class of device is in its key.
         takes_part: whether a run of a configuration has this stage.
-        together: computes the outputs of several configurations in one pass; None for a stage that cannot.
     """
 
     name: str
@@ -80,128 +68,119 @@ class Stage:
     kept: bool = True
     networks: bool = True
     takes_part: Callable[[Config], bool] = _always
-    together: Together | None = None
 
 
-def run_stage(stage: Stage, config: Config, context: RunContext, *, afresh: bool) -> RunContext:
-    """Runs a stage, unless its output is kept and not to be computed `afresh`; returns the next stage's context.
+def run_stage(
+    stage: Stage,
+    config: Config,
+    context: RunContext,
+    *,
+    recompute: bool = False,
+    before: Callable[[], None] | None = None,
+) -> RunContext:
+    """Runs a stage, unless its output is kept and not to be recomputed; returns the next stage's context.
 
-    What a call before has begun to compute afresh, and did not finish, goes on from there.
+    What a call before has begun to recompute, and did not finish, goes on from there.
+
+    Args:
+        before: called before anything is computed.
     """
     began, workspace = time.monotonic(), context.workspace
     if not stage.kept:
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
-    outputs = _outputs(stage, config, context)
-    key = next(iter(outputs))
-    point_to(workspace, context.name, stage.name, *(workspace.finished(stage.name, each) for each in outputs))
-    computed = _compute(stage, outputs, context, afresh=afresh)
+    parts = key_parts(stage, config, context)
+    folder = workspace.finished(stage.name, fingerprint(parts))
+    if stage.name in context.reuse and flaw(folder) is not None:
+        folder = _of_other_code(stage, parts, workspace)
+        context = dataclasses.replace(context, reused=(*context.reused, stage.name))
+        console.print(f"note: {folder.name} is taken as it is, though it was made by other code", markup=False)
+    point_to(workspace, context.name, stage.name, folder)
+    computed = _compute(stage, config, context, parts, folder, recompute=recompute, before=before)
     seconds = time.monotonic() - began
-    context = context.after(stage.name, workspace.finished(stage.name, key), seconds=seconds, computed=computed)
+    context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
     console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}")
     return context
 
 
-class Unfinished(NamedTuple):
-    """The stages that a run has still to compute, and how many bytes of what the first of them writes are there."""
-
-    stages: tuple[str, ...]
-    begun: int
-
-
-def unfinished(stages: Sequence[Stage], config: Config, context: RunContext, afresh: Collection[str]) -> Unfinished:
-    """The stages from the first one without a finished output on, as those behind it depend on it.
-
-    Args:
-        stages: whose output is kept.
-        context: as the first of them gets it.
-        afresh: stages whose output is removed and computed again.
-    """
-    workspace = context.workspace
-    for number, stage in enumerate(stages):
-        names = tuple(stage.name for stage in stages[number:])
-        outputs = _outputs(stage, config, context)
-        folder = workspace.finished(stage.name, next(iter(outputs)))
-        begun = sum(bytes_in(workspace.part(stage.name, key)) for key in outputs)
-        begun += sum(bytes_in(workspace.finished(stage.name, key)) for key in list(outputs)[1:])
-        if stage.name in afresh and folder.name not in begun_afresh(workspace, context.name):
-            return Unfinished(names, begun + bytes_in(folder))
-        if not _is_whole(folder):
-            return Unfinished(names, begun)
-        context = context.after(stage.name, folder, seconds=0.0, computed=False)
-    return Unfinished((), 0)
-
-
-def _outputs(stage: Stage, config: Config, context: RunContext) -> dict[str, Config]:
-    """The configurations whose outputs a stage computes in one pass, by their keys; that of `config` is the first."""
-    configs = stage.together.configurations(config) if stage.together else [config]
-    return {_key(stage, each, context): each for each in configs}
-
-
-def _key(stage: Stage, config: Config, context: RunContext) -> str:
-    """The fingerprint of all that the stage's output depends on."""
+def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, Any]:
+    """All that the stage's output depends on, which its key is the fingerprint of."""
     values = {name: getattr(config, name) for name in stage.sections}
     reached = [name for name in stage.needs if name in context.inputs]
-    return fingerprint(
-        {
-            "stage": stage.name,
-            "made with": made_with(config.compute.device if stage.networks else None),
-            "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
-            "inputs": stage.module.inputs(config, context),
-            "needs": {name: context.result(name, StageResult).identity for name in reached},
-        }
-    )
+    return {
+        "stage": stage.name,
+        "made with": made_with(stage.module.__name__, config.compute.device if stage.networks else None),
+        "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
+        "inputs": stage.module.inputs(config, context),
+        "needs": {name: context.result(name, StageResult).identity for name in reached},
+    }
 
 
-def _compute(stage: Stage, outputs: dict[str, Config], context: RunContext, *, afresh: bool) -> bool:
-    """Computes a stage if its output is absent or not whole, or `afresh` asks for it; True if it did.
+def _but_code(parts: dict[str, Any]) -> str:
+    """The fingerprint of all parts of a key but the code."""
+    return fingerprint(parts | {"made with": parts["made with"] | {"code": None}})
 
-    Args:
-        outputs: as of `_outputs`. What is absent of them is computed in the same pass.
+
+def _of_other_code(stage: Stage, parts: dict[str, Any], workspace: Workspace) -> Path:
+    """The newest finished output of a stage whose key differs in the code alone.
+
+    Raises:
+        UserError: there is none.
     """
-    workspace, wanted = context.workspace, next(iter(outputs))
-    if not afresh and _is_whole(workspace.finished(stage.name, wanted)):
-        return False  # whoever holds a lock may be computing another output for hours
-    with contextlib.ExitStack() as locks:
-        for key in sorted(outputs):  # in the same order everywhere, or two runs might wait for each other
-            locks.enter_context(hold_stage(workspace, stage.name, key, run=context.name))
-        absent = [key for key in outputs if not _is_whole(workspace.finished(stage.name, key))]
-        output = workspace.finished(stage.name, wanted)
-        goes_on = afresh and output.name in begun_afresh(workspace, context.name)
+    wanted = _but_code(parts)
+    found = [
+        folder
+        for folder in workspace.outputs_of(stage.name)
+        if flaw(folder) is None and read_json(folder / SUMMARY).get("but_code") == wanted
+    ]
+    if not found:
+        raise UserError(
+            f"--reuse {stage.name}, and the workspace has no finished output of it with this configuration and these "
+            "images",
+            "one that other code has made",
+            "leave out --reuse, which computes it",
+        )
+    return max(found, key=lambda folder: (folder / SUMMARY).stat().st_mtime_ns)
+
+
+def _compute(
+    stage: Stage,
+    config: Config,
+    context: RunContext,
+    parts: dict[str, Any],
+    folder: Path,
+    *,
+    recompute: bool,
+    before: Callable[[], None] | None,
+) -> bool:
+    """Computes a stage if its output is absent or not whole, or `recompute` asks for it; True if it did."""
+    if not recompute and flaw(folder) is None:
+        return False
+    workspace, key = context.workspace, folder.name.removeprefix(f"{stage.name}-")
+    with hold_stage(workspace, stage.name, key, run=context.name):
+        goes_on = recompute and folder.name in recomputed(workspace, context.name)
         if goes_on:
             console.print(f"note: {stage.name} goes on with what the call before has computed again")
-        elif afresh:
-            absent = list(dict.fromkeys([wanted, *absent]))
-            for key in absent:
-                workspace.forget(stage.name, key)
-            begin_afresh(workspace, context.name, output)
-        if wanted not in absent:
+        elif recompute:
+            workspace.forget(stage.name, key)
+            begin_recompute(workspace, context.name, folder)
+        if flaw(folder) is None:
             return False
-        for folder in (workspace.finished(stage.name, key) for key in absent):
-            # In a bucket an output and its part are one place.
-            if is_there(folder / SUMMARY if in_bucket(folder) else folder):
-                console.print(f"note: {folder.name} is computed again: {flaw(folder)}", markup=False)
-                if in_bucket(folder):
-                    discard(folder)
-        parts, began = [workspace.part(stage.name, key) for key in absent], time.monotonic()
-        caches: list[str] = []
-        anew = afresh and not goes_on  # what the call before has kept is of images that were read again
-        contexts = [dataclasses.replace(context, part=part, afresh=anew, caches=caches) for part in parts]
-        with disk_errors(parts[0]):
-            for part in parts:
-                part.mkdir(parents=True, exist_ok=True)
-            if stage.together:
-                results = stage.together.run([outputs[key] for key in absent], contexts)
-            else:
-                results = [stage.module.run(outputs[wanted], contexts[0])]
+        # In a bucket an output and its part are one place.
+        if is_there(folder / SUMMARY if in_bucket(folder) else folder):
+            console.print(f"note: {folder.name} is computed again: {flaw(folder)}", markup=False)
+            if in_bucket(folder):
+                discard(folder)
+        if before:
+            before()
+        part, began, caches = workspace.part(stage.name, key), time.monotonic(), list[str]()
+        fresh = recompute and not goes_on  # what earlier calls kept is of images that were read before
+        with disk_errors(part):
+            part.mkdir(parents=True, exist_ok=True)
+            result = stage.module.run(config, dataclasses.replace(context, part=part, recompute=fresh, caches=caches))
         seconds = time.monotonic() - began
-        for key, part, result in zip(absent, parts, results, strict=True):
-            write_result(part, result, stage=stage.name, key=key, seconds=seconds, caches=caches)
-            workspace.finish(stage.name, key)
+        but_code = _but_code(parts)
+        write_result(part, result, stage=stage.name, key=key, but_code=but_code, seconds=seconds, caches=caches)
+        workspace.finish(stage.name, key)
         return True
-
-
-def _is_whole(folder: Path) -> bool:
-    """Whether a finished output is there with all its files."""
-    return flaw(folder) is None

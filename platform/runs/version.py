@@ -1,14 +1,31 @@
-"""The version of the project that is running: its release, its commit, and the content of the code itself."""
+"""The version of the project that is running: its release, its commit, and the code that a stage runs."""
 
+import ast
 import functools
 import hashlib
 import importlib.metadata
+import importlib.util
+import re
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-_COMPUTES = ("datasets", "models", *(f"platform/{name}" for name in ("config", "engine", "networks", "runs", "stages")))
-"""The folders whose sources stages compute with, in a checkout and in an installed package."""
+_ROOT = Path(__file__).resolve().parents[2]
+_COMPUTE_NOTHING = tuple(
+    f"mcis.platform.{name}"
+    for name in (
+        "commands", "config", "reporting", "pipeline",
+        *(f"runs.{name}" for name in (
+            "arguments", "context", "data_sets", "environment", "expectations", "garbage", "inventory", "listing",
+            "locks", "logged_models", "mlflow_run", "progress", "record", "results", "scores", "stage", "tracked",
+            "tracking", "tracking_store", "verdicts", "version", "workspace",
+        )),
+    )
+)  # fmt: skip
+"""Modules, or the beginnings of their names, that no output depends on: values of the configuration are in keys."""
+_ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
+"""An entry of a table that is imported when it is first asked for."""
 
 
 class Commit(NamedTuple):
@@ -43,26 +60,93 @@ def git_revision() -> str | None:
     return commit and commit.name[:12] + ("+" if commit.modified else "")
 
 
-@functools.cache
-def code_digest() -> str:
-    """Sixteen digits of the SHA-256 of all sources that can change what a stage computes, by their names.
+def code_of(module: str) -> str:
+    """Sixteen digits of the SHA-256 of what a module of mcis runs: its syntax tree, without comments and docstrings,
+    and those of the modules that it imports, directly or through others, as far as they compute.
 
-    It is the same of a wheel and of the checkout that it was built from.
+    Configuration is left out, as keys have its values; so is what only records, shows or starts a computation. Entries
+    of tables that name a module as text are imports too, and what installed packages add to tables counts for all. It
+    is the same of a wheel and of the checkout that it was built from.
     """
-    root, digest = Path(__file__).resolve().parents[2], hashlib.sha256()
-    files = [file.relative_to(root).as_posix() for folder in _COMPUTES for file in (root / folder).rglob("*.py")]
-    for name in sorted(files):
-        digest.update(f"{name} {hashlib.sha256((root / name).read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()[:16]
+    reached: set[str] = set()
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        if name not in reached and _file(name) and not name.startswith(_COMPUTE_NOTHING):
+            reached.add(name)
+            waiting += _parsed(name)[1]
+    lines = [f"{name} {_parsed(name)[0]}" for name in sorted(reached)] + list(_of_packages())
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
-def made_with(device: str | None) -> dict[str, str | None]:
+def code_digest() -> str:
+    """As `code_of` of all stages."""
+    stages = Path(__file__).resolve().parents[1] / "stages"
+    names = [f"mcis.platform.stages.{path.stem}" for path in sorted(stages.iterdir()) if not path.name.startswith("_")]
+    return hashlib.sha256(" ".join(map(code_of, names)).encode()).hexdigest()[:16]
+
+
+def _file(module: str) -> Path | None:
+    """The file of a module of mcis; None for other names, and for packages without code."""
+    package, *names = module.split(".")
+    path = _ROOT.joinpath(*names)
+    files = (path.with_suffix(".py"), path / "__init__.py") if package == "mcis" and names else ()
+    return next((file for file in files if file.is_file()), None)
+
+
+@functools.cache
+def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
+    """The digest of a module's syntax tree, and the names that it imports, modules or what they hold."""
+    file = _file(module)
+    assert file is not None
+    tree = ast.parse(file.read_bytes())
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    names = list(_imports(tree, package))
+    return hashlib.sha256(ast.dump(_Bare().visit(tree)).encode()).hexdigest(), tuple(names)
+
+
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Names that may be modules of mcis, also of imports that wait inside a function, and of tables' texts."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            start = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (start, *(f"{start}.{alias.name}" for alias in node.names))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _ENTRY.fullmatch(node.value):
+            yield node.value.partition(":")[0]
+
+
+class _Bare(ast.NodeTransformer):
+    """Leaves out docstrings, those of attributes among them, which are texts that stand alone."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if text else node
+
+
+@functools.cache
+def _of_packages() -> tuple[str, ...]:
+    """The modules that installed packages add to the tables of mcis, each with a digest of its file."""
+    found = importlib.metadata.entry_points()
+    points = [point for group in found.groups if group.startswith("mcis.") for point in found.select(group=group)]
+    lines = []
+    for name in sorted({point.module for point in points}):
+        spec = importlib.util.find_spec(name)
+        content = Path(spec.origin).read_bytes() if spec and spec.origin else b""
+        lines.append(f"{name} {hashlib.sha256(content).hexdigest()}")
+    return tuple(lines)
+
+
+def made_with(module: str, device: str | None) -> dict[str, str | None]:
     """The software and the class of device that an output is made with: others make other bits, or another output.
 
     Args:
+        module: of mcis, that makes it.
         device: None where no network has a part in it.
     """
-    return {"code": code_digest(), "torch": importlib.metadata.version("torch"), "device": device}
+    return {"code": code_of(module), "torch": importlib.metadata.version("torch"), "device": device}
 
 
 def project_version() -> str:

@@ -527,6 +527,11 @@ class Workspace:
             raise UserError(f"{file} is damaged", "stages and folders of store/", "remove it and repeat the command")
         return {stage: self.root / folder for stage, folder in folders.items()}
 
+    def outputs_of(self, stage: str) -> list[Path]:
+        """The folders of all finished outputs of a stage."""
+        names = (name for name in names_in(self.store) if name.startswith(f"{stage}-") and not name.endswith(".part"))
+        return [self.store / name for name in names]
+
     def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
         """Writes down what `outputs` reads."""
         folders = {stage: str(folder.relative_to(self.root)) for stage, folder in outputs.items()}

@@ -36,7 +36,6 @@ from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.verdicts import KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import (
@@ -61,15 +60,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """What the index depends on beside the configuration: the lists, and the stamps of every image."""
-    listed = _listed(config, context)
+    assert context.sources is not None
+    listed = context.sources.look()
     return [digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
-
-
-def _listed(config: Config, context: RunContext) -> Listing:
-    """What the sources hold, listed once in a call."""
-    if not context.listed:
-        context.listed.append(listing(config))
-    return context.listed[0]
 
 
 def run(config: Config, context: RunContext) -> IndexResult:
@@ -79,10 +72,13 @@ def run(config: Config, context: RunContext) -> IndexResult:
         UserError: a file cannot be read at present or changes meanwhile, which leaves the stage unfinished; more images
             than data.max_rejected are rejected, none is left to train on, or a class of a curated source has none.
     """
-    if context.afresh:
+    if context.recompute:
         context.workspace.verdicts.unlink(missing_ok=True)
-    classes, notes, images = _listed(config, context).classes, context.listed[0].notes, len(context.listed[0].table)
-    verified = _verify(context.listed.pop().table, config, context)
+    assert context.sources is not None
+    looked = context.sources.look()
+    classes, notes, images = looked.classes, looked.notes, len(looked.table)
+    del looked  # `take` is to hold the only one
+    verified = _verify(context.sources.take().table, config, context)
     rejected: list[pa.Table] = []
     index_file = context.part / "index.parquet"
     write_batches(index_file, INDEX_SCHEMA, _sound(verified.shards, rejected))

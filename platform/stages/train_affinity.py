@@ -22,7 +22,8 @@ from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.training import fit
-from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze, load_classifier
+from mcis.platform.networks.affinities import build_affinity_net
+from mcis.platform.networks.build import build_backbone, freeze, load_classifier
 from mcis.platform.networks.masks import pixel_scores, tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.runs.context import RunContext

@@ -14,8 +14,9 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.training import fit
-from mcis.platform.networks.build import build_backbone, build_segmenter, freeze, load_classifier
+from mcis.platform.networks.build import build_backbone, freeze, load_classifier
 from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.networks.segmenter import build_segmenter
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult

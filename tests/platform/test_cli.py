@@ -1,6 +1,5 @@
 """The command line: help, configuration, and bad input that ends in one clear message."""
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -250,19 +249,19 @@ def test_doctor_looks_at_torchvision_before_anything_else_has() -> None:
     assert done.stdout.strip() in ("ok", "note"), done.stderr
 
 
-def test_doctor_computes_what_a_run_takes(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_says_what_a_run_takes_of_the_disk(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the configuration that is given, and without a workspace; too little of the disk is bad."""
     arguments = ["doctor", "voc", "--voc", str(root), "--recipe", "small", "--workspace", str(tmp_path / "none")]
     arguments += ["--set", f"data.classes={root / 'classes.txt'}"]
     done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
     assert done.exit_code == 0, done.output
-    assert "│ localize" in done.output
-    assert "the run takes at most" in done.output
+    assert "decoded images" in done.output
+    assert "the run takes" in done.output
     assert not (tmp_path / "none").exists()
-    monkeypatch.setattr("mcis.platform.runs.workspace.free_bytes", lambda folder: 2**20)
+    monkeypatch.setattr("mcis.platform.runs.workspace.free_bytes", lambda folder: 2**10)
     done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
     assert done.exit_code == 1, done.output
-    assert "of 1.0 MiB free" in done.output
+    assert "of 1.0 KiB free" in done.output
     done = runner.invoke(app, ["doctor", "voc", "--recipe", "small"])
     assert done.exit_code == 1
     assert "add --voc PATH" in done.output
@@ -277,13 +276,13 @@ def test_a_run_says_what_it_takes_before_ray_starts(
     monkeypatch.setattr("mcis.platform.engine.runtime.ray_session", no_ray)
     arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
     arguments += ["--set", f"data.classes={root / 'classes.txt'}", "--set", "segmenter.steps=1"]
-    done = runner.invoke(app, [*arguments, "--set", "segmenter.batch=2"], env={"COLUMNS": "200"})
+    cached = ["--set", "segmenter.batch=2", "--set", "compute.cache_gb=0.00001"]
+    done = runner.invoke(app, [*arguments, *cached], env={"COLUMNS": "200"})
     assert "here Ray would start" in done.output
     assert "expect:  the segmenter sees at most 2 of " in done.output
+    assert "expect:  compute.cache_gb=1e-05 does not hold the " in done.output
     assert "disk:    at most " in done.output
-    assert "memory:  about " in done.output
     assert "images:  " in done.output
-    assert re.search(r"time:    about \d+ (s|min) on \d+ cores where nothing is finished", done.output)
 
 
 def test_doctor_looks_at_every_part_and_is_content_here(tmp_path: Path) -> None:

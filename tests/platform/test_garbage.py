@@ -37,6 +37,8 @@ class Toy:
     def check(self, *_: Any) -> None:
         """Finds nothing."""
 
+    __name__ = "toy"
+
     def inputs(self, *_: Any) -> str:
         return self.value
 
@@ -59,7 +61,7 @@ def run(
         write_config(workspace, name)
         for stage, value in zip(names, values, strict=True):
             toy = Toy(value, error if stage == names[-1] else None)
-            context = run_stage(Stage(name=stage, module=toy), CONFIG, context, afresh=False)
+            context = run_stage(Stage(name=stage, module=toy), CONFIG, context)
         write_json(workspace.run(name).scores, {"scores": [{"what": "pseudo_masks", **SCORE}]})
     return [stage for stage, computed in context.computed.items() if computed]
 
@@ -299,7 +301,7 @@ def test_a_run_that_began_to_run_again_keeps_all_that_it_pointed_to(workspace: W
     def again() -> None:
         with recorded(workspace, "first", whole=True):
             context = RunContext(workspace=workspace, name="first", part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
-            run_stage(Stage(name="index", module=Waits("c")), CONFIG, context, afresh=False)
+            run_stage(Stage(name="index", module=Waits("c")), CONFIG, context)
 
     thread = threading.Thread(target=again)
     thread.start()

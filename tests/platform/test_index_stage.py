@@ -159,14 +159,13 @@ def test_the_sources_are_listed_once_in_a_call(photos: Path, ray_local: None, mo
         asked.append(config.setting)
         return listing(config)
 
-    monkeypatch.setattr(index, "listing", counted)
-    monkeypatch.setattr(pipeline, "listing", counted)
+    monkeypatch.setattr("mcis.platform.runs.listing.listing", counted)
     resolved = resolve("tags", "small", {"data.tags.table": str(photos)})
     workspace = Workspace(photos.parent / "workspace")
     for _ in range(2):
-        listed = [pipeline.check(resolved.config, workspace, "index-tags", until="index")]
-        pipeline.run(resolved, workspace, "index-tags", until="index", listed=listed)
-        assert (asked, listed) == (["tags"], []), "and nobody holds it behind the index"
+        sources = pipeline.check(resolved.config, workspace, "index-tags", until="index")
+        pipeline.run(resolved, workspace, "index-tags", until="index", sources=sources)
+        assert (asked, sources._listing) == (["tags"], None), "and nobody holds it behind the index"
         asked.clear()
     pipeline.run(resolved, workspace, "index-tags", until="index")
     assert asked == ["tags"]

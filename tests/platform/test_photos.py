@@ -15,7 +15,7 @@ from mcis.models.pretrained import bundled_file, load_pretrained
 from mcis.models.timm_backbones import timm_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.networks.build import build_affinity_net, load_affinity_net
+from mcis.platform.networks.affinities import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
 from mcis.platform.runs.output_tables import image_maps

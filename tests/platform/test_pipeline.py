@@ -18,18 +18,17 @@ from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
-from mcis.platform.networks.needs import needs_of_listing
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs import stage as stage_of_runs
 from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.record import pointers
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.version import git_commit
-from mcis.platform.runs.workspace import Workspace, bytes_in, read_json, read_table
+from mcis.platform.runs.workspace import Workspace, read_json, read_table
 
 TINY = (
     "classifier.epochs=2",
@@ -51,7 +50,7 @@ SCORE_KEYS = {
     "what", "name", "split", "miou", "iou", "images", "scales", "mirror", "crf", "threshold", "background_cue",
     "precision", "recall", "boundary_miou", "boundary_iou", "confusion",
     "map_scale", "related", "method", "ignored_share", "by_maps", "trained_on", "seed", "recipe", "weights", "git",
-    "code",
+    "code", "reused",
 }  # fmt: skip
 
 
@@ -184,27 +183,10 @@ def test_maps_masks_and_predictions_are_exported(
         export(workspace, other.context.name, "masks", tmp_path)
 
 
-def test_the_disk_that_a_run_took_is_what_was_computed_for_it(
-    first: pipeline.RunResult, root: Path, workspace: Workspace
-) -> None:
-    """Each stage left at most what was computed, and the sum is no more than three times as much."""
-    config = settings(root).config
-    computed = needs_of_listing(config, listing(config), None)
-    left = {stage: bytes_in(first.context.inputs[stage]) for stage in first.context.inputs if stage != "report"}
-    wanted = {stage: computed.parts[stage].leaves for stage in left}
-    assert {stage: size for stage, size in left.items() if size > wanted[stage]} == {}, wanted
-    assert sum(wanted.values()) < 3 * sum(left.values()), (wanted, left)
-    assert (
-        sum(bytes_in(folder) for folder in workspace.cache.glob("squash64-*"))
-        <= computed.parts["decoded images"].leaves
-    )
-
-
 def test_a_disk_too_small_ends_a_run_before_any_training_but_not_a_finished_one(
     first: pipeline.RunResult, root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("mcis.platform.pipeline", "mcis.platform.networks.needs"):
-        monkeypatch.setattr(f"{module}.free_bytes", lambda folder: 100_000)
+    monkeypatch.setattr("mcis.platform.networks.disk.free_bytes", lambda folder: 100_000)
     again = pipeline.run(settings(root), workspace, "first")
     assert {stage for stage, computed in again.context.computed.items() if computed} == {"report"}
     with pytest.raises(UserError, match=r"the run takes .* more on the disk of .*, which has 97\.7 KiB free") as caught:
@@ -683,3 +665,21 @@ def test_the_released_aggregation_and_crf_cue_run(root: Path, workspace: Workspa
     values = read_table(result.context.inputs["localize"] / "maps")["map"].combine_chunks().flatten().to_numpy()
     steps = values.astype("float32") * 255
     assert abs(steps - steps.round()).max() < 0.13  # 8 bit levels, as far as float16 holds them
+
+
+def test_scores_say_which_outputs_other_code_has_made(
+    first: pipeline.RunResult, root: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--reuse` takes the localization maps of the first run although, as it seems here, their code has changed."""
+    made_with = stage_of_runs.made_with
+    other = {"mcis.platform.stages.localization": {"code": "0" * 16}}
+    monkeypatch.setattr(
+        stage_of_runs, "made_with", lambda module, device: made_with(module, device) | other.get(module, {})
+    )
+    again = pipeline.run(settings(root), workspace, "reused", reuse=["localize"])
+    assert again.context.inputs["localize"] == first.context.inputs["localize"]
+    assert [stage for stage, computed in again.context.computed.items() if computed] == ["evaluate", "report"]
+    assert {score.reused for score in again.scores} == {"localize"}
+    assert all(score.meaning()["reused"] == "localize" for score in again.scores)
+    assert [score.miou for score in again.scores] == [score.miou for score in first.scores]
+    assert {score.reused for score in first.scores} == {None}

@@ -53,7 +53,7 @@ from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS, StepLog
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
-from mcis.platform.networks.build import build_affinity_net
+from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.context import Pauses
 from mcis.platform.runs.tracking import Tracker

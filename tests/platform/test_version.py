@@ -1,10 +1,12 @@
 """The version of the code in keys: another source, torch or class of device is another output, another place is not."""
 
+import ast
 import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,12 +25,13 @@ from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.version import code_digest
 from mcis.platform.runs.workspace import Workspace, fingerprint
 
-module = SimpleNamespace(inputs=lambda config, context: None, run=lambda config, context: StageResult())
+name = "mcis.platform.stages.train_classifier"
+module = SimpleNamespace(__name__=name, inputs=lambda config, context: None, run=lambda config, context: StageResult())
 workspace = Workspace(Path(sys.argv[3]))
 workspace.run("a")
 context = RunContext(workspace=workspace, name="a", part=workspace.root, tracker=None, origins={})
 config = Config.model_validate({"compute": {"gpu": sys.argv[4] == "gpu"}})
-after = run_stage(Stage(name="work", module=module), config, context, afresh=False)
+after = run_stage(Stage(name="work", module=module), config, context)
 print(code_digest(), after.computed["work"], fingerprint.__code__.co_filename)
 """
 
@@ -64,8 +67,56 @@ def test_outputs_are_of_the_code_that_computes_and_of_the_device(installed: Path
     assert run(elsewhere) == (digest, False)
     assert run(installed, "gpu") == (digest, True)
     with (elsewhere / "mcis/models/losses.py").open("a") as file:
-        file.write("# of another version\n")
+        file.write("OTHER = 1\n")
     other, computed = run(elsewhere)
     assert other != digest
     assert computed
     assert run(installed) == (digest, False)
+
+
+CODES = """
+import sys
+sys.path[:] = [sys.argv[1], *sys.path, sys.argv[2]]
+from mcis.platform import pipeline
+from mcis.platform.runs.version import code_of
+print({stage.name: code_of(stage.module.__name__) for stage in pipeline.STAGES if stage.kept})
+"""
+
+
+def codes(installed: Path) -> dict[str, str]:
+    """The code in the keys of each stage, of this installation."""
+    command = [sys.executable, "-S", "-c", CODES, str(installed), sysconfig.get_path("purelib")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(ast.literal_eval(done.stdout.splitlines()[-1]))
+
+
+def test_an_edit_changes_the_keys_of_the_stages_that_run_it(installed: Path) -> None:
+    """On the real tree: each module is edited, and put back."""
+    before = codes(installed)
+
+    def changed(module: str, edit: Callable[[str], str]) -> set[str]:
+        file = installed / "mcis" / module
+        text = file.read_text()
+        file.write_text(edit(text))
+        after = codes(installed)
+        file.write_text(text)
+        return {stage for stage in before if after[stage] != before[stage]}
+
+    def docs(text: str) -> str:
+        return text.replace('"""', '"""Other words. ', 1) + "# a remark\n"
+
+    def more(text: str) -> str:
+        return f"{text}\nOTHER = 1\n"
+
+    for module in ("platform/runs/progress.py", "models/classifier.py", "platform/stages/pseudo_masks.py"):
+        assert not changed(module, docs), module
+    of_masks = changed("models/pseudo_masks.py", more)
+    assert not {"index", "train_classifier", "localize"} & of_masks
+    assert "pseudo_masks" in of_masks
+    assert "pseudo_masks" in changed("models/threshold_masks.py", more), "an entry that its table names as text"
+    of_losses = changed("models/losses.py", more)
+    assert "train_classifier" in of_losses
+    assert "index" not in of_losses
+    assert not changed("platform/reporting/plots.py", more)
+    assert not changed("platform/config/recipes.py", more)

@@ -34,7 +34,8 @@ def inputs(config: Config, context: RunContext) -> Any:
     masks = [
         file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
     ]
-    return [*masks, file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])]
+    saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
+    return [*masks, saliency, *context.reused]
 
 
 def run(config: Config, context: RunContext) -> StageResult:

@@ -37,6 +37,7 @@ class Scorer:
     classes: tuple[str, ...]
     split: str
     images: int
+    reused: tuple[str, ...] = ()
 
     def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
@@ -56,6 +57,7 @@ class Scorer:
             weights=weights.classifier or weights.initial or weights.backbone,
             git=git_revision(),
             code=code_digest(),
+            reused=", ".join(self.reused) or None,
             **made,
         )
 

@@ -43,7 +43,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     mapped = map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
     scored = (PLAIN, WITH_CRF) if refined else (PLAIN,)
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
-    scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
+    scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows), reused=context.reused)
     trained_on = "ground truth" if config.supervision == "full" else None
     inference = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
     scores = [

@@ -115,7 +115,7 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
     of_maps, of_masks = (bins, classes + 1, classes + 1), (MASK_PARTS, classes + 1, classes + 1)
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), of_maps)
     counts = sum_counts(part, shapes | dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), of_masks))
-    scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
+    scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows), reused=context.reused)
     scored_maps = list(localization_maps(scorer, counts))
     scores = [score for score, _ in scored_maps]
     if reached:

@@ -1,0 +1,31 @@
+"""The segmentation network as configured, built or loaded from a finished stage."""
+
+from pathlib import Path
+
+from torch import nn
+
+from mcis.models.segmenter_table import SEGMENTERS
+from mcis.platform.config.training import SegmenterConfig
+from mcis.platform.networks.build import backbone_keys, build_backbone
+from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
+from mcis.platform.runs.arguments import errors_name_keys
+
+
+def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
+    """The segmentation network as configured, with its initial weights.
+
+    Raises:
+        UserError: the backbone cannot have the stride, or has no level of stride 4 where the network needs it.
+    """
+    backbone = build_backbone(config)
+    with errors_name_keys(backbone_keys(config)):
+        return SEGMENTERS[config.network](
+            backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
+        )
+
+
+def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:
+    """The trained network of a finished stage, in evaluation mode."""
+    model = build_segmenter(config, classes)
+    load_weights(model, folder / WEIGHTS)
+    return model.eval()
