@@ -25,9 +25,10 @@ from aiohttp import web
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
-from mcis.platform.engine.jobs import _FLAGS as FLAGS
-from mcis.platform.engine.jobs import job_command, run_job
+from mcis.platform.commands.submit import job_command
+from mcis.platform.engine.jobs import run_job
 
+COMMANDS: Any = typer.main.get_command(app)
 PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
 RAY = str(Path(sys.executable).parent / "ray")
 TINY = (
@@ -151,16 +152,16 @@ def wait_for(happens: Callable[[], bool], process: "subprocess.Popen[str]") -> N
 def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text("seed = 3\n")
     mine = str(tmp_path / "mine.toml")
-    command = job_command(["voc", "--voc=/data/a=b", "--config", mine, "--set", "seed=4"], tmp_path / "files")
+    command = job_command(COMMANDS, ["voc", "--voc=/data/a=b", "--config", mine, "--set", "seed=4"], tmp_path / "files")
     assert command[3:] == ["run", "voc", "--voc", "/data/a=b", "--config", "experiment.toml", "--set", "seed=4"]
     assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
     study = ["study", "references", "--tags", "s3://bucket/table.csv"]
-    assert job_command(study, tmp_path / "other")[3:] == study
-    of_own = job_command(["study", "run", mine, "tags", "--seeds", "2"], tmp_path / "own")
+    assert job_command(COMMANDS, study, tmp_path / "other")[3:] == study
+    of_own = job_command(COMMANDS, ["study", "run", mine, "tags", "--seeds", "2"], tmp_path / "own")
     assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds", "2"]
     assert (tmp_path / "own" / "study.toml").read_text() == "seed = 3\n"
     with_project = ["study", "run", "inference", "tags", "--config", mine]
-    assert job_command(with_project, tmp_path / "library")[3:] == [*with_project[:-1], "experiment.toml"]
+    assert job_command(COMMANDS, with_project, tmp_path / "library")[3:] == [*with_project[:-1], "experiment.toml"]
 
 
 @pytest.mark.parametrize(
@@ -175,32 +176,19 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
         ["index", "tags", "photos.csv"],
         ["index", "voc", "--download", "data"],
         ["index", "browse", "--out=page.html"],
+        ["index", "nothing"],
+        ["voc", "--vox", "/data"],
     ],
 )
-def test_a_place_that_is_relative_and_a_file_that_is_absent_are_named(tmp_path: Path, wrong: list[str]) -> None:
-    with pytest.raises(UserError, match=r"nodes|cannot be read"):
-        job_command(wrong, tmp_path / "files")
+def test_a_place_that_is_relative_and_what_is_absent_are_named(tmp_path: Path, wrong: list[str]) -> None:
+    with pytest.raises(UserError, match=r"nodes|cannot be read|command index nothing|option --vox"):
+        job_command(COMMANDS, wrong, tmp_path / "files")
 
 
-@pytest.mark.parametrize(
-    "command",
-    ["run", "study references", "study run", "study search", "index tags", "index show", "index browse", "predict"],
-)
-def test_a_job_takes_its_options_and_shows_the_workers_where_that_is_asked_for(tmp_path: Path, command: str) -> None:
-    """As the command itself has them, so that none of them is missing in the tables of `submit`."""
-    words = command.split()
-    group: Any = typer.main.get_command(app)
-    for word in words:
-        group = group.commands[word]
-    options = {name: each for each in group.params for name in each.opts if name.startswith("--")}
-    made = job_command([*words, "--name", "x", "--workspace", "/w"], tmp_path / "files", verbose=True)
-    assert ("--verbose" in made) == ("--verbose" in options)
-    assert options.keys() >= {"--name", "--workspace"}
-    for number, (name, option) in enumerate(options.items()):
-        if option.type_descriptor.annotation is Path and name != "--config":
-            with pytest.raises(UserError, match="a place of the nodes"):
-                job_command([*words, name, "relative"], tmp_path / str(number))
-        assert (name in FLAGS) == option.is_flag, name
+def test_a_job_shows_its_workers_where_that_is_asked_for_and_the_command_can(tmp_path: Path) -> None:
+    for number, (words, shows) in enumerate({"study references": True, "index show --no-check-masks": False}.items()):
+        made = job_command(COMMANDS, words.split(), tmp_path / str(number), verbose=True)
+        assert made[3:] == [*words.split(), *["--verbose"] * shows]
 
 
 RUN = "/workspace/runs/first"
@@ -209,14 +197,16 @@ LOG = [f"line {number}\n" for number in range(8)]
 
 
 class Dashboard:
-    """As much of Ray's job API as following a job takes, by a server of its own: `faults` has the end of each
-    connection to the log, behind two lines more than the one before; from the last one on the log is whole."""
+    """As much of Ray's job API as following a job takes, by a server of its own.
+
+    Each look at the log finds two lines more, but for the numbers in `cut`: these connections are cut.
+    """
 
     def __init__(self) -> None:
-        self.lines, self.faults = LOG, list[str]()
+        self.lines, self.cut = LOG, set[int]()
         self.status = "RUNNING"
         self.known = self.listed = True
-        self.submissions = self.connections = self.port = self.written = 0
+        self.submissions = self.looks = self.port = 0
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "4", "ray_version": ray.__version__})
@@ -247,30 +237,14 @@ class Dashboard:
         of_job = {"submission_id": "raysubmit_1", "status": self.status, "entrypoint": text, "metadata": {"run": RUN}}
         return {"type": "SUBMISSION", **of_job}
 
-    async def log(self, request: web.Request) -> web.WebSocketResponse:
-        self.connections += 1
-        socket = web.WebSocketResponse()
-        await socket.prepare(request)
-        whole, self.written = self.connections > len(self.faults), len(self.lines)
-        for line in self.lines[: None if whole else 2 * self.connections]:
-            await socket.send_str(line)
-        if whole:
-            self.status = "SUCCEEDED"
-        elif self.faults[self.connections - 1] == "cut":
+    async def logs(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        if self.looks in self.cut:
             assert request.transport is not None
             request.transport.abort()
-        elif self.faults[self.connections - 1] == "silent":
-            await asyncio.sleep(60)
-        elif self.faults[self.connections - 1] == "quiet":  # as the job is
-            self.written = 2 * self.connections
-            await asyncio.sleep(1)
-            for line in self.lines[self.written :]:
-                await socket.send_str(line)
+        elif 2 * self.looks >= len(self.lines):
             self.status = "SUCCEEDED"
-        return socket
-
-    async def logs(self, _: web.Request) -> web.Response:
-        return web.json_response({"logs": "".join(self.lines[: self.written])})
+        return web.json_response({"logs": "".join(self.lines[: 2 * self.looks])})
 
     @contextlib.contextmanager
     def up(self) -> Iterator[str]:
@@ -286,7 +260,6 @@ class Dashboard:
             served.router.add_get("/api/jobs/", self.jobs)
             served.router.add_get("/api/jobs/raysubmit_1", self.job)
             served.router.add_get("/api/jobs/raysubmit_1/logs", self.logs)
-            served.router.add_get("/api/jobs/raysubmit_1/logs/tail", self.log)
             runner = web.AppRunner(served, shutdown_timeout=0.1)
             await runner.setup()
             site = web.TCPSite(runner, "127.0.0.1", self.port)
@@ -312,31 +285,18 @@ def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("mcis.platform.engine.jobs._PAUSE", 0.05)
-    monkeypatch.setattr("mcis.platform.engine.jobs._SILENCE", 0.3)
     return Dashboard()
 
 
-def test_a_log_is_shown_once_through_connections_that_are_cut_closed_or_silent(
+def test_a_log_is_shown_once_through_connections_that_are_cut(
     dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    dashboard.faults = ["cut", "closed", "silent"]
+    dashboard.lines, dashboard.cut = [*LOG, "\tcat\x1b]0;title\x07\n"], {2, 3}
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
     head, *shown = capsys.readouterr().out.splitlines(keepends=True)
     assert "at work on it since before" in head
-    assert shown == [*LOG, "job raysubmit_1: SUCCEEDED\n"]
-    assert dashboard.connections == 4
-
-
-def test_a_job_that_says_nothing_for_a_while_is_waited_for_by_one_connection(
-    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Each one that is left open has the head look at the log until there is more of it."""
-    dashboard.faults = ["quiet"]
-    with dashboard.up() as address:
-        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
-    assert dashboard.connections == 1
-    assert capsys.readouterr().out.splitlines(keepends=True)[1:-1] == LOG
+    assert shown == [*LOG, "\tcat?]0;title?\n", "job raysubmit_1: SUCCEEDED\n"], "nothing that a terminal obeys"
 
 
 def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_path: Path) -> None:
@@ -344,14 +304,14 @@ def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_
     dashboard.listed = False
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
-    assert (dashboard.submissions, dashboard.connections) == (1, 1)
+    assert dashboard.submissions == 1
 
 
 def test_a_job_that_ended_with_its_head_is_told_and_the_same_command_starts_anew(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
     (tmp_path / "files").mkdir()
-    dashboard.known, dashboard.faults = False, ["closed"]
+    dashboard.known = False
     with dashboard.up() as address:
         with pytest.raises(UserError, match="knows no job raysubmit_1 any more"):
             run_job(address, RUN, COMMAND, tmp_path, minutes=1)
@@ -360,42 +320,12 @@ def test_a_job_that_ended_with_its_head_is_told_and_the_same_command_starts_anew
     assert dashboard.submissions == 1
 
 
-def test_a_jobs_log_holds_nothing_that_a_terminal_obeys(
-    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dashboard.lines = ["\tcat\x1b]0;title\x07\n"]
-    with dashboard.up() as address:
-        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
-    assert "\n\tcat?]0;title?\n" in capsys.readouterr().out
-
-
-def test_a_dashboard_that_stays_away_leaves_the_job_at_work_and_the_same_command_shows_it_again(
-    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    dashboard.faults = ["silent"]
-    with dashboard.up() as address:
-        ended: list[UserError] = []
-
-        def call() -> None:
-            try:
-                run_job(address, RUN, COMMAND, tmp_path, minutes=0.02)
-            except UserError as error:
-                ended.append(error)
-
-        following = threading.Thread(target=call)
-        following.start()
-        while not dashboard.connections:
-            time.sleep(0.02)
-    following.join(30)
-    (error,) = ended
-    assert "has not answered for 0.02 minutes" in error.found
-    assert "job raysubmit_1 goes on without it" in error.remedy
-    assert "the same command shows it again" in error.remedy
-    capsys.readouterr()
-    with dashboard.up() as again:
-        assert again == address
-        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
-    assert capsys.readouterr().out.splitlines(keepends=True)[1:-1] == LOG
+def test_a_dashboard_that_stays_away_leaves_the_job_at_work(dashboard: Dashboard, tmp_path: Path) -> None:
+    dashboard.cut = set(range(1, 1000))
+    with dashboard.up() as address, pytest.raises(UserError, match=r"has not answered for 0.01 minutes") as caught:
+        run_job(address, RUN, COMMAND, tmp_path, minutes=0.01)
+    assert "job raysubmit_1 goes on without it" in caught.value.remedy
+    assert "the same command shows it again" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -409,7 +339,7 @@ def test_a_dashboard_that_stays_away_leaves_the_job_at_work_and_the_same_command
 )
 def test_no_argument_of_a_job_holds_credentials(tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(UserError, match="password, key, token or signature") as caught:
-        job_command(arguments, tmp_path / "files")
+        job_command(COMMANDS, arguments, tmp_path / "files")
     assert "hunter2" not in str(caught.value)
 
 

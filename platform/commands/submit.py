@@ -1,12 +1,23 @@
 """The command `mcis submit`: another command of mcis as a job of a Ray cluster."""
 
+import shutil
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from mcis.datasets.errors import UserError
+from mcis.datasets.storage.files import credentials_refused, holds_credentials, without_credentials
 from mcis.platform.commands.options import Verbose, plain_errors
+
+_COMMANDS = ("run", "study", "index", "predict")
+"""Commands that may stand in front of the arguments; `run` where none does. All of them take --name and --workspace."""
+_PLACES = ("tags", "images")
+"""Parameters that name a place, beside those that are paths."""
+_TAKEN_ALONG = {"config": "experiment.toml", "study": "study.toml"}
+"""Parameters that name a file of this machine, and the name of its copy in the folder of a job."""
 
 
 def submit(
@@ -31,11 +42,74 @@ def submit(
     ended, the same command goes on where it stopped.
     """
     with plain_errors(verbose):
-        from mcis.platform.engine.jobs import job_command, run_job
+        from mcis.platform.engine.jobs import run_job
 
         with tempfile.TemporaryDirectory(prefix="mcis-") as folder:
             arguments = [*context.args, "--name", name, "--workspace", workspace]
-            command = job_command(arguments, Path(folder) / "files", verbose=verbose)
+            root = context.find_root().command
+            command = job_command(root, arguments, Path(folder) / "files", verbose=verbose)
             status = run_job(address, f"{workspace}/runs/{name}", command, Path(folder), minutes=wait)
         if status:
             raise typer.Exit(status)
+
+
+def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bool = False) -> list[str]:
+    """The command of a job: files that its arguments name are copied into `files`, which becomes its folder.
+
+    Args:
+        root: the group of all commands, whose parameters say what the arguments are.
+
+    Raises:
+        UserError: an option that the command does not have; a place that is relative to this machine's folder; a file
+            that cannot be read; a URI that holds a password, key, token or signature: everyone reads a command.
+    """
+    for text in arguments:
+        if holds_credentials(text):
+            raise credentials_refused(f"an argument of the job: {without_credentials(text)}")
+    files.mkdir()
+    words = iter(arguments if arguments and arguments[0] in _COMMANDS else ["run", *arguments])
+    command, names = root, list[str]()
+    while hasattr(command, "commands"):  # a group
+        name = next(words, "")
+        if name not in command.commands:
+            raise UserError(f"command {' '.join([*names, name])}", f"one of {', '.join(command.commands)}", "name one")
+        command, names = command.commands[name], [*names, name]
+    out = ["python", "-m", "mcis.platform.cli", *names, *_of_nodes(command, " ".join(names), words, files)]
+    return [*out, "--verbose"] if verbose and any("--verbose" in each.opts for each in command.params) else out
+
+
+def _of_nodes(command: Any, called: str, words: Iterator[str], files: Path) -> Iterator[str]:
+    """The arguments of a command as they are on the nodes."""
+    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
+    arguments = iter([each for each in command.params if each.param_type_name == "argument"])
+    argument = next(arguments, None)
+    for text in words:
+        name, equals, value = text.partition("=")
+        if not text.startswith("-"):
+            yield _on_nodes(argument, text, files) if argument else text
+            argument = argument if argument and argument.nargs == -1 else next(arguments, None)
+        elif name not in options:
+            raise UserError(f"option {name}", f"an option of mcis {called}", f"see `mcis {called} --help`")
+        elif options[name].is_flag:
+            yield text
+        else:
+            yield name
+            yield _on_nodes(options[name], value if equals else next(words, ""), files)
+
+
+def _on_nodes(parameter: Any, value: str, files: Path) -> str:
+    """A value on the nodes: the same word or place, or the copy of a file in the job's folder."""
+    name, option = parameter.name, parameter.opts[0]
+    if name in _TAKEN_ALONG and (name != "study" or Path(value).suffix):  # else a study that comes with the project
+        try:
+            shutil.copyfile(value, files / _TAKEN_ALONG[name])
+        except OSError as error:
+            found = f"{option} {value} cannot be read ({error.strerror})"
+            raise UserError(found, "a file on this machine", "name one") from None
+        return _TAKEN_ALONG[name]
+    is_place = name in _PLACES or parameter.type_descriptor.annotation is Path
+    if is_place and not (value.startswith("/") or "://" in value):
+        raise UserError(
+            f"{option} {value}", "a place of the nodes: an absolute path, or a URI", "name it as the nodes do"
+        )
+    return value
