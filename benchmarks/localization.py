@@ -98,7 +98,7 @@ def pair_by_pair(
 
 def _co_map(config: Config, model: CoAttentionClassifier, image: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """Activations (K, h, w) of an image, which is the pair's m or, where the recipe says so, its n."""
-    if getattr(config.localize.method, "target", "m") == "n":
+    if config.localize.method.target == "n":
         return literal.co_maps(model, other, image)[1]
     return literal.co_maps(model, image, other)[0]
 

@@ -115,15 +115,11 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     """
     brought = dict(leaves(Config())) | explicit(RECIPES[config.recipe]()) | explicit(setting_values(config.setting))
     unset = [key for key, value in leaves(config) if value is None and brought.get(key) is not None]
-    document = tomlkit.document()
-    for line in _HEAD:
-        document.add(tomlkit.comment(line))
-    document.add(tomlkit.nl())
+    head = [f"# {line}" for line in _HEAD]
     if unset:
-        document.add(tomlkit.comment("Keys that are None although recipe, setting or defaults have a value."))
-        document.add("unset", tomlkit.item(unset))
-    _fill(document, config, "", origins)
-    text = tomlkit.dumps(document)
+        head += ["", "# Keys that are None although recipe, setting or defaults have a value."]
+        head.append(f"unset = {tomlkit.item(unset).as_string()}")
+    text = "\n".join([*head, "", *_lines(config, "", origins)]) + "\n"
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -134,41 +130,29 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     return text
 
 
-def _fill(
-    table: tomlkit.TOMLDocument | tomlkit.items.Table, section: BaseModel, prefix: str, origins: dict[str, str]
-) -> None:
-    """Adds the values of a section to its table, then the sections below it, as TOML wants it."""
-    fields = [(name, field, getattr(section, name)) for name, field in type(section).model_fields.items()]
-    for name, field, value in fields:
+def _lines(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator[str]:
+    """The lines of a section's values, then those of the sections below it, as TOML wants it."""
+    below = []
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
+            below += ["", *_comment((value.__doc__ or "").splitlines()[0]), f"[{key}]"]
+            below += _lines(value, f"{key}.", origins)
             continue
-        _comment(table, field.description or "")
-        if value is None:
-            table.add(tomlkit.comment(f"{name} is None"))
-            continue
-        item = tomlkit.item(_plain(value))
-        if (origin := origins[f"{prefix}{name}"]) != "default":
-            item.comment(_one_line(origin))
-            item.trivia.comment_ws = "  "
-        table.add(name, item)
-    for name, _, value in fields:
-        if isinstance(value, BaseModel):
-            below = tomlkit.table()
-            _comment(below, (value.__doc__ or "").splitlines()[0])
-            _fill(below, value, f"{prefix}{name}.", origins)
-            table.add(tomlkit.nl())
-            table.add(name, below)
+        yield from _comment(field.description or "")
+        origin = "" if origins[key] == "default" else f"  # {_one_line(origins[key])}"
+        yield f"# {name} is None" if value is None else f"{name} = {_plain(value).as_string()}{origin}"
+    yield from below
 
 
-def _comment(table: tomlkit.TOMLDocument | tomlkit.items.Table, text: str) -> None:
-    for line in textwrap.wrap(text, _WIDTH):
-        table.add(tomlkit.comment(line))
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, _WIDTH)]
 
 
 def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> tomlkit.items.Item:
     """A value as TOML knows it: paths are texts, tuples lists."""
-    return list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+    return tomlkit.item(list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value)

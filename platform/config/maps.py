@@ -1,7 +1,7 @@
 """Sections of localization maps: the method that makes them, how they are scaled, and the pseudo masks made of them."""
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -10,11 +10,12 @@ from mcis.models.crf import CrfParameters
 from mcis.models.mask_rules import MASK_RULES
 
 
-class CoAttention(Section):
-    """Mean over the co-attentive activations of the related images (section 3.2)."""
+class MethodConfig(Section):
+    """How a map is made of its related images: as the paper says (section 3.2), or as the released code does."""
 
-    name: Literal["co_attention"] = "co_attention"
-    """Which method this is."""
+    name: Literal["co_attention", "released"] = "co_attention"
+    """`co_attention`: mean over the co-attentive activations of the related images (section 3.2); `released`: mean of
+    that and four maps of self pairs (RELEASED_RECIPE, "Localization maps")."""
     contrastive: bool = False
     """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
     averaged: bool = False
@@ -28,30 +29,28 @@ class CoAttention(Section):
 
     def in_words(self) -> str:
         """How a map is made of related images, as scores name it."""
-        form = " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
+        if self.name == "released":
+            form = "released"
+        else:
+            form = "co-attention" + (
+                " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
+            )
         added = ", mean with single round" if self.averaged else ""
-        return f"co-attention{form}{added}" + (" + contrastive" if self.contrastive else "")
+        return f"{form}{added}" + (" + contrastive" if self.contrastive else "")
 
-
-class Released(Section):
-    """Mean of the co-attentive map and four maps of self pairs (RELEASED_RECIPE, "Localization maps")."""
-
-    affinity: ClassVar[Literal["trained"]] = "trained"
-    averaged: ClassVar[bool] = False
-    target: ClassVar[Literal["m"]] = "m"
-
-    name: Literal["released"] = "released"
-    """Which method this is."""
-    contrastive: bool = False
-    """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
-
-    def in_words(self) -> str:
-        """How a map is made of related images, as scores name it."""
-        return "released" + (" + contrastive" if self.contrastive else "")
+    def problems(self) -> Iterator[str]:
+        """What goes with co_attention alone."""
+        for key in ("averaged", "affinity", "target"):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if self.name == "released" and value != default:
+                found, only = str(value).lower(), str(default).lower()
+                yield (
+                    f"localize.method.{key} is {found} but localize.method.name is released, whose {key} is {only}; "
+                    f"set localize.method.{key}={only} or localize.method.name=co_attention"
+                )
 
 
 RelatedImages = Annotated[int, Field(ge=0, le=64)]
-Method = Annotated[CoAttention | Released, Field(discriminator="name")]
 
 
 class LocalizeConfig(Section):
@@ -62,7 +61,7 @@ class LocalizeConfig(Section):
     also_related: tuple[RelatedImages, ...] = Field(default=(), exclude=True)  # in no key, as it changes no result
     """Further numbers R whose maps are made in the same pass and kept for the runs that differ in `localize.related`
     alone: each image is embedded once and each pair is mapped once for all of them. Studies of R set it."""
-    method: Method = CoAttention()
+    method: MethodConfig = MethodConfig()
     """How a map is made of its related images."""
     related_by: Literal["class", "nearest", "itself", "wrong_class"] = "class"
     """Which images a map is related to. `class`: images with its class, drawn at random (section 3.2); `nearest`: those
@@ -106,6 +105,7 @@ class LocalizeConfig(Section):
 
     def problems(self) -> Iterator[str]:
         """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""
+        yield from self.method.problems()
         if self.method.contrastive and not any(self.numbers):
             yield (
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "

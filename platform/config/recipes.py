@@ -10,12 +10,11 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import PredictConfig
 from mcis.platform.config.maps import (
-    CoAttention,
     LocalizeConfig,
     MapsConfig,
+    MethodConfig,
     PseudoMasksConfig,
     PseudoMasksCrf,
-    Released,
     WalkConfig,
 )
 from mcis.platform.config.sections import Config
@@ -46,7 +45,7 @@ def paper() -> Config:
         classifier=ClassifierConfig(
             optimizer=Optimizer(step_epochs=(6, 12), weight_decay=2e-4, new_layer_rate=1.0, precision="float32"),
         ),
-        localize=LocalizeConfig(method=CoAttention(target="n")),
+        localize=LocalizeConfig(method=MethodConfig(target="n")),
         pseudo_masks=PseudoMasksConfig(background="saliency"),
         segmenter=SegmenterConfig(optimizer=SegmenterOptimizer(precision="float32")),
     )
@@ -78,7 +77,7 @@ def released() -> Config:
                 nesterov=True, step_epochs=(5, 10), new_layer_rate=10.0, bias_rate=2.0, precision="float32"
             ),
         ),
-        localize=LocalizeConfig(method=Released(), related_may_repeat=True),
+        localize=LocalizeConfig(method=MethodConfig(name="released"), related_may_repeat=True),
         pseudo_masks=PseudoMasksConfig(background="saliency"),
         segmenter=SegmenterConfig(optimizer=SegmenterOptimizer(precision="float32")),
     )

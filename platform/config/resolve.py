@@ -18,11 +18,13 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions
 from mcis.datasets.storage.files import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
-from mcis.platform.config.keys import Values, explicit, key_of_error, keys_of, leaves, nested, unions
+from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import SETTINGS, default_recipe, setting_values, sources_of
 from mcis.platform.config.training import NETWORKS, ClassifierConfig
+
+_NAMES = ("setting", "recipe")
 
 
 class Resolved(NamedTuple):
@@ -37,23 +39,16 @@ class Resolved(NamedTuple):
         return {
             key: value if isinstance(value, int | float | str | list | tuple | None) else str(value)
             for key, value in leaves(self.config)
-            if self.origins[key] not in brought and key not in ("setting", "recipe")
+            if self.origins[key] not in brought and key not in _NAMES
         }
 
 
 class Layer(NamedTuple):
-    """Values by dotted key, and where they come from; problems with the values of a file name it."""
+    """Values by dotted key, and where they come from; `of_file` stands before what is wrong with those of a file."""
 
     origin: str
     values: Values
-    is_file: bool = False
-
-
-class Names(NamedTuple):
-    """Which data setting and which recipe a configuration is of."""
-
-    setting: str
-    recipe: str
+    of_file: str = ""
 
 
 def resolve(
@@ -77,29 +72,65 @@ def resolve(
             unknown, or not the file's.
     """
     experiment = read_experiment(file) if file else Experiment(None, None, {}, ())
-    chosen = _names(setting, recipe, experiment, file)
-    merged = _Merged()
-    merged.problems += [f"{file}: {problem}" for problem in experiment.problems]
-    merged.add(Layer(f"recipe {chosen.recipe}", explicit(RECIPES[chosen.recipe]())))
-    merged.add(Layer(f"setting {chosen.setting}", explicit(setting_values(chosen.setting))))
-    if file:
-        of_file = {name: value for name, value in chosen._asdict().items() if getattr(experiment, name) is not None}
-        merged.add(Layer(str(file), {**of_file, **experiment.values}, is_file=True))
-    given = {name: value for name, value in chosen._asdict().items() if {"setting": setting, "recipe": recipe}[name]}
-    merged.add(Layer("command line", {**given, **(options or {})}))
-    merged.add(Layer("--set", parse_assignments(assignments)))
-    merged.values |= chosen._asdict()
-    config = merged.validated()
+    names = _names(setting, recipe, experiment, file)
+    from_file = {key: names[key] for key in _NAMES if getattr(experiment, key) is not None}
+    given = {key: names[key] for key, value in zip(_NAMES, (setting, recipe), strict=True) if value}
+    assigned = parse_assignments(assignments)
+    layers = [
+        Layer(f"recipe {names['recipe']}", explicit(RECIPES[names["recipe"]]())),
+        Layer(f"setting {names['setting']}", explicit(setting_values(names["setting"]))),
+        Layer(str(file), {**from_file, **experiment.values}, of_file=f"{file}: "),
+        Layer("command line", {**given, **(options or {})}),
+        Layer("--set", {key: value for key, value in assigned.items() if key not in _NAMES}),
+    ]
+    problems = [f"{file}: {problem}" for problem in experiment.problems]
+    problems += [
+        f"{key} by --set would only change its name; choose it on the command line" for key in _NAMES if key in assigned
+    ]
+    config, origins = _merged(layers, names, problems)
     if config is not None and config.compute.scale_batch:
-        merged.add(Layer(f"compute.scale_batch, x {config.compute.workers} workers", dict(_scaled(config))))
-        config = merged.validated()
-    if config is None or merged.problems:
+        layers.append(Layer(f"compute.scale_batch, x {config.compute.workers} workers", dict(_scaled(config))))
+        config, origins = _merged(layers, names, [])
+    if config is None or problems:
         raise UserError(
-            f"the configuration has {len(merged.problems)} problem(s):\n  - " + "\n  - ".join(merged.problems),
+            f"the configuration has {len(problems)} problem(s):\n  - " + "\n  - ".join(problems),
             "known keys with values of their type",
             "see `mcis config show` for every key, its value and where it comes from",
         )
-    return Resolved(config, {key: merged.origins.get(key, "default") for key, _ in leaves(config)})
+    return Resolved(config, {key: origins.get(key, "default") for key, _ in leaves(config)})
+
+
+def _merged(layers: Sequence[Layer], names: Values, problems: list[str]) -> tuple[Config | None, dict[str, str]]:
+    """The configuration of the layers, None if it cannot be, and the origins of its values; adds to the problems."""
+    known = [key for key, _ in leaves(Config())]
+    values: Values = {}
+    came_from: dict[str, Layer] = {}
+    for layer in layers:
+        for key, value in layer.values.items():
+            if key in known:
+                values[key], came_from[key] = value, layer
+            elif not (layer.of_file and value == {} and any(each.startswith(f"{key}.") for each in known)):
+                nearest = difflib.get_close_matches(key, known, 3, 0.5)
+                hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+                problems.append(f"{layer.of_file}unknown key {key!r}{hint}")
+    origins = {key: layer.origin for key, layer in came_from.items()}
+    try:
+        return Config.model_validate(nested(values | names)), origins
+    except ValidationError as error:
+        for item in error.errors():
+            key = ".".join(map(str, item["loc"]))
+            of_file = next((layer.of_file for k, layer in came_from.items() if f"{key}.".startswith(f"{k}.")), "")
+            problems += [of_file + problem for problem in _told(key, item)]
+        return None, origins
+
+
+def _told(key: str, error: ErrorDetails) -> Sequence[str]:
+    """What is wrong with a value, by its dotted key; or all that contradicts itself, which names its keys."""
+    if isinstance(reason := error.get("ctx", {}).get("error"), Contradictions):
+        return reason.problems
+    message, value = error["msg"].removeprefix("Value error, "), error["input"]
+    found = without_credentials(value) if isinstance(value, str) and holds_credentials(value) else value
+    return [f"{key}: {message} (found {found!r})"]
 
 
 def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
@@ -115,121 +146,46 @@ def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
     yield "compute.scale_batch", False
 
 
-def _names(setting: str | None, recipe: str | None, experiment: Experiment, file: Path | None) -> Names:
+def _names(setting: str | None, recipe: str | None, experiment: Experiment, file: Path | None) -> dict[str, str]:
     """Setting and recipe, as given or as a file says.
 
     Raises:
         UserError: there is no setting, one of the two is unknown, or another one is given beside the file.
     """
+    given = _known(setting, recipe)
     try:
-        of_file = "+".join(sources_of(experiment.setting)) if experiment.setting is not None else None
-        if experiment.recipe is not None:
-            _check_recipe(experiment.recipe)
+        of_file = _known(experiment.setting, experiment.recipe)
     except UserError as error:
         raise UserError(f"{file}: {error.found}", error.expected, error.remedy) from None
-    given = "+".join(sources_of(setting)) if setting is not None else None
-    if recipe is not None:
-        _check_recipe(recipe)
-    for word, on_command_line, in_file in (("setting", given, of_file), ("recipe", recipe, experiment.recipe)):
-        if on_command_line is not None and in_file is not None and on_command_line != in_file:
+    for key in given.keys() & of_file.keys():
+        if given[key] != of_file[key]:
             raise UserError(
-                f"{word} {on_command_line} is given beside {file}, which is of {word} {in_file}",
-                f"a single {word}",
-                f"leave {word} {on_command_line} out, or change `{word}` in a copy of the file",
+                f"{key} {given[key]} is given beside {file}, which is of {key} {of_file[key]}",
+                f"a single {key}",
+                f"leave {key} {given[key]} out, or change `{key}` in a copy of the file",
             )
-    chosen = given or of_file
-    if chosen is None:
+    chosen = of_file | given
+    if "setting" not in chosen:
         raise UserError(
             f"{file} without a setting" if file else "no setting",
             f"one of {', '.join(SETTINGS)}, or other sources joined by +",
             "name it as the first argument, or name a file that has one by --config",
         )
-    return Names(chosen, recipe or experiment.recipe or default_recipe(chosen))
+    return {"recipe": default_recipe(chosen["setting"]), **chosen}
 
 
-def _check_recipe(recipe: str) -> None:
-    if recipe not in RECIPES:
+def _known(setting: str | None, recipe: str | None) -> dict[str, str]:
+    """Those of the two that are there, the setting's sources in their order.
+
+    Raises:
+        UserError: one is unknown.
+    """
+    if recipe is not None and recipe not in RECIPES:
         nearest = difflib.get_close_matches(recipe, RECIPES, 1)
         hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
-
-
-def _problems(key: str, error: ErrorDetails) -> Sequence[str]:
-    """What is wrong with a value, by its dotted key; or all that contradicts itself, which names its keys."""
-    message, value = error["msg"], error["input"]
-    if isinstance(reason := error.get("ctx", {}).get("error"), Contradictions):
-        return reason.problems
-    if error["type"] == "union_tag_invalid":
-        tag = error["ctx"]["discriminator"].strip("'")
-        return [f"{key}.{tag}: Input should be one of {error['ctx']['expected_tags']} (found {value[tag]!r})"]
-    found = without_credentials(value) if isinstance(value, str) and holds_credentials(value) else value
-    return [f"{key}: {message.removeprefix('Value error, ')} (found {found!r})"]
-
-
-class _Merged:
-    """The values of layers, one after the other; a layer that changes a tag drops what lay below the other one."""
-
-    def __init__(self) -> None:
-        self.unions = unions(Config)
-        defaults = dict(leaves(Config()))
-        self.tags: dict[str, str] = {key: defaults[f"{key}.{union.tag}"] for key, union in self.unions.items()}
-        self.values: Values = {f"{key}.{union.tag}": self.tags[key] for key, union in self.unions.items()}
-        self.origins: dict[str, str] = {}
-        self.files: set[str] = set()
-        self.problems: list[str] = []
-
-    def add(self, layer: Layer) -> None:
-        """Puts a layer on top; its keys that are none join the problems."""
-        if layer.is_file:
-            self.files.add(layer.origin)
-        for key in self.unions:
-            self._choose(key, layer)
-        known_keys = list(keys_of(Config, self.tags))
-        for key, value in layer.values.items():
-            if layer.is_file and value == {} and any(known_key.startswith(f"{key}.") for known_key in known_keys):
-                continue  # a section that a file names and gives no values
-            if key not in known_keys:
-                self._tell(layer.origin, self._unknown(key, known_keys))
-            elif layer.origin == "--set" and key in Names._fields:
-                self._tell(layer.origin, f"{key} by --set would only change its name; choose it on the command line")
-            else:
-                self.values[key], self.origins[key] = value, layer.origin
-
-    def validated(self) -> Config | None:
-        """The configuration; None if it cannot be, which the problems tell."""
-        try:
-            return Config.model_validate(nested(self.values))
-        except ValidationError as error:
-            for item in error.errors():
-                key = key_of_error(Config, item["loc"])
-                origin = next((self.origins[k] for k in self.origins if f"{key}.".startswith(f"{k}.")), "")
-                for problem in _problems(key, item):
-                    self._tell(origin, problem)
-            return None
-
-    def _tell(self, origin: str, problem: str) -> None:
-        self.problems.append(f"{origin}: {problem}" if origin in self.files else problem)
-
-    def _choose(self, key: str, layer: Layer) -> None:
-        """Takes another variant of the section `key` where the layer names one."""
-        union = self.unions[key]
-        chosen = layer.values.get(f"{key}.{union.tag}", self.tags[key])
-        if chosen == self.tags[key] or chosen not in list(union.variants):  # the latter is told by validation
-            return
-        for old in [old for old in self.values if old.startswith(f"{key}.")]:
-            del self.values[old]
-            self.origins.pop(old, None)
-        self.tags[key] = chosen
-
-    def _unknown(self, key: str, known_keys: Sequence[str]) -> str:
-        section, _, name = key.rpartition(".")
-        if union := self.unions.get(section):
-            having = [tag for tag, variant in union.variants.items() if name in variant.model_fields]
-            if having:
-                tag = f"{section}.{union.tag}"
-                return f"unknown key {key!r} with {tag}={self.tags[section]}; it goes with {tag}={' or '.join(having)}"
-        nearest = difflib.get_close_matches(key, known_keys, 3, 0.5)
-        return f"unknown key {key!r}" + (f"; did you mean {' or '.join(nearest)}?" if nearest else "")
+    found = {"setting": None if setting is None else "+".join(sources_of(setting)), "recipe": recipe}
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def parse_assignments(assignments: Sequence[str]) -> Values:

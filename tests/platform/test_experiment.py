@@ -157,8 +157,7 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
         color_jitter = [1.0, 1.0, 1.0, 9.0]
         [clasifier]
         [localize.method]
-        name = "released"
-        averaged = true
+        name = "papr"
         [predict]
         crop = 3
         split = 1979-05-27
@@ -174,7 +173,7 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
         "unknown key 'maps'",
         "classifier.color_jitter.3: .*found 9",
         "unknown key 'clasifier'",
-        "unknown key 'localize.method.averaged' .*co_attention",
+        "localize.method.name: .*found 'papr'",
         "predict.split: .*found datetime",
     ):
         caught.match(f"{path}: {said}")

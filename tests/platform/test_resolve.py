@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from mcis.datasets.errors import UserError
 from mcis.platform.config import resolve as layers_of
 from mcis.platform.config.experiment import experiment_text
-from mcis.platform.config.keys import explicit, keys_of, leaves, meanings
-from mcis.platform.config.maps import CoAttention, Released
+from mcis.platform.config.keys import explicit, leaves
+from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
 from mcis.platform.config.sections import Config
@@ -61,54 +61,16 @@ def test_the_last_of_equal_assignments_wins() -> None:
     assert values("paper", "seed=1", "seed=2")["seed"] == 2
 
 
-def test_keys_of_the_class_and_of_a_configuration_are_the_same() -> None:
-    of_class = list(keys_of(Config, {"localize.method": "co_attention"}))
-    assert of_class == [key for key, _ in leaves(Config())]
-    assert list(meanings(Config())) == of_class
-    assert len(of_class) == len(set(of_class)) > 100
-    assert {"seed", "data.voc", "classifier.optimizer.momentum", "predict.crf.floor"} <= set(of_class)
+# --- a method of localization
 
 
-# --- sections that are one of several
-
-
-def test_another_method_drops_what_an_earlier_layer_gave_the_first() -> None:
-    assert values("paper")["localize.method.target"] == "n"
-    found = resolve("voc", "released", assignments=["localize.method.name=co_attention"])
-    assert found.config.localize.method == CoAttention()
-    assert found.origins["localize.method.name"] == "--set"
-    assert found.origins["localize.method.target"] == "default"
-    other = resolve("voc", "paper", assignments=["localize.method.name=released"])
-    assert other.config.localize.method == Released()
-
-
-def test_the_same_method_keeps_what_an_earlier_layer_gave_it() -> None:
-    """The order of assignments tells nothing: the name is read first."""
-    options = {"localize.method.averaged": True}
-    found = resolve("voc", "paper", options, ["localize.method.affinity=identity", "localize.method.name=co_attention"])
-    assert found.config.localize.method == CoAttention(averaged=True, affinity="identity", target="n")
-    assert found.origins["localize.method.averaged"] == "command line"
-
-
-def test_a_field_of_another_method_says_which_one_has_it() -> None:
-    with pytest.raises(UserError) as caught:
-        resolve("voc", "released", assignments=["localize.method.averaged=true"])
-    caught.match(
-        "unknown key 'localize.method.averaged' with localize.method.name=released; "
-        "it goes with localize.method.name=co_attention"
-    )
-    with pytest.raises(UserError, match=r"did you mean .*localize\.method\.contrastive"):
-        resolve("voc", "released", assignments=["localize.method.contrastiv=true"])
-
-
-def test_an_unknown_method_lists_the_choices() -> None:
+def test_what_goes_with_another_method_is_told() -> None:
+    with pytest.raises(UserError, match=r"method\.target is n but localize\.method\.name is released.*set .*target=m"):
+        resolve("voc", "paper", assignments=["localize.method.name=released"])
+    found = resolve("voc", "paper", assignments=["localize.method.name=released", "localize.method.target=m"])
+    assert found.config.localize.method == MethodConfig(name="released")
     with pytest.raises(UserError, match=r"localize\.method\.name: .*'released' \(found 'papr'\)"):
         resolve("voc", "paper", assignments=["localize.method.name=papr"])
-
-
-def test_a_wrong_value_of_a_method_is_named_by_its_key() -> None:
-    with pytest.raises(UserError, match=r"localize\.method\.averaged: .*found 'many'"):
-        resolve("voc", "small", assignments=["localize.method.averaged=many"])
 
 
 def test_a_partial_override_keeps_the_other_defaults_of_its_section() -> None:
@@ -202,7 +164,7 @@ def test_all_problems_are_said_together() -> None:
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
         "segmenter.backbone=vgg61": "segmenter.backbone: .*timm/NAME.*did you mean vgg16.*'vgg61'",
-        "recipe=small": "recipe by --set",
+        "recipe=small": "recipe by --set .*on the command line",
     }
     with pytest.raises(UserError) as caught:
         resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))
@@ -236,13 +198,6 @@ def test_contradictions_are_told_plainly(assignments: list[str], said: str) -> N
     assert "pydantic" not in str(caught.value)
 
 
-@pytest.mark.parametrize("key", ["recipe=released", "recipe=paper", "setting=voc"])
-def test_a_recipe_is_no_mere_name(key: str) -> None:
-    """Set like a value, it would label the scores of one recipe with the name of another."""
-    with pytest.raises(UserError, match="on the command line"):
-        resolve("voc", "paper", assignments=[key])
-
-
 @pytest.mark.parametrize(
     ("setting", "recipe", "said"),
     [
@@ -261,145 +216,6 @@ def test_unknown_names_list_the_choices(setting: str, recipe: str, said: str) ->
 
 # --- presets
 
-SHARED = {
-    "weights.backbone": "download",
-    "classifier.backbone": "vgg16",
-    "classifier.input_size": 256,
-    "classifier.attention": "co+contrastive",
-    "classifier.affinity.of": "features",
-    "classifier.affinity.stages": (),
-    "classifier.affinity.form": "bilinear",
-    "classifier.affinity.scale": 1.0,
-    "classifier.affinity.w_p": "learnt",
-    "classifier.affinity.init": None,
-    "classifier.neck": 0,
-    "classifier.phi_std": None,
-    "classifier.standardize": False,
-    "classifier.batch": 5,
-    "classifier.epochs": 15,
-    "classifier.optimizer.name": "sgd",
-    "classifier.optimizer.learning_rate": 0.001,
-    "classifier.optimizer.momentum": 0.9,
-    "classifier.optimizer.schedule": "step",
-    "classifier.optimizer.step_factor": 0.1,
-    "classifier.optimizer.warm_up": 0.0,
-    "classifier.optimizer.precision": "float32",
-    "localize.related": 3,
-    # One set of figures for what follows the classifier.
-    "maps.scale": "maximum",
-    "pseudo_masks.background": "saliency",
-    "pseudo_masks.floor": 0.3,
-    "pseudo_masks.conflict": 0.99,
-    "pseudo_masks.confident": 0.95,
-    "pseudo_masks.doubt": 32,
-    "pseudo_masks.smallest": 0.01,
-    "segmenter.network": "largefov",
-    "segmenter.backbone": "resnet101",
-    "segmenter.stride": None,
-    "segmenter.init": "pretrained",
-    "segmenter.width": 1024,
-    "segmenter.dilation": 12,
-    "segmenter.dropout": 0.0,
-    "segmenter.crop": 321,
-    "segmenter.scales": (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3),
-    "segmenter.mirror": True,
-    "segmenter.batch": 10,
-    "segmenter.steps": 16000,
-    "segmenter.optimizer.name": "sgd",
-    "segmenter.optimizer.learning_rate": 0.001,
-    "segmenter.optimizer.momentum": 0.9,
-    "segmenter.optimizer.weight_decay": 5e-4,
-    "segmenter.optimizer.schedule": "poly",
-    "segmenter.optimizer.poly_power": 0.9,
-    "segmenter.optimizer.new_layer_rate": 10.0,
-    "segmenter.optimizer.bias_rate": 2.0,
-    "segmenter.optimizer.precision": "float32",
-    "predict.scales": (0.5, 0.75, 1.0, 1.25, 1.5),
-    "predict.mirror": True,
-    "predict.crop": 401,
-    "predict.crf.iterations": 1,
-    "predict.crf.position_std": 3.0,
-    "predict.crf.position_weight": 1.0,
-    "predict.crf.bilateral_std": 80.0,
-    "predict.crf.color_std": 4.0,
-    "predict.crf.bilateral_weight": 3.0,
-    "predict.crf.floor": 1e-4,
-    "predict.crf.max_side": None,
-}
-PAPER = {
-    "classifier.head": "shared",
-    "classifier.loss_reduction": "paper",
-    "classifier.partner_may_be_itself": False,
-    "classifier.self_pairs": (),
-    "classifier.contrastive_from_epoch": 0,
-    "classifier.contrastive_needs_unshared": False,
-    "classifier.keep_epoch": None,
-    "classifier.color_jitter": (0.0, 0.0, 0.0, 0.0),
-    "classifier.optimizer.nesterov": False,
-    "classifier.optimizer.weight_decay": 2e-4,
-    "classifier.optimizer.step_epochs": (6, 12),  # x0.1 every 6 of 15 epochs
-    "classifier.optimizer.new_layer_rate": 1.0,
-    "classifier.optimizer.bias_rate": 1.0,
-    "localize.method.name": "co_attention",
-    "localize.method.target": "n",
-    "localize.related_may_repeat": False,
-}
-RELEASED = {
-    "classifier.head": "own",
-    "classifier.loss_reduction": "released",
-    "classifier.partner_may_be_itself": True,
-    "classifier.self_pairs": ("flip", "x0.75", "x2"),
-    "classifier.contrastive_from_epoch": 2,
-    "classifier.contrastive_needs_unshared": True,
-    "classifier.keep_epoch": 10,
-    "classifier.color_jitter": (0.3, 0.3, 0.3, 0.1),
-    "classifier.optimizer.nesterov": True,
-    "classifier.optimizer.weight_decay": 5e-4,
-    "classifier.optimizer.step_epochs": (5, 10),
-    "classifier.optimizer.new_layer_rate": 10.0,
-    "classifier.optimizer.bias_rate": 2.0,
-    "localize.method.name": "released",
-    "localize.related_may_repeat": True,
-}
-
-
-@pytest.mark.parametrize(("recipe", "own"), [("paper", PAPER), ("released", RELEASED)])
-def test_presets_are_the_recipes_figures(recipe: str, own: dict[str, Any]) -> None:
-    flat = values(recipe)
-    assert {key: flat[key] for key in {**SHARED, **own}} == {**SHARED, **own}
-
-
-LID = {
-    "classifier.backbone": "resnet38",
-    "classifier.equivariant.weight": 1.0,
-    "classifier.optimizer.learning_rate": 0.005,
-    "classifier.optimizer.schedule": "poly",
-    "classifier.optimizer.poly_power": 0.9,
-    "classifier.optimizer.weight_decay": 5e-4,
-    "classifier.batch": 8,
-    "classifier.epochs": 15,
-    "classifier.attention": "co+contrastive",
-    "localize.related": 0,
-    "pseudo_masks.threshold": 0.2,
-    "segmenter.network": "deeplabv3",
-    "segmenter.backbone": "resnet101",
-    "segmenter.optimizer.learning_rate": 0.007,
-    "segmenter.optimizer.schedule": "poly",
-    "segmenter.optimizer.weight_decay": 1e-4,
-    "segmenter.batch": 48,
-}
-
-
-def test_the_challenges_recipe_is_section_4_4_and_the_default_of_its_setting() -> None:
-    config = resolve("lid").config
-    flat = dict(leaves(config))
-    assert config.recipe == "lid"
-    assert {key: flat[key] for key in LID} == LID
-    assert (config.segmenter.steps - 1) * 48 < 100 * 349_319 <= config.segmenter.steps * 48
-    assert len(config.predict.scales) > 1
-    assert config.predict.crf.iterations
-    assert config.pseudo_masks.background != "saliency", "only image tags can be accessed"
-
 
 def test_a_setting_without_a_recipe_takes_its_sources() -> None:
     recipes = {setting: resolve(setting).config.recipe for setting in (*SETTINGS, "lid+web", "tags+single")}
@@ -409,16 +225,6 @@ def test_a_setting_without_a_recipe_takes_its_sources() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("recipe", ["paper", "released"])
-def test_the_vgg16_presets_differ_in_the_segmenter_alone(recipe: str) -> None:
-    resnet, vgg = values(recipe), values(f"{recipe}_vgg16")
-    assert {key: value for key, value in vgg.items() if resnet[key] != value} == {
-        "recipe": f"{recipe}_vgg16",
-        "segmenter.backbone": "vgg16_largefov",
-        "segmenter.dropout": 0.5,
-    }
-
-
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
     found = resolve("voc", recipe)
@@ -426,18 +232,6 @@ def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
     assert stated.pop("recipe") == recipe
     assert set(stated) == {key for key, origin in found.origins.items() if origin == f"recipe {recipe}"}
     assert "`mcis run " in (RECIPES[recipe].__doc__ or "")
-
-
-def test_the_thresholds_of_small_are_those_of_its_scale() -> None:
-    flat = values("small")
-    assert flat["maps.scale"] == "logarithm"
-    assert 0.5 < flat["pseudo_masks.background_threshold"] < flat["pseudo_masks.threshold"]  # 0.5 is activation 0
-
-
-def test_small_needs_no_pretrained_weights() -> None:
-    flat = values("small")
-    assert flat["weights.backbone"] == "none"
-    assert flat["classifier.backbone"] == flat["segmenter.backbone"] == "small"
 
 
 def test_a_folder_of_a_data_set_is_no_uri() -> None:
