@@ -1,7 +1,6 @@
 """docs/cluster: the linter has nothing to say of the Dockerfile, and Kubernetes takes the manifest.
 
-KubeRay's own definition of a RayJob is in no package, so that what is its own is compared with lists of its fields (its
-API reference); the pods, which are nearly all of it, with the schema of Kubernetes.
+KubeRay's own definition of a RayJob is in no package; its pods, which are nearly all of it, Kubernetes checks.
 """
 
 import json
@@ -19,30 +18,11 @@ import mlflow.cli
 import pytest
 import typer.main
 import yaml
-from ray._private import ray_constants
 
 from mcis.platform.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "docs" / "cluster"
-FIELDS = {
-    "job": {
-        "activeDeadlineSeconds", "backoffLimit", "clusterSelector", "deletionStrategy", "entrypoint",
-        "entrypointNumCpus", "entrypointNumGpus", "entrypointResources", "jobId", "managedBy", "metadata",
-        "preRunningDeadlineSeconds", "rayClusterSpec", "runtimeEnvYAML", "shutdownAfterJobFinishes", "submissionMode",
-        "submitterConfig", "submitterPodTemplate", "suspend", "ttlSecondsAfterFinished",
-    },
-    "cluster": {
-        "authOptions", "autoscalerOptions", "enableInTreeAutoscaling", "gcsFaultToleranceOptions", "headGroupSpec",
-        "headServiceAnnotations", "managedBy", "networkPolicy", "rayVersion", "suspend", "upgradeStrategy",
-        "workerGroupSpecs",
-    },
-    "head": {"enableIngress", "headService", "labels", "rayStartParams", "resources", "serviceType", "template"},
-    "workers": {
-        "groupName", "idleTimeoutSeconds", "labels", "maxReplicas", "minReplicas", "numOfHosts", "rayStartParams",
-        "replicas", "resources", "scaleStrategy", "suspend", "template",
-    },
-}  # fmt: skip
 
 
 @pytest.fixture
@@ -70,12 +50,8 @@ def test_kubernetes_takes_every_document(manifest: dict[str, dict[str, Any]]) ->
 def test_kuberay_takes_the_job(manifest: dict[str, dict[str, Any]]) -> None:
     job = manifest["RayJob first"]
     assert job["apiVersion"] == "ray.io/v1"
-    assert job.keys() == {"apiVersion", "kind", "metadata", "spec"}
-    spec, cluster = job["spec"], job["spec"]["rayClusterSpec"]
+    cluster = job["spec"]["rayClusterSpec"]
     head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
-    named = [("job", spec), ("cluster", cluster), ("head", head), *(("workers", group) for group in workers)]
-    for name, values in named:
-        assert values.keys() <= FIELDS[name], name
     for group in (head, *workers):
         check_pod(group["template"])
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
@@ -102,18 +78,6 @@ def test_the_job_waits_until_a_pod_has_brought_the_data(manifest: dict[str, dict
     assert container["volumeMounts"] == [{"name": "mcis", "mountPath": "/mnt/mcis"}]
 
 
-def test_the_object_store_has_its_place_in_shared_memory(manifest: dict[str, dict[str, Any]]) -> None:
-    """By the size that Ray takes where none is given; a store that has no place there lies in /tmp, and is slow."""
-    cluster = manifest["RayJob first"]["spec"]["rayClusterSpec"]
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        pod = group["template"]["spec"]
-        (memory,) = [each["resources"]["limits"]["memory"] for each in pod["containers"]]
-        (shared,) = [each["emptyDir"]["sizeLimit"] for each in pod["volumes"] if each["name"] == "shm"]
-        share = ray_constants.DEFAULT_OBJECT_STORE_MEMORY_PROPORTION
-        most = max(ray_constants.REQUIRE_SHM_SIZE_THRESHOLD, 0.95 * bytes_of(shared))
-        assert min(share * bytes_of(memory), most) <= bytes_of(shared)
-
-
 def test_kubernetes_takes_a_service_account_of_every_pod_of_the_cluster() -> None:
     text = (FOLDER / "rayjob.yaml").read_text().replace("# serviceAccountName:", "serviceAccountName:")
     (job,) = [each for each in yaml.safe_load_all(text) if each and each["kind"] == "RayJob"]
@@ -121,18 +85,6 @@ def test_kubernetes_takes_a_service_account_of_every_pod_of_the_cluster() -> Non
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
         assert group["template"]["spec"]["serviceAccountName"] == "mcis"
         check_pod(group["template"])
-
-
-def bytes_of(size: str) -> int:
-    assert size.endswith("Gi")
-    return int(size.removesuffix("Gi")) * 2**30
-
-
-def test_a_pod_with_an_unknown_field_is_refused(manifest: dict[str, dict[str, Any]]) -> None:
-    template = manifest["RayJob first"]["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
-    template["spec"]["containers"][0]["enviroment"] = []
-    with pytest.raises(kubernetes_validate.ValidationError, match="enviroment"):
-        check_pod(template)
 
 
 def test_the_job_is_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> None:

@@ -41,34 +41,6 @@ def networks() -> dict[str, CoAttentionClassifier]:
     return built
 
 
-def bounded_by(weight: Tensor, bound: float) -> None:
-    """Uniform in +-bound: within it, filling it, and as spread as it says."""
-    assert 0.99 * bound < weight.abs().max() <= bound
-    assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
-
-
-@pytest.mark.parametrize("recipe", ["paper", "released"])
-def test_the_network(networks: dict[str, CoAttentionClassifier], recipe: str) -> None:
-    model = networks[recipe]
-    with torch.inference_mode():
-        assert model.backbone(torch.zeros(1, 3, 256, 256)).shape == (1, 512, 32, 32)
-    assert model.phi.weight.shape == (K, 512, 1, 1)
-    assert model.phi.weight.std().item() == pytest.approx((2 / K) ** 0.5, rel=0.05)
-    assert model.phi.bias is not None
-    assert (model.phi.bias == 0).all()
-    assert model.w_p.shape == (512, 512)
-    bounded_by(model.w_p, 512**-0.5)
-    assert model.w_b.weight.shape == (1, 512, 1, 1)
-    assert model.w_b.bias is None
-    assert (model.affinity.form, model.affinity.scale) == ("bilinear", 1.0)
-    if recipe == "paper":
-        assert model.common_layer()[0] is model.phi.weight
-    else:
-        assert model.common_head.weight.shape == (K, 512, 1, 1)
-        assert model.common_head.bias is None
-        assert model.common_layer() == (model.common_head.weight, None)
-
-
 def test_single_label_data_brings_three_w_p() -> None:
     shapes = {
         setting: resolve(setting, "paper").config.classifier.kinds for setting in ("voc", "voc+single", "voc+web")
