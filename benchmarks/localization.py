@@ -31,8 +31,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
 from mcis.platform.runs.relations import draw_relations
-from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
-from mcis.platform.stages.localization.workers import Embed, Relate
+from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 TARGETS = {"paper": 7.0, "released": 2.2}
 MOST_APART = 5e-3  # with float16 features
@@ -56,17 +55,16 @@ def table(paths: list[str]) -> tuple[pa.Table, Tags]:
 
 def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) -> tuple[float, list[torch.Tensor]]:
     """Seconds, and the maps."""
-    every_image, no_source = np.arange(len(rows)), np.zeros(len(rows), bool)
+    no_source = np.zeros(len(rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, no_source)
     features, selves = folder / "features", folder / "selves"
     kept = selves if config.localize.method.name == "released" else None
-    embed = Embed(config, folder, CLASSES, gpu, features, kept)
-    to_embed = embed_rows(rows, relations.start, every_image, ~no_source)
-    to_relate = relate_rows(rows, relations, np.arange(len(relations.tag)), every_image)
+    embed = Embed(config, folder, CLASSES, gpu, None, features, kept)
+    to_embed, to_relate = embed_rows(rows), relate_rows(rows, relations)
     began = time.perf_counter()
     embed(to_embed)
-    relate = Relate(config, folder, CLASSES, gpu, features, kept, no_source)
-    maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row)[0].cpu()]
+    relate = Relate(config, folder, CLASSES, gpu, None, features, kept, rows, no_source)
+    maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row).cpu()]
     return time.perf_counter() - began, maps
 
 

@@ -44,8 +44,7 @@ from mcis.platform.runs.workspace import write_table
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.segmentation import ScoreVal
 from mcis.platform.stages.evaluation.training_images import ScoreTrain
-from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
-from mcis.platform.stages.localization.workers import Embed, Pool, Relate
+from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
 from mcis.platform.stages.train_affinity import MakeLabels
 
 TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
@@ -123,17 +122,15 @@ class Plain:
 
     def localize(self) -> None:
         config, folder, rows = self.config, self.folder, self.rows
-        features, no_source, every_image = folder / "features", np.zeros(len(rows), bool), np.arange(len(rows))
-        numbered = rows.append_column("position", pa.array(every_image))
+        features, no_source = folder / "features", np.zeros(len(rows), bool)
+        numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
         pool = Pool(config, folder / "classifier", self.classes, False, self.features)
         write_table(folder / VECTORS / "part-000000.parquet", pool(numbered))
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
-        embed = Embed(config, folder / "classifier", self.classes, False, features, None, self.features)
-        embedded = embed(embed_rows(rows, relations.start, every_image, ~no_source))
-        write_table(folder / "single" / "part-000000.parquet", embedded)
-        relate = Relate(config, folder / "classifier", self.classes, False, features, None, no_source)
-        related = relate(relate_rows(rows, relations, np.arange(len(relations.tag)), every_image))
+        arguments = config, folder / "classifier", self.classes, False, self.features, features, None
+        write_table(folder / "single" / "part-000000.parquet", Embed(*arguments)(embed_rows(rows)))
+        related = Relate(*arguments, rows, no_source)(relate_rows(rows, relations))
         write_table(folder / "maps" / "part-000000.parquet", related)
 
     def train_affinity(self) -> None:

@@ -24,7 +24,7 @@ from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
 from mcis.platform.runs.workspace import Workspace, read_table
 
-TARGET = 1.6
+TARGET = 2.0
 CLASSES, SIZE, SHARD = 5, 256, 8
 
 

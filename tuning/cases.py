@@ -92,9 +92,14 @@ def configured(resolved: Resolved, values: Values, setting: str | None = None) -
 
 
 def reference_cases(resolved: Resolved, until: str) -> list[Case]:
-    """Related images R = 0..5 over one training (table 7), whose maps are made in one pass."""
+    """Related images R = 0..5 over one training (table 7), whose maps are made of features that are kept meanwhile.
+
+    A single round has no related image to contrast with, whatever is asked for.
+    """
     training = resolved.config.classifier.attention
-    variants = [_Variant(f"r{r}", r, {"localize.also_related": RELATED}) for r in RELATED]
+    kept: Values = {"localize.keep_features": True}
+    single = {**kept, "localize.method.contrastive": False}
+    variants = [_Variant(f"r{r}", r, kept if r else single) for r in RELATED]
     return [_case(resolved, training, v, v.name, until, PAPER_RELATED_IMAGES[v.related]) for v in variants]
 
 

@@ -47,7 +47,7 @@ def references(
         name=name,
         resolved=resolved,
         workspace=Workspace(workspace),
-        varied_keys=("localize.related", "localize.also_related"),
+        varied_keys=("localize.related", "localize.keep_features"),
         extra_keys=("seed",),
         until=until,
         parallel=parallel,

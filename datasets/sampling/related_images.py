@@ -1,19 +1,17 @@
-"""Which images each localization map is made of (section 3.2), and in what rounds they are embedded."""
+"""Which images each localization map is made of (section 3.2), and the table of rules for it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.sampling.nearest_images import RelatedFrom, nearest_images
 from mcis.datasets.tags import Members, Tags
 
-RelatedBy = Literal["class", "nearest", "itself", "wrong_class"]
-"""What relates images to a map: its class, at random or by likeness; or, as controls, that they are the map's own image
-or lack its class."""
 _MAPS_AT_ONCE = 2**18
 """Maps, or images, for which numbers are drawn and combined at a time."""
 
@@ -35,66 +33,14 @@ class Relations:
     """(T, R) related images; (T, 1) where each image is related to itself."""
     others: NDArray[np.int64]
     """(O,) images with which contrastive activations are computed, map by map (`contrastive_images`)."""
-    others_rank: NDArray[np.int64]
-    """(O,) which one each of the `others` is of the related images that it was drawn among, from 0."""
     others_start: NDArray[np.int64]
     """(T + 1,) where the `others` of each map begin."""
 
-    def first(self, related: int) -> "Relations":
-        """What the maps are made of with the first R related images alone: what is drawn for that R."""
-        kept = self.others_rank < related
-        return replace(
-            self,
-            related=self.related[:, :related],
-            others=self.others[kept],
-            others_rank=self.others_rank[kept],
-            others_start=np.concatenate([[0], np.cumsum(kept)])[self.others_start],
-        )
-
-    def others_of(self, maps: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the `others` of M maps lie, map by map, (O',), and how many each has, (M,)."""
-        first, counts = self.others_start[maps], np.diff(self.others_start)[maps]
-        shift = first - (np.cumsum(counts) - counts)
-        return np.arange(counts.sum()) + np.repeat(shift, counts), counts
-
-    def images_of(self, maps: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The images whose features some maps are made of, ascending."""
-        others, _ = self.others_of(maps)
-        return np.unique(np.concatenate([self.image[maps], self.related[maps].reshape(-1), self.others[others]]))
-
-    def split(self, maps: NDArray[np.int64], images: int) -> list[NDArray[np.int64]]:
-        """M maps, each of another image, in parts that follow one another, as large as `images` images suffice for.
-
-        Raises:
-            ValueError: one map alone is made of more.
-        """
-        parts = []
-        while len(maps):
-            some = maps[:images]
-            others, counts = self.others_of(some)
-            numbers = np.arange(len(some))
-            users = np.concatenate([numbers, np.repeat(numbers, self.related.shape[1]), np.repeat(numbers, counts)])
-            needed = np.concatenate([self.image[some], self.related[some].reshape(-1), self.others[others]])
-            order = np.lexsort((users, needed))
-            new = np.diff(needed[order], prepend=-1) > 0  # where an image is needed by the first of the maps
-            fitting = int(
-                np.searchsorted(np.cumsum(np.bincount(users[order][new], minlength=len(some))), images, "right")
-            )
-            if not fitting:
-                raise ValueError(f"a map needs {len(self.images_of(maps[:1]))} images, more than {images}")
-            parts.append(some[:fitting])
-            maps = maps[fitting:]
-        return parts
-
 
 class ContrastiveImages(NamedTuple):
-    """Images with which T maps are contrasted: positions, (O,), map by map, and where each map's begin, (T + 1,).
-
-    `rank` says which one each of them is, from 0, of the related images of another tag, (O,).
-    """
+    """Images with which T maps are contrasted: positions, (O,), map by map, and where each map's begin, (T + 1,)."""
 
     images: NDArray[np.int64]
-    rank: NDArray[np.int64]
     start: NDArray[np.int64]
 
 
@@ -104,7 +50,7 @@ def draw(
     *,
     seed: int,
     related: int,
-    related_by: RelatedBy = "class",
+    related_by: str = "class",
     related_may_repeat: bool = False,
     related_from: RelatedFrom = "both",
     contrastive: bool = False,
@@ -116,46 +62,93 @@ def draw(
         tags: of N images, each with at least one.
         source: (N,), which images are of the domain source.
         related, related_may_repeat, related_from: as of `related_images`.
-        related_by: `class` as of `related_images`; `nearest` as of `nearest_images`; `itself`: each image alone, once,
-            whatever R; `wrong_class`: as of `wrong_class_images`, and as of `related_images` where every image has the
-            class.
+        related_by: a rule of `RELATED`: `class` as of `related_images`; `nearest` as of `nearest_images`; `itself`:
+            each image alone, once, whatever R; `wrong_class`: as of `wrong_class_images`, and as of `related_images`
+            where every image has the class.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
         vectors: of all images, (N, C), see `neighbors.rounded`; for `nearest` alone.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    if related_by == "itself":
-        drawn = image[:, None][:, :related]
-    elif related_by == "nearest":
-        assert vectors is not None
-        drawn = nearest_images(Members.of(tags, source), vectors, image, tag, related, related_from=related_from)
-    else:
-        drawn = related_images(
-            Members.of(tags, source),
-            image,
-            tag,
-            related,
-            seed=seed,
-            related_may_repeat=related_may_repeat,
-            related_from=related_from,
-            source=source[image],
-        )
-    if related_by == "wrong_class":
-        wrong = wrong_class_images(tags, image, tag, related, seed=seed, related_may_repeat=related_may_repeat)
-        drawn = np.where(wrong < 0, drawn, wrong)
-    none = np.zeros(0, np.int64)
-    others = ContrastiveImages(none, none, np.zeros(len(tag) + 1, np.int64))
+    asked = Asked(tags, source, image, tag, related, seed, related_may_repeat, related_from, vectors)
+    drawn = RELATED[related_by].draw(asked)
+    others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
     if contrastive:
         others = contrastive_images(tags, drawn)
-    return Relations(
-        start=start,
-        image=image,
-        tag=tag,
-        related=drawn,
-        others=others.images,
-        others_rank=others.rank,
-        others_start=others.start,
+    return Relations(start=start, image=image, tag=tag, related=drawn, others=others.images, others_start=others.start)
+
+
+class Asked(NamedTuple):
+    """What a rule for related images is given: the N images and T maps, and the configuration's values.
+
+    Attributes:
+        tags: of N images, each with at least one.
+        source: (N,), which images are of the domain source.
+        image, tag: of each map, (T,).
+        related, seed, may_repeat, domain, vectors: as of `draw`.
+    """
+
+    tags: Tags
+    source: NDArray[np.bool_]
+    image: NDArray[np.int64]
+    tag: NDArray[np.int64]
+    related: int
+    seed: int
+    may_repeat: bool = False
+    domain: RelatedFrom = "both"
+    vectors: NDArray[np.float32] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelatedRule:
+    """A rule for which images a map is related to, an entry of `RELATED`.
+
+    Attributes:
+        draw: Asked -> (T, R) positions of images; the first r of a row are those for R = r.
+        words: what scores add to the name of the method.
+        vectors: whether it asks for vectors of the images.
+        control: whether it draws no images of the class, so that domains and contrastive images mean nothing.
+        lacking: which classes make rows repeat, in words.
+    """
+
+    draw: Callable[[Asked], NDArray[np.int64]]
+    words: str = ""
+    vectors: bool = False
+    control: bool = False
+    lacking: str = (
+        "of classes with too few images repeat related images; that of a class's only image is related to itself"
     )
+
+
+def _of_class(asked: Asked) -> NDArray[np.int64]:
+    return related_images(
+        Members.of(asked.tags, asked.source),
+        asked.image,
+        asked.tag,
+        asked.related,
+        seed=asked.seed,
+        related_may_repeat=asked.may_repeat,
+        related_from=asked.domain,
+        source=asked.source[asked.image],
+    )
+
+
+def _nearest(asked: Asked) -> NDArray[np.int64]:
+    members = Members.of(asked.tags, asked.source)
+    assert asked.vectors is not None
+    return nearest_images(members, asked.vectors, asked.image, asked.tag, asked.related, related_from=asked.domain)
+
+
+def _itself(asked: Asked) -> NDArray[np.int64]:
+    return asked.image[:, None][:, : asked.related]
+
+
+def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
+    """Where every image has the class, images of the class."""
+    wrong = wrong_class_images(
+        asked.tags, asked.image, asked.tag, asked.related, seed=asked.seed, related_may_repeat=asked.may_repeat
+    )
+    return np.where(wrong < 0, _of_class(asked), wrong)
 
 
 def related_images(
@@ -307,7 +300,6 @@ def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveIma
     none = np.zeros(0, np.int64)
     return ContrastiveImages(
         np.concatenate([none, *(part.images for part in parts)]),
-        np.concatenate([none, *(part.rank for part in parts)]),
         np.cumsum(kept),
     )
 
@@ -332,58 +324,21 @@ def _contrastive_images(
     # Of a map combined with itself nothing is left, as its related images have its class.
     lacks = tagged[np.minimum(np.searchsorted(tagged, wanted), len(tagged) - 1)] != wanted
     kept = np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag))
-    return ContrastiveImages(candidates[lacks], np.nonzero(lacks)[1], kept)
+    return ContrastiveImages(candidates[lacks], kept)
 
 
-def feature_rounds(relations: Relations, classes: int, images: int) -> list[NDArray[np.int64]]:
-    """Groups the maps of K classes into rounds, none of which needs the features of more than `images` images.
-
-    Memory as a function of images: a round keeps 2 C H W bytes (float16) of each image that any of its maps needs,
-    1 MiB with VGG-16 at 256x256; in one round that is 10.3 GiB for VOC's 10,582 images and 341 GiB for LID's 349,319.
-    An image that several maps of a round need is kept and embedded once; an image that several rounds need is embedded
-    once in each of them. So classes stay together that share images (`class_rounds`), and a class that alone needs too
-    many images has rounds of its own: with R related images each, drawn from all of a large class, they need up to
-    1 + R embeddings a map.
-
-    Returns:
-        Of each round its maps, ascending.
-
-    Raises:
-        ValueError: a map alone needs more.
-    """
-    by_class = np.argsort(relations.tag, kind="stable")
-    of_class = np.split(by_class, np.cumsum(np.bincount(relations.tag, minlength=classes))[:-1])
-    needs = [relations.images_of(maps) for maps in of_class]
-    fitting = [need if len(need) <= images else need[:0] for need in needs]
-    rounds = [np.sort(np.concatenate([of_class[k] for k in group])) for group in class_rounds(fitting, images)]
-    for maps, need in zip(of_class, needs, strict=True):
-        rounds += relations.split(maps, images) if len(need) > images else []
-    return rounds
-
-
-def class_rounds(needs: Sequence[NDArray[np.int64]], images: int) -> list[list[int]]:
-    """Groups classes into rounds, none of which needs more than `images` images.
-
-    A round begins with the largest class that is left. While one fits, it goes on with the class that shares most
-    images with it; among those that share equally many, with the largest.
-
-    Args:
-        needs: for each class the positions of the images, (n_k,), none twice; a class without any is in no round.
-        images: the bound, at least the images of a class.
-    """
-    left = {k: len(need) for k, need in enumerate(needs) if len(need)}
-    rounds: list[list[int]] = []
-    while left:
-        inside = np.zeros(1 + max(int(needs[k].max()) for k in left), bool)
-        rounds.append([])
-        while left:
-            shared = {k: int(inside[needs[k]].sum()) for k in left}
-            free = images - int(inside.sum())
-            fit = [k for k in left if left[k] - shared[k] <= free]
-            if not fit:
-                break
-            k = max(fit, key=lambda k: (shared[k], left[k], -k))
-            inside[needs[k]] = True
-            rounds[-1].append(k)
-            del left[k]
-    return [sorted(classes) for classes in rounds]
+RELATED = Registry[RelatedRule](
+    "related",
+    {
+        "class": RelatedRule(draw=_of_class),
+        "nearest": RelatedRule(draw=_nearest, words=", nearest images", vectors=True),
+        "itself": RelatedRule(draw=_itself, words=" with itself", control=True),
+        "wrong_class": RelatedRule(
+            draw=_of_wrong_class,
+            words=" with wrong-class images",
+            control=True,
+            lacking="of classes that too few images lack repeat related images",
+        ),
+    },
+)
+"""What relates images to a map, `localize.related_by`; packages add to them by entry points of `mcis.related`."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from mcis.datasets.sampling.related_images import RELATED
 from mcis.datasets.section import Fraction, Positive, Rate, Section, with_records
 from mcis.models.crf import CrfParameters
 from mcis.models.mask_rules import MASK_RULES
@@ -18,8 +19,6 @@ class MethodConfig(Section):
     that and four maps of self pairs (RELEASED_RECIPE, "Localization maps")."""
     contrastive: bool = False
     """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
-    averaged: bool = False
-    """Average the co-attentive map with the single-round one."""
     affinity: Literal["trained", "identity"] = "trained"
     """W_P: as the classifier has it, or the identity, a control that needs no training of co-attention."""
     target: Literal["m", "n"] = "m"
@@ -35,12 +34,11 @@ class MethodConfig(Section):
             form = "co-attention" + (
                 " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
             )
-        added = ", mean with single round" if self.averaged else ""
-        return f"{form}{added}" + (" + contrastive" if self.contrastive else "")
+        return form + (" + contrastive" if self.contrastive else "")
 
     def problems(self) -> Iterator[str]:
         """What goes with co_attention alone."""
-        for key in ("averaged", "affinity", "target"):
+        for key in ("affinity", "target"):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if self.name == "released" and value != default:
                 found, only = str(value).lower(), str(default).lower()
@@ -58,12 +56,9 @@ class LocalizeConfig(Section):
 
     related: RelatedImages = 3
     """Related images R per class; 0 = single round, which uses no method (section 3.2: 3)."""
-    also_related: tuple[RelatedImages, ...] = Field(default=(), exclude=True)  # in no key, as it changes no result
-    """Further numbers R whose maps are made in the same pass and kept for the runs that differ in `localize.related`
-    alone: each image is embedded once and each pair is mapped once for all of them. Studies of R set it."""
     method: MethodConfig = MethodConfig()
     """How a map is made of its related images."""
-    related_by: Literal["class", "nearest", "itself", "wrong_class"] = "class"
+    related_by: Annotated[str, AfterValidator(RELATED.choice())] = "class"
     """Which images a map is related to. `class`: images with its class, drawn at random (section 3.2); `nearest`: those
     of them that are nearest by the mean of what the affinity compares over an image
     (`datasets/sampling/nearest_images.py`); or, as controls of what these bring, its own image alone (`itself`) or
@@ -81,42 +76,30 @@ class LocalizeConfig(Section):
     batch: Positive = 32
     """Images embedded at a time, at most `compute.shard_rows`."""
     features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
-    """Bound of the features kept at a time, GiB; where an index needs more, its maps are made in rounds."""
-
-    @property
-    def numbers(self) -> tuple[int, ...]:
-        """All numbers R of related images whose maps are made in a pass, ascending."""
-        return tuple(sorted({self.related, *self.also_related}))
-
-    def alone(self, related: int) -> "LocalizeConfig":
-        """The same with R related images, and no further numbers; a single round has nothing to contrast with."""
-        method = self.method if related else self.method.model_copy(update={"contrastive": False})
-        return self.model_copy(update={"related": related, "also_related": (), "method": method})
+    """Bound of the features that are kept, GiB; where an index needs more, images are embedded for each map that needs
+    them."""
+    keep_features: bool = Field(default=False, exclude=True)
+    """Keep them for further runs that differ in related images alone, within `features_gb`; studies of R set it."""
 
     def in_words(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""
-        related_by = {
-            "class": "",
-            "nearest": ", nearest images",
-            "itself": " with itself",
-            "wrong_class": " with wrong-class images",
-        }
-        return self.method.in_words() + related_by[self.related_by]
+        return self.method.in_words() + RELATED[self.related_by].words
 
     def problems(self) -> Iterator[str]:
         """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""
         yield from self.method.problems()
-        if self.method.contrastive and not any(self.numbers):
+        if self.method.contrastive and not self.related:
             yield (
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "
                 "set localize.method.contrastive=false or localize.related=3"
             )
-        if self.related_by == "nearest" and self.related_may_repeat:
+        rule = RELATED[self.related_by]
+        if rule.vectors and self.related_may_repeat:
             yield (
-                "localize.related_may_repeat is set but localize.related_by is nearest, which draws nothing; set "
-                "localize.related_may_repeat=false or localize.related_by=class"
+                f"localize.related_may_repeat is set but localize.related_by is {self.related_by}, which draws "
+                "nothing; set localize.related_may_repeat=false or localize.related_by=class"
             )
-        if self.related_by in ("class", "nearest"):
+        if not rule.control:
             return
         if self.method.contrastive:
             yield (

@@ -111,13 +111,12 @@ def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
 def _related_images_without_co_attention(config: Config) -> Iterator[str]:
     localize = config.localize
     learnt = config.classifier.affinity.w_p == "learnt" and localize.method.affinity == "trained"
-    if config.classifier.attention == "none" and any(localize.numbers) and learnt:
-        further = f"also_related is {list(localize.also_related)}", "also_related=[]"
-        found, none = (f"related is {localize.related}", "related=0") if localize.related else further
+    if config.classifier.attention == "none" and localize.related and learnt:
         yield (
-            f"localize.{found} but classifier.attention is none, which trains no W_P to relate images by; "
-            f"set localize.{none}, classifier.attention=co, or what needs none: classifier.affinity.w_p=identity, or "
-            "localize.method.affinity=identity of localize.method.name=co_attention"
+            f"localize.related is {localize.related} but classifier.attention is none, which trains no W_P to relate "
+            "images by; set localize.related=0, classifier.attention=co, or what needs none: "
+            "classifier.affinity.w_p=identity, or localize.method.affinity=identity of "
+            "localize.method.name=co_attention"
         )
 
 

@@ -115,8 +115,28 @@ def _made(
     network: bool = False,
 ) -> Path:
     """The folder `<name>-<content of the rows>` of the cache, made now if there is none, of about `size` bytes."""
-    workspace, bound = context.workspace, int(compute.cache_gb * _GIB)
-    folder = workspace.cache / f"{name}-{fingerprint(RULES, rows['content_hash'].to_pylist())}"
+    name = f"{name}-{fingerprint(RULES, rows['content_hash'].to_pylist())}"
+
+    def fill(part: Path) -> None:
+        map_table(rows, make, arguments, part, label=label, compute=compute, network=network, suffix="arrow")
+
+    folder = cached(name, fill, context, size, int(compute.cache_gb * _GIB))
+    assert folder is not None  # who calls has asked
+    return folder
+
+
+def cached(name: str, fill: Callable[[Path], None], context: RunContext, size: int, bound: int) -> Path | None:
+    """A folder of the cache, of about `size` bytes, that `fill` writes now if there is none; after a kill it goes on.
+
+    Args:
+        bound: bytes of the whole cache, for which the least recently used folders are removed.
+
+    Returns:
+        None where the nodes share no disk.
+    """
+    if _apart(context):
+        return None
+    workspace, folder = context.workspace, context.workspace.cache / name
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
         if folder.exists():
@@ -126,7 +146,7 @@ def _made(
         with workspace.lock("cache", "size"):
             _evict(workspace, bound - size, part)
             part.mkdir(exist_ok=True)
-        map_table(rows, make, arguments, part, label=label, compute=compute, network=network, suffix="arrow")
+        fill(part)
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
             rename_folder(part, folder)
     return folder

@@ -9,7 +9,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.nearest_images import rounded
-from mcis.datasets.sampling.related_images import Relations, draw
+from mcis.datasets.sampling.related_images import RELATED, Relations, draw
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
@@ -72,8 +72,8 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     if not config.localize.related:
         return None
     rows = split_rows(context, "train", tagged=True)
-    nearest = config.localize.related_by == "nearest"
-    vectors = read_vectors(context.inputs["localize"] / VECTORS) if nearest else None
+    asked = RELATED[config.localize.related_by].vectors
+    vectors = read_vectors(context.inputs["localize"] / VECTORS) if asked else None
     source = of_source(rows)
     tags = Tags.of_index(rows["tags"], len(context.classes))
     relations = draw_relations(config.localize, config.seed, tags, source, vectors)

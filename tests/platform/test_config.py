@@ -58,7 +58,6 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "color_jitter", [0.3, 0.3, 0.3, 0.6]),
     ("classifier", "self_pairs", ["x3"]),
     ("localize", "related", 65),
-    ("localize", "also_related", (3, 65)),
     ("localize", "related_from", "web"),
     ("localize", "related_by", "random"),
     ("localize", "features_gb", 0),
@@ -87,11 +86,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
     [
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
         (
-            {"classifier": {"attention": "none"}, "localize": {"related": 0, "also_related": (0, 2)}},
-            r"also_related is \[0, 2\] but classifier.attention is none.* set localize.also_related=\[\],",
-        ),
-        (
-            {"localize": {"method": {"contrastive": True, "name": "released"}, "related": 0, "also_related": (0,)}},
+            {"localize": {"method": {"contrastive": True, "name": "released"}, "related": 0}},
             "localize.method.contrastive is set but localize.related is 0",
         ),
         ({"data": {"web": {"root": "/crawled"}}}, "setting voc has no source web, but /crawled is given for it"),
@@ -134,7 +129,7 @@ def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
     ("method", "words"),
     [
         (MethodConfig(), "co-attention"),
-        (MethodConfig(averaged=True, contrastive=True), "co-attention, mean with single round + contrastive"),
+        (MethodConfig(contrastive=True), "co-attention + contrastive"),
         (MethodConfig(target="n"), "co-attention (target n)"),
         (MethodConfig(affinity="identity", target="n"), "co-attention (W_P = I)"),
         (MethodConfig(name="released"), "released"),
@@ -176,8 +171,6 @@ def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
     by_identity = {"method": {"name": "co_attention", "affinity": "identity"}}
     Config.model_validate({"classifier": {"attention": "none"}, "localize": by_identity})
-    contrastive = {"method": {"name": "co_attention", "contrastive": True}, "related": 0, "also_related": (0, 3)}
-    Config.model_validate({"localize": contrastive})
     Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
     Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
@@ -186,21 +179,9 @@ def test_what_is_just_possible_passes() -> None:
     CrfParameters(iterations=0)
 
 
-def test_the_bound_of_features_is_in_no_stages_key() -> None:
-    """It changes no result, so maps that were made under another bound are taken as they are."""
-    bound, other = (Config.model_validate({"localize": {"features_gb": g}}).localize for g in (1, 2))
-    assert bound != other
-    assert bound.model_dump(mode="json") == other.model_dump(mode="json")
-
-
-def test_what_other_numbers_are_made_in_the_same_pass_is_in_no_stages_key() -> None:
-    """The outputs of a pass are those of runs with each of its numbers alone."""
-    method = {"name": "co_attention", "contrastive": True}
-    together = Config.model_validate({"localize": {"related": 2, "also_related": (5, 0, 2), "method": method}}).localize
-    assert together.numbers == (0, 2, 5)
-    for number in together.numbers:
-        values = {"related": number, "method": {**method, "contrastive": number > 0}}
-        alone = Config.model_validate({"localize": values}).localize
-        assert together.alone(number) == alone
-        dumped = together.model_dump(mode="json") | {"related": number}
-        assert number == 0 or dumped == alone.model_dump(mode="json")
+def test_how_features_are_kept_is_in_no_stages_key() -> None:
+    """It changes no result, so maps that were made with other bounds are taken as they are."""
+    values = [{"features_gb": 1}, {"features_gb": 2}, {"keep_features": True}]
+    sections = [Config.model_validate({"localize": value}).localize for value in values]
+    assert len(set(sections)) == 3
+    assert len({section.model_dump_json() for section in sections}) == 1

@@ -28,8 +28,7 @@ from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.stages.localization.rounds import embed_rows
-from mcis.platform.stages.localization.workers import Embed
+from mcis.platform.stages.localization.workers import Embed, embed_rows
 
 K = 4
 TAGS = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [0, 1, 1, 0]], bool)
@@ -127,8 +126,8 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
     hashes = [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in uris]
     columns = {"image_id": list("abc"), "uri": uris, "content_hash": hashes}
     rows = pa.table({**columns, "domain": ["target"] * 3, "tags": tags})
-    to_embed = embed_rows(rows, np.zeros(3, np.int64), np.arange(3), np.ones(3, bool))
-    table = Embed(settings, tmp_path, K, False, None, None)(to_embed)
+    to_embed = embed_rows(rows)
+    table = Embed(settings, tmp_path, K, False, None, None, None)(to_embed)
     assert table["class"].to_pylist() == [tag for row in tags for tag in row]
     maps = iter(table["map"].to_pylist())
     with torch.inference_mode():

@@ -29,10 +29,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "None in place of a recipe's value": {"classifier.keep_epoch": None, "classifier.affinity.init": None},
     "None in place of a default": {"predict.crop": None},
     "numbers": {"segmenter.optimizer.learning_rate": 1e-300, "seed": 2**31 - 1, "segmenter.scales": [1]},
-    "another method": {"localize.method.name": "co_attention", "localize.method.averaged": True},
+    "another method": {"localize.method.name": "co_attention", "localize.method.target": "n"},
     "not in the keys of stages": {
         "localize.features_gb": 2.5,
-        "localize.also_related": (0,),
+        "localize.keep_features": True,
         "classifier.val_every": 0,
         "compute.gpu": False,
     },

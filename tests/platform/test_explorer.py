@@ -172,7 +172,7 @@ def test_a_large_image_is_embedded_smaller_with_its_truth_and_related_images(tmp
     rows = rows.append_column("height", [[1200, 1200]]).append_column("width", [[2048, 2048]])
     none = np.zeros(3, np.int64)
     relations = Relations(
-        start=np.arange(3), image=np.arange(2), tag=np.ones(2, np.int64), others=none[:0], others_rank=none[:0],
+        start=np.arange(3), image=np.arange(2), tag=np.ones(2, np.int64), others=none[:0],
         others_start=none, related=np.array([[1, 1, 0], [0, 0, 0]]),
     )  # fmt: skip
     maps = random.standard_normal((2, 5, 6)).astype(np.float16)

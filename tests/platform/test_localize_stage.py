@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from mcis.models.resampling import Grids, resample
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.mapping import MapResult, shards_of
+from mcis.platform.engine.mapping import MapResult
 from mcis.platform.networks.build import build_classifier, load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
 from mcis.platform.runs.context import RunContext
@@ -36,9 +36,8 @@ from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import Workspace, read_table, write_table
 from mcis.platform.stages import localization
-from mcis.platform.stages.localization.features import FeatureFiles, write_features, write_runs
-from mcis.platform.stages.localization.rounds import embed_rows, relate_rows
-from mcis.platform.stages.localization.workers import Embed, Relate
+from mcis.platform.stages.localization.features import FeatureFiles, write_features
+from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 TINY = (
     "classifier.epochs=4",
@@ -52,7 +51,6 @@ TINY = (
     "compute.shard_rows=4",
     "compute.threads=1",
 )
-FEATURES = 2 * 24 * 8 * 8  # bytes an image
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,8 +161,6 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
             parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
             parts += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
             out.append(torch.stack(parts).mean(dim=0))
-            if method.averaged:
-                out[-1] = (out[-1] + model.phi(features(image))[0, tag]) / 2
     return out
 
 
@@ -244,7 +240,6 @@ def same_tables(one: Path, other: Path) -> None:
     [
         (),
         ("localize.method.contrastive=true", "localize.related=2"),
-        ("localize.method.averaged=true",),
         ("localize.method.target=n",),
         ("localize.method.affinity=identity", "localize.related_by=wrong_class"),
         ("localize.related_by=itself",),
@@ -312,7 +307,7 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
     config, context = trained.config("localize.method.contrastive=true"), trained.into(tmp_path / "part")
     rows = split_rows(context, "train", tagged=True)
     relations, source = relations_of(config, context)
-    weights, classes, everyone = context.inputs["train_classifier"], len(context.classes), np.arange(len(rows))
+    weights, classes = context.inputs["train_classifier"], len(context.classes)
     model = load_classifier(config.classifier, weights, classes)
     size, how = config.classifier.input_size, config.localize
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
@@ -320,11 +315,11 @@ def test_in_float32_maps_differ_by_rounding_alone(trained: Trained, tmp_path: Pa
         images = IMAGENET(to_unit(pixels))
         features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
     write_features(tmp_path / "features", 0, features.numpy())
-    relate = Relate(config, weights, classes, False, tmp_path / "features", None, source)
+    relate = Relate(config, weights, classes, False, None, tmp_path / "features", None, rows, source)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
-    for row in relate_rows(rows, relations, np.arange(len(relations.tag)), everyone).to_pylist():
-        taken += list(relate.maps(row)[0])
+    for row in relate_rows(rows, relations).to_pylist():
+        taken += list(relate.maps(row))
     assert len(taken) == len(expected)
     difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
     assert difference < 1e-5
@@ -353,24 +348,7 @@ def test_rows_are_written_at_their_positions(tmp_path: Path) -> None:
     np.testing.assert_array_equal(files.rows([4, 0, 3]), rows[[1, 1, 0]])
 
 
-def test_rows_that_follow_one_another_are_one_file(tmp_path: Path) -> None:
-    rows = np.arange(14, dtype=np.float32).reshape(7, 2)
-    write_runs(tmp_path, {2: rows[:2], 4: rows[2:3], 8: rows[3:]})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["part-0000000002.npy", "part-0000000008.npy"]
-    np.testing.assert_array_equal(FeatureFiles(tmp_path).rows([2, 3, 4, 8, 11]), rows[[0, 1, 2, 3, 6]])
-
-
 # --- any bound, any interruption
-
-
-def bound_of(images: int) -> str:
-    """The setting under which features of so many images fit."""
-    return f"localize.features_gb={(images + 0.5) * FEATURES / 2**30}"
-
-
-def largest_need(config: Config, context: RunContext) -> int:
-    relations, _ = relations_of(config, context)
-    return max(len(relations.images_of(np.flatnonzero(relations.tag == k))) for k in np.unique(relations.tag))
 
 
 VARIANTS = {
@@ -381,30 +359,27 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)
-def test_any_bound_gives_the_same_maps(trained: Trained, tmp_path: Path, assignments: tuple[str, ...]) -> None:
-    whole, parts = trained.into(tmp_path / "whole"), trained.into(tmp_path / "parts")
-    counts = localization.run(trained.config(*assignments), whole).counts
-    assert (counts["rounds"], counts["images embedded"]) == (1, 30)
-    assert counts["GiB of features"] == round(30 * FEATURES / 2**30, 3)
-    largest = largest_need(trained.config(*assignments), whole)
-    result = localization.run(trained.config(*assignments, bound_of(largest)), parts)
-    assert result.counts["rounds"] > 1
-    assert result.counts["images embedded"] > 30
-    assert "embeddings of 30 images" in " ".join(result.notes)
-    same_tables(parts.part, whole.part)
-    assert {p.name for p in parts.part.iterdir()} == {"single", "maps", "plan.json"}
+def test_maps_are_the_same_where_features_are_not_kept(
+    trained: Trained, tmp_path: Path, assignments: tuple[str, ...]
+) -> None:
+    whole, unkept = trained.into(tmp_path / "whole"), trained.into(tmp_path / "unkept")
+    assert localization.run(trained.config(*assignments), whole).notes == ()
+    (note,) = localization.run(trained.config(*assignments, "localize.features_gb=1e-6"), unkept).notes
+    assert "the features of 30 images exceed localize.features_gb=1e-06" in note
+    same_tables(unkept.part, whole.part)
+    assert {p.name for p in unkept.part.iterdir()} == {p.name for p in whole.part.iterdir()} == {"single", "maps"}
 
 
 def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(trained: Trained, tmp_path: Path) -> None:
     """Every batch is filled up: where kernels are chosen by shape, a smaller one would be computed by others."""
     config, context = trained.config(), trained.context
-    rows, everyone = split_rows(context, "train", tagged=True), np.arange(30)
+    rows = split_rows(context, "train", tagged=True)
     folders, parts = (tmp_path / "together", tmp_path / "alone"), []
     seen: set[int] = set()
     for path, count in zip(folders, (4, 1), strict=True):
-        work = Embed(config, context.inputs["train_classifier"], len(context.classes), False, path, None)
+        work = Embed(config, context.inputs["train_classifier"], len(context.classes), False, None, path, None)
         work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
-        table = embed_rows(rows, relations_of(config, context)[0].start, everyone, everyone >= 0)
+        table = embed_rows(rows)
         parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
     assert parts[0].equals(parts[1])
     together, alone = (FeatureFiles(path).rows(list(range(30))) for path in folders)
@@ -414,50 +389,11 @@ def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(train
     assert seen == {4}
 
 
-@pytest.mark.parametrize("assignments", VARIANTS.values(), ids=VARIANTS)
-def test_a_class_that_exceeds_the_bound_has_rounds_of_its_own(
-    trained: Trained, tmp_path: Path, assignments: tuple[str, ...]
-) -> None:
-    whole, parts = trained.into(tmp_path / "whole"), trained.into(tmp_path / "parts")
-    localization.run(trained.config(*assignments), whole)
-    relations, _ = relations_of(trained.config(*assignments), whole)
-    bound = 2 + max(len(relations.images_of(np.array([number]))) for number in range(len(relations.tag)))
-    assert bound < largest_need(trained.config(*assignments), whole)
-    result = localization.run(trained.config(*assignments, bound_of(bound)), parts)
-    assert result.counts["rounds"] > len(np.unique(relations.tag))
-    assert result.counts["GiB of features"] <= round(bound * FEATURES / 2**30, 3)
-    same_tables(parts.part, whole.part)
-
-
-def test_a_bound_too_low_for_a_single_map_is_the_users_error(trained: Trained, tmp_path: Path) -> None:
-    context = trained.into(tmp_path / "part")
-    with pytest.raises(UserError, match="features_gb") as caught:
-        localization.run(trained.config(bound_of(1)), context)
-    assert "holds the features of 1 images: a map needs" in caught.value.found
-    assert not (context.part / "maps").exists()
-
-
 class Killed(BaseException):
     """Stands for a kill of the process."""
 
 
-def run(config: Config | list[Config], context: RunContext | list[RunContext]) -> Path:
-    """Runs the stage, or it for several configurations together; returns the folder that all of it lies in."""
-    if isinstance(context, RunContext):
-        assert isinstance(config, Config)
-        localization.run(config, context)
-        return context.part
-    assert isinstance(config, list)
-    localization.run_together(config, context)
-    return context[0].part.parent
-
-
-def killed_in(
-    mapping: int,
-    monkeypatch: pytest.MonkeyPatch,
-    config: Config | list[Config],
-    context: RunContext | list[RunContext],
-) -> None:
+def killed_in(mapping: int, monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> None:
     """Runs the stage and ends it in its `mapping`-th mapping, when every second shard of it is written."""
     real, calls = localization.map_table, iter(range(100))
 
@@ -472,50 +408,37 @@ def killed_in(
     with monkeypatch.context() as patched:
         patched.setattr(localization, "map_table", dies)
         with pytest.raises(Killed):
-            run(config, context)
+            localization.run(config, context)
 
 
-def computed_by(
-    monkeypatch: pytest.MonkeyPatch, config: Config | list[Config], context: RunContext | list[RunContext]
-) -> list[tuple[str, int, int]]:
+def computed_by(monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext) -> list[tuple[str, int, int]]:
     """Runs the stage: of each mapping its folder, the rows that it computed and those that it has."""
     real, calls = localization.map_table, []
 
     def counted(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
         result = real(table, make, arguments, folder, **options)
-        calls.append((folder, result.rows, len(table)))
+        calls.append((folder.name, result.rows, len(table)))
         return result
 
     with monkeypatch.context() as patched:
         patched.setattr(localization, "map_table", counted)
-        root = run(config, context)
-    return [(str(folder.relative_to(root)), rows, of) for folder, rows, of in calls]
+        localization.run(config, context)
+    return calls
 
 
 @pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mapping", [0, 1])
 def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, mapping: int
 ) -> None:
-    """Also of a later round, and of the merging at the end; what is undisturbed is the same."""
-    assignments = VARIANTS[variant]
-    config = trained.config(*assignments)
-    config = trained.config(*assignments, bound_of(largest_need(config, trained.context)))
-    undisturbed = trained.into(tmp_path / "undisturbed")
-    order = [folder for folder, *_ in computed_by(monkeypatch, config, undisturbed)]
-    assert order[:4] == ["round-0/single", "round-0/maps", "round-1/single", "round-1/maps"]
-    assert order[-2:] == ["single", "maps"]
-    for mapping in (1, 2, len(order) - 1) if variant == "released" else (3,):
-        context = trained.into(tmp_path / f"killed-{mapping}")
-        killed_in(mapping, monkeypatch, config, context)
-        again = computed_by(monkeypatch, config, context)
-        same_tables(context.part, undisturbed.part)
-        for folder, rows, of in again:
-            position = order.index(folder)
-            assert position >= mapping - (mapping % 2) or position >= len(order) - 2, "a finished round is left alone"
-            if position == mapping:
-                assert 0 < rows < of
-            else:
-                assert rows == (of if position > mapping else 0), folder
+    config, undisturbed = trained.config(*VARIANTS[variant]), trained.into(tmp_path / "undisturbed")
+    assert computed_by(monkeypatch, config, undisturbed) == [("single", 30, 30), ("maps", 30, 30)]
+    context = trained.into(tmp_path / "killed")
+    killed_in(mapping, monkeypatch, config, context)
+    again = computed_by(monkeypatch, config, context)
+    assert again == [("single", 16 if mapping == 0 else 0, 30), ("maps", 30 if mapping == 0 else 16, 30)]
+    same_tables(context.part, undisturbed.part)
+    assert computed_by(monkeypatch, config, context) == []
 
 
 def test_after_a_loss_of_shards_only_these_are_related_again(
@@ -525,144 +448,41 @@ def test_after_a_loss_of_shards_only_these_are_related_again(
     config, context, other = trained.config(), trained.into(tmp_path / "part"), trained.into(tmp_path / "other")
     localization.run(config, context)
     shutil.copytree(context.part, other.part, dirs_exist_ok=True)
-    lost = sorted((context.part / "maps").iterdir())[2:4]
-    for shard in lost:
+    for shard in sorted((context.part / "maps").iterdir())[2:4]:
         shard.unlink()
     assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 8, 30)]
-    same_tables(context.part, other.part)
-    assert computed_by(monkeypatch, config, context) == []
-
-
-def test_another_bound_after_a_kill_begins_anew(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config, context, other = trained.config(), trained.into(tmp_path / "part"), trained.into(tmp_path / "other")
-    localization.run(config, other)
-    killed_in(2, monkeypatch, trained.config(bound_of(largest_need(config, context))), context)
-    assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 30, 30)]
     same_tables(context.part, other.part)
 
 
 # --- several numbers of related images
 
-
-def of_numbers(
-    trained: Trained, folder: Path, numbers: Sequence[int], *assignments: str
-) -> tuple[list[Config], list[RunContext]]:
-    """The configurations that a run with these numbers makes maps for, the first one's own, and a context for each."""
-    own = f"localize.related={numbers[0]}", f"localize.also_related={list(numbers)}"
-    configs = localization.for_each_number(trained.config(*assignments, *own))
-    assert [config.localize.related for config in configs] == [numbers[0], *sorted(numbers[1:])]
-    assert all(config.localize.also_related == () for config in configs)
-    return configs, [trained.into(folder / f"r{config.localize.related}") for config in configs]
-
-
-SHARING = {
-    "all numbers": ((3, 0, 1, 2, 4, 5), (), False),
-    "rounds": ((2, 1), (), True),
-    "contrastive": ((0, 2, 4), ("localize.method.contrastive=true", "localize.method.averaged=true"), False),
-    "released": ((4, 0, 1, 2), (*VARIANTS["released"], "localize.method.contrastive=true"), True),
-    "nearest": ((1, 4), ("localize.related_by=nearest",), False),
-    "wrong class": ((1, 3), ("localize.related_by=wrong_class", "localize.method.target=n"), False),
-    "itself": ((0, 1, 3), ("localize.related_by=itself",), False),
+NUMBERS = {
+    "contrastive": ((0, 2, 4), ("localize.method.contrastive=true",)),
+    "released": ((4, 0, 1), VARIANTS["released"]),
+    "nearest": ((1, 4), ("localize.related_by=nearest",)),
 }
-FAST = ("contrastive", "rounds")
 
 
 @pytest.mark.parametrize(
-    ("numbers", "assignments", "bounded"),
-    [pytest.param(*case, id=name, marks=[] if name in FAST else pytest.mark.slow) for name, case in SHARING.items()],
+    "name", [pytest.param(name, marks=[] if name == "contrastive" else pytest.mark.slow) for name in NUMBERS]
 )
-def test_maps_of_several_numbers_are_those_of_each_alone(
-    trained: Trained,
-    tmp_path: Path,
-    numbers: tuple[int, ...],
-    assignments: tuple[str, ...],
-    bounded: bool,
+def test_images_are_embedded_once_for_several_numbers_where_features_are_kept(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """To the bit, with the same notes and counts but for those of what a pass embedded; in one round and in several."""
-    if bounded:
-        most = trained.config(*assignments, f"localize.related={max(numbers)}")
-        assignments = (*assignments, bound_of(largest_need(most, trained.context)))
-    configs, contexts = of_numbers(trained, tmp_path / "together", numbers, *assignments)
-    results, per_pass = localization.run_together(configs, contexts), ("rounds", "images embedded", "GiB of features")
-    for config, context, result in zip(configs, contexts, results, strict=True):
-        alone = trained.into(tmp_path / "alone" / context.part.name)
-        expected = localization.run(config, alone)
-        same_tables(context.part, alone.part)
-        names = {path.name for path in alone.part.iterdir()}
-        assert {path.name for path in context.part.iterdir()} - {"plan.json"} == names - {"plan.json"}
-        of_maps, wanted = ({k: v for k, v in r.counts.items() if k not in per_pass} for r in (result, expected))
-        assert of_maps == wanted
-        assert [n for n in result.notes if "rounds" not in n] == [n for n in expected.notes if "rounds" not in n]
-    embedded = {result.counts.get("images embedded", 30) for result in results}
-    assert max(embedded) > 30 if bounded else embedded == {30}
-
-
-def test_each_image_is_embedded_and_each_pair_is_mapped_once_for_all_numbers(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the network is given, counted in this process, where tasks would keep it to themselves."""
-    configs, contexts = of_numbers(trained, tmp_path, (2, 0, 1, 5), "localize.method.contrastive=true")
-    forwards, pairs = [], []
-
-    def here(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> MapResult:
-        worker = make(*arguments)
-        if isinstance(worker, Embed):
-            worker.model.backbone.register_forward_hook(lambda module, inputs, output: forwards.append(len(inputs[0])))
-        if isinstance(worker, Relate):
-            attend = worker.model.co_maps, worker.model.contrastive_maps
-            for name, real in zip(("co_maps", "contrastive_maps"), attend, strict=True):
-                monkeypatch.setattr(worker.model, name, functools.partial(counted, real))
-        for name, (first, rows) in shards_of(len(table), options["compute"].shard_rows).items():
-            write_table(folder / name, worker(table.slice(first, rows)))
-        return MapResult(len(table), 0.0)
-
-    def counted(real: Any, target: torch.Tensor, others: torch.Tensor, tag: int, **options: Any) -> torch.Tensor:
-        pairs.append(len(others))
-        return torch.as_tensor(real(target, others, tag, **options))
-
-    monkeypatch.setattr(localization, "map_table", here)
-    localization.run_together(configs, contexts)
-    relations, _ = relations_of(configs[-1], contexts[-1])
-    assert configs[-1].localize.related == 5
-    assert sum(forwards) == 4 * 32, "30 images and their mirror images at two scales, the last batch filled up"
-    assert sum(pairs) == 5 * len(relations.tag) + len(relations.others)
-
-
-@pytest.mark.parametrize("mapping", [pytest.param(0, marks=pytest.mark.slow), 1, 3])
-def test_a_kill_among_several_numbers_costs_the_unfinished_shards_alone(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mapping: int
-) -> None:
-    numbers = (0, 1, 3)
-    configs, undisturbed = of_numbers(trained, tmp_path / "undisturbed", numbers)
-    order = computed_by(monkeypatch, configs, undisturbed)
-    folders = ["r3/round-0/single", "r3/round-0/maps", "r3/single", "r1/maps", "r3/maps"]
-    assert order == [(folder, 30, 30) for folder in folders]
-    configs, contexts = of_numbers(trained, tmp_path / "killed", numbers)
-    killed_in(mapping, monkeypatch, configs, contexts)
-    again = computed_by(monkeypatch, configs, contexts)
-    for context, other in zip(contexts, undisturbed, strict=True):
-        same_tables(context.part, other.part)
-    by_folder = {folder: rows for folder, rows, _ in again}
-    assert [by_folder.get(folder, 0) for folder in folders[:mapping]] == [0] * mapping
-    assert by_folder[folders[mapping]] == 16, "every second shard"
-    assert [by_folder[folder] for folder in folders[mapping + 1 :]] == [30] * (len(folders) - mapping - 1)
-    assert computed_by(monkeypatch, configs, contexts) == []
-
-
-def test_numbers_that_were_finished_meanwhile_are_left_out(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of those left the largest is another, so that nothing in progress is taken for its own."""
-    configs, contexts = of_numbers(trained, tmp_path / "killed", (0, 1, 3))
-    killed_in(1, monkeypatch, configs, contexts)
-    _, others = of_numbers(trained, tmp_path / "alone", (1,))
-    localization.run_together(configs[:2], contexts[:2])
-    localization.run(configs[1], others[0])
-    same_tables(contexts[1].part, others[0].part)
-    for config, context in zip(configs[:2], contexts[:2], strict=True):
-        assert not set(context.part.glob("*.npy")) | set(context.part.glob("round-*")), config.localize.related
+    """And the maps of each number are those of a run with it alone, to the bit."""
+    numbers, assignments = NUMBERS[name]
+    shutil.rmtree(trained.context.workspace.cache)
+    trained.context.workspace.cache.mkdir()
+    embedded = 0
+    for number in numbers:
+        plain = ["localize.method.contrastive=false"] if not number and name == "contrastive" else []
+        own = *assignments, f"localize.related={number}", *plain
+        alone, kept = trained.into(tmp_path / f"alone-{number}"), trained.into(tmp_path / f"kept-{number}")
+        localization.run(trained.config(*own), alone)
+        done = computed_by(monkeypatch, trained.config(*own, "localize.keep_features=true"), kept)
+        embedded += sum(rows for folder, rows, _ in done if folder == "single")
+        same_tables(kept.part, alone.part)
+    assert embedded == (60 if name == "released" else 30), "the maps of self pairs come with related images alone"
 
 
 # --- domains

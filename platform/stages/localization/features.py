@@ -1,11 +1,10 @@
-"""Features of a round's images: a file for each shard of the images, written whole by the task that embeds them.
+"""Features of images: a file for each shard of the images, written whole by the task that embeds them.
 
 A task that relates images opens the files of those that it needs, in a bucket's copy once they are fetched.
 """
 
 import bisect
 import functools
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,21 +38,6 @@ def write_features(folder: Path, first: int, values: NDArray[Any]) -> None:
     """
     with written_aside(folder / f"part-{first:010d}.npy") as aside, aside.open("wb") as file:
         np.save(file, np.ascontiguousarray(values))
-
-
-def write_runs(folder: Path, values: Mapping[int, NDArray[Any]]) -> None:
-    """Writes several rows for each of some first positions, ascending; those that follow one another as one file."""
-    run: list[NDArray[Any]] = []
-    begin = end = 0
-    for first, rows in values.items():
-        if run and first != end:
-            write_features(folder, begin, np.concatenate(run))
-            run = []
-        begin = begin if run else first
-        run.append(rows)
-        end = first + len(rows)
-    if run:
-        write_features(folder, begin, np.concatenate(run))
 
 
 class FeatureFiles:

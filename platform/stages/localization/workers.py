@@ -1,20 +1,20 @@
-"""The workers of localization: images -> features and single-round maps; features -> maps; tables of rounds -> one."""
+"""The workers of localization: images -> features and single-round maps; features -> maps of related images."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
+from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.tables.backbone_outputs import Features
-from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
 from mcis.models.localization import embed, released_map
@@ -22,25 +22,46 @@ from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier, move_channels_last
 from mcis.platform.runs.output_tables import map_rows
-from mcis.platform.stages.localization.features import FeatureFiles, write_features, write_runs
+from mcis.platform.stages.localization.features import FeatureFiles, write_features
 
 
-class _Kept(NamedTuple):
-    """What a shard's images leave for those that relate images: their embeddings, and the maps of their self pairs by
-    the number of an image's first map."""
+def embed_rows(rows: pa.Table) -> pa.Table:
+    """What `Embed` reads of N images: their rows with `position` and the number of their first map."""
+    counts = np.diff(rows["tags"].combine_chunks().offsets.to_numpy())
+    part = rows.select(["image_id", "uri", "content_hash", "domain", "tags"])
+    columns = {"position": np.arange(len(rows)), "first_map": np.cumsum(counts) - counts}
+    return pa.table({**{name: part[name] for name in part.column_names}, **columns})
 
-    embeddings: list[NDArray[np.float16]]
-    selves: dict[int, NDArray[np.float32]]
+
+def relate_rows(rows: pa.Table, relations: Relations) -> pa.Table:
+    """What `Relate` reads of N images: image_id, position, first_map, and lists with an entry per map: tags, and
+    `related` and `others`, lists of positions."""
+    maps, related = np.arange(len(relations.tag) + 1), relations.related
+    of_related = _lists(maps * related.shape[1], related.reshape(-1))
+    return pa.table(
+        {
+            "image_id": rows["image_id"],
+            "position": np.arange(len(rows)),
+            "first_map": relations.start[:-1],
+            "tags": _lists(relations.start, relations.tag),
+            "related": _lists(relations.start, of_related),
+            "others": _lists(relations.start, _lists(relations.others_start, relations.others)),
+        }
+    )
+
+
+def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
+    return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))
 
 
 class Embed:
-    """Image rows (`rounds.embed_rows`) -> single-round maps (MAPS_SCHEMA) of the rows that are `fresh`.
+    """Rows of images (`embed_rows`) -> their single-round maps (MAPS_SCHEMA).
 
     Args:
         weights: folder of the trained classifier of `classes` classes.
-        features: folder of the round's features, which the worker writes; None = they are not kept.
-        selves: folder of the self pairs' maps, which the worker writes for the released maps; None = there are none.
         outputs: what the frozen backbone makes of the images, by the rows' `position`; None = it is not known.
+        features: folder of the images' features, which the worker writes; None = they are not kept.
+        selves: folder of the self pairs' maps, which the worker writes for the released maps; None = there are none.
     """
 
     def __init__(
@@ -49,9 +70,9 @@ class Embed:
         weights: Path,
         classes: int,
         gpu: bool,
+        outputs: Features | None,
         features: Path | None,
         selves: Path | None,
-        outputs: Features | None = None,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         model = load_classifier(config.classifier, weights, classes)
@@ -61,38 +82,44 @@ class Embed:
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        kept = _Kept([], {})
-        parts = [self._batch(rows.slice(start, self.batch), kept) for start in range(0, len(rows), self.batch)]
+        embeddings: list[NDArray[np.float16]] = []
+        selves: list[NDArray[np.float32]] = []
+        parts = [
+            self._batch(rows.slice(start, self.batch), embeddings, selves) for start in range(0, len(rows), self.batch)
+        ]
         if self.features is not None:
-            write_features(self.features, rows["slot"][0].as_py(), np.concatenate(kept.embeddings))
+            write_features(self.features, rows["position"][0].as_py(), np.concatenate(embeddings))
         if self.selves is not None:
-            write_runs(self.selves, kept.selves)
+            write_features(self.selves, rows["first_map"][0].as_py(), np.concatenate(selves))
         return pa.concat_tables(parts)
 
-    def _batch(self, rows: pa.Table, kept: "_Kept") -> pa.Table:
-        localize, known = self.config.localize, self._known(rows)
-        if known is not None and not localize.extra_scales and self.selves is None:
+    def kept(self, rows: pa.Table) -> NDArray[np.float16]:
+        """What is kept of the images of at most a batch of rows, (N, D, H, W)."""
+        return self._sound(rows, self._embedding(self._images(rows), self._known(rows))[: len(rows)].half())
+
+    def _embedding(self, images: Tensor, known: tuple[Tensor, Tensor] | None) -> Tensor:
+        localize, model = self.config.localize, self.model
+        scales, mirror = localize.extra_scales, localize.mirror
+        return embed(model.backbone, model.embedding, images, extra_scales=scales, mirror=mirror, known=known)
+
+    def _batch(
+        self, rows: pa.Table, embeddings: list[NDArray[np.float16]], selves: list[NDArray[np.float32]]
+    ) -> pa.Table:
+        """Single-round maps of at most a batch of rows; appends what is kept of their images."""
+        known = self._known(rows)
+        if known is not None and not self.config.localize.extra_scales and self.selves is None:
             side = self.config.classifier.input_size
             images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
         else:
             images = self._images(rows)
         refine, backbone = self.config.classifier.equivariant.weight > 0, self.model.backbone
         with backbone.watching(*(backbone.middle if refine else ())) as middle:
-            embedding = embed(
-                backbone,
-                self.model.embedding,
-                images,
-                extra_scales=localize.extra_scales,
-                mirror=localize.mirror,
-                known=known,
-            )
+            embedding = self._embedding(images, known)
         if self.features is not None:
-            kept.embeddings.append(self._sound(rows, embedding[: len(rows)].half()))
+            embeddings.append(self._sound(rows, embedding[: len(rows)].half()))
         activations = self.model.activations(embedding)
         ids, tags, maps = [], [], [activations[0, :0]]
-        for n, row in enumerate(rows.select(["image_id", "tags", "domain", "first_map", "fresh"]).to_pylist()):
-            if not row["fresh"]:
-                continue
+        for n, row in enumerate(rows.select(["image_id", "tags", "domain"]).to_pylist()):
             ids += [row["image_id"]] * len(row["tags"])
             tags += row["tags"]
             own = activations[n, row["tags"]]
@@ -101,8 +128,7 @@ class Embed:
             maps.append(own)
             if self.selves is not None:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                total = self._self_maps(images[n], embedding[n], row["tags"], kind)
-                kept.selves[row["first_map"]] = total.cpu().numpy()
+                selves.append(self._self_maps(images[n], embedding[n], row["tags"], kind).cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, embedding).rows)
 
     def _images(self, rows: pa.Table) -> Tensor:
@@ -132,7 +158,7 @@ class Embed:
                 "activations of a sound training",
                 "look at the training's loss curve, and repeat it with a lower learning rate",
             )
-        return kept.cpu().numpy()
+        return np.ascontiguousarray(kept.cpu().numpy())  # of one layout, kept or not, so that sums are the same
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
@@ -159,32 +185,49 @@ class Embed:
         return total
 
 
+class _EmbeddedAnew:
+    """Embeds images whenever they are asked for, as their features are not kept; the last ones are at hand.
+
+    Args:
+        rows: of all images.
+    """
+
+    def __init__(self, embed: Embed, rows: pa.Table):
+        self.embed, self.images = embed, embed_rows(rows)
+        self.last: LRUCache[int, NDArray[np.float16]] = LRUCache(8 * embed.batch)
+
+    def rows(self, positions: list[int]) -> NDArray[np.float32]:
+        """As `FeatureFiles.rows`."""
+        found = {position: self.last[position] for position in positions if position in self.last}
+        missing = [position for position in dict.fromkeys(positions) if position not in found]
+        for first in range(0, len(missing), self.embed.batch):
+            some = missing[first : first + self.embed.batch]
+            found |= zip(some, self.embed.kept(self.images.take(pa.array(some))), strict=True)
+        self.last.update(found)
+        return np.stack([found[position] for position in positions]).astype(np.float32)
+
+
 class _Target(NamedTuple):
     """An image whose maps are made, with what all its maps share.
 
     Attributes:
         embedding: (D, H, W).
-        single_round: its single-round maps, (K, H, W).
         queries: for a related image of the target domain and one of the source, (2, HW, C'), or one for both, (1, HW,
             C').
     """
 
     embedding: Tensor
-    single_round: Tensor
     queries: Tensor
 
 
 class Relate:
-    """Rows of images with their related images (`rounds.relate_rows`) -> multi-round maps (MAPS_SCHEMA).
-
-    Where the configuration has several numbers of related images, the table has an image's maps of each of them, told
-    apart by a further column `related`. Each pair is mapped once: maps of R are of the first R related images.
+    """Rows of images with their related images (`relate_rows`) -> multi-round maps (MAPS_SCHEMA).
 
     Args:
-        weights: folder of the trained classifier of `classes` classes.
-        features: folder of the round's features.
+        weights, classes, outputs: as of `Embed`.
+        features: folder of the images' features; None = they are not kept, and images are embedded anew.
         selves: folder of the self pairs' maps, for the released maps.
-        source: whether each image in `features` is of the source domain, (N,).
+        rows: of all images, and whether each is of the source domain, (N,).
     """
 
     def __init__(
@@ -193,89 +236,73 @@ class Relate:
         weights: Path,
         classes: int,
         gpu: bool,
-        features: Path,
+        outputs: Features | None,
+        features: Path | None,
         selves: Path | None,
+        rows: pa.Table,
         source: NDArray[np.bool_],
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
-        model = load_classifier(config.classifier, weights, classes)
-        self.model = move_channels_last(model, self.device)
-        self.features, self.selves = FeatureFiles(features), FeatureFiles(selves) if selves else None
-        self.numbers = [number for number in config.localize.numbers if number]
+        embed = Embed(config, weights, classes, gpu, outputs, None, None)
+        self.model = embed.model
+        self.features = FeatureFiles(features) if features else _EmbeddedAnew(embed, rows)
+        self.selves = FeatureFiles(selves) if selves else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        images, numbers = rows.to_pylist(), self.numbers
-        of_maps = [(row["image_id"], tag, number) for row in images for number in numbers for tag in row["tags"]]
-        ids, tags, numbers = map(list, zip(*of_maps, strict=True))
-        maps = torch.cat([self.maps(row).flatten(0, 1) for row in images])
+        images = rows.to_pylist()
+        ids, tags = map(list, zip(*((row["image_id"], tag) for row in images for tag in row["tags"]), strict=True))
+        maps = torch.cat([self.maps(row) for row in images])
         grid = self.model.backbone.layout.grid(self.config.classifier.input_size, maps.shape[1])
-        table = map_rows(ids, tags, maps.cpu().numpy(), grid)
-        return table.append_column("related", pa.array(numbers, pa.uint8())) if len(self.numbers) > 1 else table
+        return map_rows(ids, tags, maps.cpu().numpy(), grid)
 
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:
-        """The maps of one image's T tags for each of N numbers of related images, (N, T, H, W)."""
-        target = self._target(row["slot"])
-        of_maps = zip(row["tags"], row["maps"], row["related"], row["others"], row["ranks"], strict=True)
-        return torch.stack([self._maps(target, tag, *of_map) for tag, *of_map in of_maps], dim=1)
+        """The maps of one image's T tags, (T, H, W)."""
+        target = self._target(row["position"])
+        of_maps = enumerate(zip(row["tags"], row["related"], row["others"], strict=True), row["first_map"])
+        return torch.stack([self._map(target, number, *of_map) for number, of_map in of_maps])
 
-    def _maps(
-        self, target: _Target, tag: int, number: int, related: list[int], others: list[int], ranks: list[int]
-    ) -> Tensor:
-        """Maps of class `tag` for each number of related images, (N, H, W).
+    def _map(self, target: _Target, number: int, tag: int, related: list[int], others: list[int]) -> Tensor:
+        """The map of class `tag`, (H, W).
 
         Args:
             number: of the map.
-            related, others: slots of related images, and of those for the contrastive part, which have `ranks`.
+            related, others: positions of related images, and of those for the contrastive part.
         """
         query = self._facing(target.queries, related)
-        activations = self.model.co_maps(target.embedding, self._embeddings(related), tag, query=query)
-        contrasted = activations[:0]
+        activation = self.model.co_maps(target.embedding, self._embeddings(related), tag, query=query).mean(dim=0)
         if others:
             query = self._facing(target.queries, others)
             contrasted = self.model.contrastive_maps(target.embedding, self._embeddings(others), tag, query=query)
-        selves = None
+            r, q = len(related), len(others)
+            activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
         if self.selves is not None:
             selves = torch.from_numpy(self.selves.rows([number])[0]).to(self.device)
-        first = torch.tensor(ranks, device=self.device)
-        return torch.stack(
-            [self._map(activations[:r], contrasted[first < r], target.single_round[tag], selves) for r in self.numbers]
-        )
-
-    def _map(self, activations: Tensor, contrasted: Tensor, single_round: Tensor, selves: Tensor | None) -> Tensor:
-        """One map, (H, W), of its activations with related images, (R, H, W), and contrastive ones, (Q, H, W)."""
-        activation = activations.mean(dim=0)
-        if len(contrasted):
-            r, q = len(activations), len(contrasted)
-            activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
-        if self.config.localize.method.averaged:
-            activation = (activation + single_round) / 2
-        if selves is not None:
             activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
         return activation
 
-    def _target(self, slot: int) -> _Target:
-        embedding = self._embeddings([slot])[0]
+    def _target(self, position: int) -> _Target:
+        embedding = self._embeddings([position])[0]
         method = self.config.localize.method
         if method.affinity == "identity":
             queries = self.model.query(embedding, identity=True)[None]
         else:
             # F_n^T W_P depends on the other image's domain alone, so that all maps of an image share it.
-            source = self.source[slot]
+            source = self.source[position]
             kinds, target_is_n = pair_kinds(source, self.domains), seen_from_n(source, self.domains, method.target)
             queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
             queries = queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
-        return _Target(embedding, self.model.activations(embedding[None])[0], queries)
+        return _Target(embedding, queries)
 
     def _facing(self, queries: Tensor, images: list[int]) -> Tensor:
         """The query for each of some other images, (R, HW, C'), or the only one there is, (HW, C')."""
         return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
 
-    def _embeddings(self, slots: list[int]) -> Tensor:
+    def _embeddings(self, positions: list[int]) -> Tensor:
         """Embeddings of images, (N, D, H, W)."""
-        return torch.from_numpy(self.features.rows(slots)).to(self.device)
+        return torch.from_numpy(self.features.rows(positions)).to(self.device)
 
 
 class Pool:
@@ -283,11 +310,11 @@ class Pool:
 
     Args:
         weights: folder of the trained classifier of `classes` classes.
-        features: what its frozen backbone makes of the images, by the rows' `position`; None = the images are read.
+        outputs: what its frozen backbone makes of the images, by the rows' `position`; None = the images are read.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, features: Features | None):
-        self.config, self.device, self.outputs = config, torch.device("cuda" if gpu else "cpu"), features
+    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, outputs: Features | None):
+        self.config, self.device, self.outputs = config, torch.device("cuda" if gpu else "cpu"), outputs
         self.model = load_classifier(config.classifier, weights, classes).to(self.device)
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
@@ -306,26 +333,3 @@ class Pool:
             images = to_unit(torch.from_numpy(pixels).to(self.device))
             outputs = self.model.backbone(self.model.backbone.normalize(images))
         return self.model.keys(self.model.embedding(outputs)).mean(dim=(2, 3))
-
-
-class Merge:
-    """Image rows -> their maps (MAPS_SCHEMA), out of the tables of all rounds.
-
-    Args:
-        related: takes the maps of so many related images, where the tables have a column that says how many.
-    """
-
-    def __init__(self, tables: list[Shards], related: int):
-        self.tables, self.related = tables, related
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        ids = rows["image_id"].to_pylist()
-        pairs = zip(ids, rows["tags"].to_pylist(), strict=True)
-        wanted = {pair: n for n, pair in enumerate((i, tag) for i, tags in pairs for tag in tags)}
-        # A table at a time, so that each shard is read once.
-        parts = [found for table in self.tables for i in ids if (found := table.rows(i)) is not None]
-        maps = pa.concat_tables(parts)
-        if "related" in maps.column_names:
-            maps = maps.filter(pc.equal(maps["related"], self.related)).drop_columns("related")
-        order = [wanted[pair] for pair in zip(maps["image_id"].to_pylist(), maps["class"].to_pylist(), strict=True)]
-        return maps.take(np.argsort(order))
