@@ -1,4 +1,4 @@
-"""A cluster with token authentication, the built wheel, and `mcis run` through `ray job submit`."""
+"""`mcis submit`: a job of a cluster with token authentication, and of a dashboard that is cut off."""
 
 import asyncio
 import contextlib
@@ -341,42 +341,3 @@ def test_no_argument_of_a_job_holds_credentials(tmp_path: Path, arguments: list[
     with pytest.raises(UserError, match="password, key, token or signature") as caught:
         job_command(COMMANDS, arguments, tmp_path / "files")
     assert "hunter2" not in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_run_by_job_submit_ends_with_scores(cluster: dict[str, str], wheel: Path, tmp_path: Path) -> None:
-    root, workspace = tmp_path / "VOC2012", tmp_path / "workspace"
-    synthetic.draw(root, train=16, val=4, size=64, classes=2)
-    address = f"http://127.0.0.1:{DASHBOARD}"
-    ray = str(Path(sys.executable).parent / "ray")
-    refused = {k: v for k, v in cluster.items() if not k.startswith("RAY_AUTH")}
-    without = subprocess.run([ray, "job", "list", "--address", address], env=refused, capture_output=True, text=True)
-    assert without.returncode != 0, "a client without the token was let in"
-
-    script = tmp_path / "job.py"
-    script.write_text("import mcis.platform.cli as cli\n\nprint(cli.__file__)\ncli.main()\n")
-    command = [sys.executable, str(script), "run", "voc", "--name", "job", "--voc", str(root)]
-    command += ["--recipe", "small", "--workspace", str(workspace)]
-    for value in (*TINY, f"data.classes={root / 'classes.txt'}"):
-        command += ["--set", value]
-    submit = [
-        ray,
-        "job",
-        "submit",
-        "--address",
-        address,
-        "--runtime-env-json",
-        json.dumps({"py_modules": [str(wheel)]}),
-    ]
-    for _ in range(30):
-        done = subprocess.run(
-            [*submit, "--", *command], env=cluster, capture_output=True, text=True, timeout=500, cwd=tmp_path
-        )
-        if "No available agent" not in done.stderr:  # the head answers some seconds before it can start a job
-            break
-        time.sleep(2)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
-    assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
-    assert "mIoU" in done.stdout
-    assert "py_modules_files" in done.stdout, "the job ran the code of an install on the node, not the wheel's"

@@ -200,7 +200,7 @@ def _keep(population: Population, generations: Sequence[Generation], tracker: Tr
     figures = {"objective.best": best_of(generations[-1:]), "objective.control": control_of(generations[-1])}
     for name, member in figures.items():
         if member:
-            tracker.metric_at(name, member.objective or 0.0, len(generations) - 1)
+            tracker.metrics({name: member.objective or 0.0}, len(generations) - 1)
 
 
 def _in_words(generation: Generation) -> str:

@@ -198,7 +198,7 @@ def _keep(search: Search, found: Found, tracker: Tracker) -> None:
         tracker.metrics({"best": found.best.objective or 0.0})
     for tried in found.tried:
         if tried.objective is not None:
-            tracker.metric_at("objective", tried.objective, tried.number)
+            tracker.metrics({"objective": tried.objective}, tried.number)
     for path in kept:
         tracker.artifact(path)
 

@@ -69,7 +69,7 @@ def _log_references(tracker: Tracker, figures: Sequence[Figures]) -> None:
     """A curve over R per column."""
     for of in figures:
         for column, values in of.miou.items():
-            tracker.metric_at(f"miou.{column.replace(',', '')}", mean(values), of.case.related)
+            tracker.metrics({f"miou.{column.replace(',', '')}": mean(values)}, of.case.related)
 
 
 def effect(

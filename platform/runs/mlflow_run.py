@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from mcis.platform.runs.data_sets import DataSet
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 
 _MOST_METRICS = 1000
@@ -23,9 +22,7 @@ class MlflowRun:
 
     def __init__(self, client: "MlflowClient", run_id: str):
         self.client, self.run_id = client, run_id
-        self._steps: dict[str, set[int]] = {}  # these have been logged
-        self._points: dict[str, set[tuple[int, float]]] = {}
-        self._metrics: dict[str, float] | None = None
+        self._logged: dict[str, dict[int, str]] = {}  # the last value by key and step
 
     def parameters(self, values: Mapping[str, Any]) -> None:
         """Logs parameters as text: lists as `a, b`; what is longer than MLflow takes ends in an ellipsis."""
@@ -43,38 +40,18 @@ class MlflowRun:
         self.client.log_batch(self.run_id, tags=[RunTag(key, value) for key, value in values.items()])
 
     def steps(self, network: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """Logs the records of a training's step log."""
-        from mlflow.entities import Metric
-
-        mark = f"{network}.epoch"  # which every record has; it is logged last, so that a step that has it is whole
-        if network not in self._steps:
-            self._steps[network] = {metric.step for metric in self.client.get_metric_history(self.run_id, mark)}
-        new = [record for record in records if record["step"] not in self._steps[network]]
+        """Logs the records of a training's step log, each once: a restart logs steps again, at another speed."""
         self._log(
-            [
-                Metric(f"{network}.{key}", float(record[key]), int(record["time"] * 1000), record["step"])
-                for record in new
-                for key in sorted(record.keys() - {"step", "time"}, key="epoch".__eq__)
-            ]
+            (f"{network}.{key}", record["step"], float(value), record["time"])
+            for record in records
+            for key, value in record.items()
+            if key not in ("step", "time") and record["step"] not in self._steps(f"{network}.{key}")
         )
-        self._steps[network].update(record["step"] for record in new)
 
-    def metrics(self, values: Mapping[str, float]) -> None:
-        """Logs final figures."""
-        if values and self._metrics is None:
-            self._metrics = dict(self.client.get_run(self.run_id).data.metrics)
-        there = self._metrics or {}
-        new = {key: value for key, value in values.items() if str(there.get(key)) != str(value)}  # which NaN is, too
-        self._log_now({(key, 0): value for key, value in new.items()})
-        there |= new
-
-    def points(self, key: str, points: Sequence[tuple[int, float]]) -> None:
-        """Logs a curve: steps and values."""
-        if key not in self._points:
-            history = self.client.get_metric_history(self.run_id, key)
-            self._points[key] = {(point.step, point.value) for point in history}
-        self._log_now({(key, step): value for step, value in points if (step, value) not in self._points[key]})
-        self._points[key].update(points)
+    def points(self, points: Mapping[str, Mapping[int, float]]) -> None:
+        """Logs figures by key and step."""
+        now = time.time()
+        self._log((key, step, value, now) for key, of in points.items() for step, value in of.items())
 
     def data_sets(self, data_sets: Sequence[DataSet]) -> None:
         """Logs the images that a run reads as data sets."""
@@ -102,16 +79,28 @@ class MlflowRun:
         if self.client.get_run(self.run_id).info.status != status:
             self.client.set_terminated(self.run_id, status=status)
 
-    def _log_now(self, values: Mapping[tuple[str, int], float]) -> None:
-        """Logs values by key and step."""
+    def _steps(self, key: str) -> dict[int, str]:
+        """The last value of each step that MLflow has, as text, which compares NaN too."""
+        if key not in self._logged:
+            history = self.client.get_metric_history(self.run_id, key)
+            self._logged[key] = {of.step: str(of.value) for of in sorted(history, key=lambda of: of.timestamp)}
+        return self._logged[key]
+
+    def _log(self, points: Iterable[tuple[str, int, float, float]]) -> None:
+        """Logs keys, steps, values and times in seconds, but for values that MLflow has."""
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        self._log([Metric(key, value, now, step) for (key, step), value in values.items()])
-
-    def _log(self, metrics: "list[Metric]") -> None:
+        new = {
+            (key, step): Metric(key, value, int(seconds * 1000), step)
+            for key, step, value, seconds in points
+            if self._steps(key).get(step) != str(value)
+        }
+        metrics = list(new.values())
         for start in range(0, len(metrics), _MOST_METRICS):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + _MOST_METRICS])
+            batch = metrics[start : start + _MOST_METRICS]
+            self.client.log_batch(self.run_id, metrics=batch)
+            for of in batch:
+                self._logged[of.key][of.step] = str(of.value)
 
 
 def _plain(value: Any) -> str:

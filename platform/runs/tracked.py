@@ -32,7 +32,7 @@ class Tracked(BaseModel):
         mark: of the MLflow run; it is written before there is a `run_id`.
         status: that the run ended with.
         sent: MLflow has it all.
-        points: curves, steps and values by key.
+        points: figures by key and step, which is 0 of final ones.
         logs: the step logs of trainings by network, relative to the workspace.
         files: names in the run's folder.
         model: the trained network is logged, and registered as `register_as`.
@@ -44,8 +44,7 @@ class Tracked(BaseModel):
     run_id: str | None = None
     status: str = "KILLED"
     sent: bool = True
-    metrics: dict[str, float] = {}
-    points: dict[str, list[tuple[int, float]]] = {}
+    points: dict[str, dict[int, float]] = {}
     data_sets: list[DataSet] = []
     logs: dict[str, str] = {}
     files: list[str] = []
@@ -70,18 +69,12 @@ class Tracked(BaseModel):
         found = client.search_runs([experiment_id], filter_string=f"tags.`{MARK}` = '{self.mark}'")
         return found[0] if found else None
 
-    def send_figures(self, to: MlflowRun) -> None:
-        """Sends the metrics and curves that MLflow lacks."""
-        to.metrics(self.metrics)
-        for key, points in list(self.points.items()):
-            to.points(key, points)
-
     def send(self, to: MlflowRun, workspace: Workspace, name: str, trained: Trained | None) -> None:
         """Sends everything that MLflow lacks, and ends the MLflow run."""
         folder = workspace.run(name)
         for network, log in self.logs.items():
             to.steps(network, read_records(workspace.root / log)[0])
-        self.send_figures(to)
+        to.points(self.points)
         to.data_sets(self.data_sets)
         for file in self.files:
             to.file(folder.path / file)

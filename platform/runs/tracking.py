@@ -102,15 +102,10 @@ class Tracker:
         with store_errors(self.uri):
             self._run.tags(values)
 
-    def metrics(self, values: Mapping[str, float]) -> None:
-        """Logs final figures."""
-        self._keep(metrics=self._tracked.metrics | {key: float(value) for key, value in values.items()})
-
-    def metric_at(self, key: str, value: float, step: int) -> None:
-        """Logs one point of a curve."""
-        points = self._tracked.points.get(key, [])
-        if (step, float(value)) not in points:
-            self._keep(points=self._tracked.points | {key: [*points, (step, float(value))]})
+    def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
+        """Logs final figures, or one point of each curve."""
+        points = {key: self._tracked.points.get(key, {}) | {step: float(value)} for key, value in values.items()}
+        self._keep(points=self._tracked.points | points)
 
     def log(self, network: str, path: Path) -> None:
         """Logs the step log of a training that has ended."""
@@ -155,7 +150,7 @@ class Tracker:
     def _send_figures(self) -> None:
         try:
             self._send_steps()
-            self._tracked.send_figures(self._run)
+            self._run.points(self._tracked.points)
         except Exception as error:  # whatever a store raises
             if not self._next_try:
                 found = store_error(self.uri, error).found

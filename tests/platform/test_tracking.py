@@ -35,7 +35,11 @@ def runs(tracker: Tracker, name: str) -> list[Any]:
 
 
 def records(upto: int) -> list[dict[str, float]]:
-    return [{"step": step, "time": 1.0 * step, "epoch": step / 2, "loss": 1 / step} for step in range(1, upto + 1)]
+    """Of which a restart logs those behind its last checkpoint again, at another speed."""
+    return [
+        {"step": step, "time": 1.0 * step, "epoch": step / 2, "loss": 1 / step, "speed": upto}
+        for step in range(1, upto + 1)
+    ]
 
 
 def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace) -> None:
@@ -44,7 +48,7 @@ def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace
         tracker.parameters({"seed": 0, "scales": (0.5, 1.0), "long": "x" * 7000, "none": None})
         tracker.follow("classifier", [record | {"time": 7.0} for record in records(upto)])
         tracker.metrics({"miou": 50.0, "seconds": upto, "nothing": float("nan")})
-        tracker.metric_at("curve", 1.0, 3)
+        tracker.metrics({"curve": 1.0}, 3)
         tracker.flush()
     tracker.finish("FINISHED")
     (run,) = runs(tracker, "again")
@@ -52,6 +56,8 @@ def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace
     assert run.data.params == {"seed": "0", "scales": "0.5, 1.0", "long": "x" * 5999 + "…", "none": "None"}
     history = tracker.client.get_metric_history(run.info.run_id, "classifier.loss")
     assert [(m.step, m.value) for m in history] == [(r["step"], r["loss"]) for r in records(1000)]
+    speeds = tracker.client.get_metric_history(run.info.run_id, "classifier.speed")
+    assert [m.value for m in speeds] == [700] * 700 + [1000] * 300
     assert [m.value for m in tracker.client.get_metric_history(run.info.run_id, "miou")] == [50.0]
     assert [m.value for m in tracker.client.get_metric_history(run.info.run_id, "seconds")] == [700, 1000]
     assert len(tracker.client.get_metric_history(run.info.run_id, "nothing")) == 1
@@ -108,7 +114,7 @@ def missed(workspace: Workspace, name: str, away: Callable[[bool], None]) -> Tra
     tracker.follow("classifier", records(30))
     tracker.log("classifier", log)
     tracker.metrics({"miou": 50.0, "nothing": float("nan")})
-    tracker.metric_at("curve", 1.5, 7)
+    tracker.metrics({"curve": 1.5}, 7)
     tracker.artifact(folder.report)
     tracker.finish("FINISHED")
     away(False)
