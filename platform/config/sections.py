@@ -79,9 +79,7 @@ class Config(Section):
         yield from _sources_that_the_setting_lacks(self)
         yield from _related_images_without_co_attention(self)
         yield from _contrastive_maps_without_their_training(self)
-        yield from _pretrained_features_without_weights(self)
-        yield from _a_scale_of_activations_for_released_maps(self)
-        yield from _a_scale_of_activations_for_refined_maps(self)
+        yield from _a_scale_of_activations_for_scores(self)
         yield from _networks_unlike_their_classifier(self)
         yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
@@ -129,31 +127,15 @@ def _contrastive_maps_without_their_training(config: Config) -> Iterator[str]:
         )
 
 
-def _pretrained_features_without_weights(config: Config) -> Iterator[str]:
-    weights = config.weights
-    if weights.backbone != "none" or weights.classifier is not None or weights.initial is not None:
+def _a_scale_of_activations_for_scores(config: Config) -> Iterator[str]:
+    if config.maps.scale != "logarithm":
         return
-    for key, value, set_key in (
-        ("classifier.trained", config.classifier.trained == "neck" and "neck", "all"),
-        ("classifier.standardize", config.classifier.standardize and "true", "false"),
-    ):
-        if value:
-            yield (
-                f"{key} is {value} but weights.backbone is none, which leaves the backbone's features as they are "
-                f"drawn; set weights.backbone=bundled, download or a file, or {key}={set_key}"
-            )
-
-
-def _a_scale_of_activations_for_released_maps(config: Config) -> Iterator[str]:
-    if config.maps.scale == "logarithm" and config.localize.method.name == "released":
+    if config.localize.method.name == "released":
         yield (
             "maps.scale is logarithm but localize.method.name is released, whose maps are no activations: each is "
             "normalized to [0, 1] already; set maps.scale=maximum or localize.method.name=co_attention"
         )
-
-
-def _a_scale_of_activations_for_refined_maps(config: Config) -> Iterator[str]:
-    if config.maps.scale == "logarithm" and config.classifier.equivariant.weight:
+    if config.classifier.equivariant.weight:
         yield (
             f"maps.scale is logarithm but classifier.equivariant.weight is {config.classifier.equivariant.weight:g}, "
             "whose single-round maps are no activations but scores in [0, 1]; set maps.scale=range or maximum"
@@ -182,9 +164,14 @@ def _networks_unlike_their_classifier(config: Config) -> Iterator[str]:
 
 def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
     c, weights = config.classifier, config.weights
-    given = weights.classifier is not None or weights.initial is not None
-    if c.trained != "all" and not given and weights.backbone == "none":
-        yield f"classifier.trained is {c.trained} but weights.backbone is none: what is not trained would stay random"
+    if weights.backbone == "none" and weights.classifier is None and weights.initial is None:
+        for key, value, without in (("trained", c.trained, "all"), ("standardize", c.standardize, False)):
+            if value != without:
+                yield (
+                    f"classifier.{key} is {str(value).lower()} but weights.backbone is none, which leaves the backbone "
+                    "as it is drawn; set weights.backbone=bundled, download or a file, or "
+                    f"classifier.{key}={str(without).lower()}"
+                )
     if c.from_features and weights.initial is not None and weights.backbone == "none":
         yield (
             "classifier.trained is neck and weights.initial is set, but weights.backbone is none, which makes the "
