@@ -281,7 +281,8 @@ class Dashboard:
 
 
 @pytest.fixture
-def dashboard(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
+def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dashboard:
+    (tmp_path / "files").mkdir()
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("mcis.platform.engine.jobs._PAUSE", 0.05)
@@ -300,7 +301,6 @@ def test_a_log_is_shown_once_through_connections_that_are_cut(
 
 
 def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
     dashboard.listed = False
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
@@ -310,7 +310,6 @@ def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_
 def test_a_job_that_ended_with_its_head_is_told_and_the_same_command_starts_anew(
     dashboard: Dashboard, tmp_path: Path
 ) -> None:
-    (tmp_path / "files").mkdir()
     dashboard.known = False
     with dashboard.up() as address:
         with pytest.raises(UserError, match="knows no job raysubmit_1 any more"):

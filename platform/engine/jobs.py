@@ -47,33 +47,31 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
             "see that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
         )
 
-    def submit() -> str:
-        job = _at_work_on(client, run)  # of an earlier try, whose answer was lost
-        if job is not None and job.submission_id and job.entrypoint == text:
-            return job.submission_id
-        return client.submit_job(entrypoint=text, runtime_env=environment, metadata={"run": run})
+    def submit() -> tuple[str, str]:
+        """The job's number, and what to say of it."""
+        at_work = (job for job in client.list_jobs() if _is_at_work(job) and (job.metadata or {}).get("run") == run)
+        job = next(at_work, None)  # it may be that of an earlier try, whose answer was lost
+        if job is None:
+            number = client.submit_job(entrypoint=text, runtime_env=environment, metadata={"run": run})
+            return number, f"; `ray job stop {number} --address {address}` stops it; its log:"
+        if job.entrypoint != text:
+            raise UserError(
+                f"job {job.submission_id} is at work on {run} with another command: {job.entrypoint}",
+                "one job at a time for a run",
+                f"wait, or stop it by `ray job stop {job.submission_id} --address {address}`, and repeat the command",
+            )
+        return str(job.submission_id), " is at work on it since before; its log:"
 
-    client = _patiently(lambda: JobSubmissionClient(address), minutes, refused)
     text = shlex.join(command)
-    job = _patiently(lambda: _at_work_on(client, run), minutes, refused)
-    if job is not None and job.entrypoint != text:
-        raise UserError(
-            f"job {job.submission_id} is at work on {run} with another command: {job.entrypoint}",
-            "one job at a time for a run",
-            f"wait, or stop it by `ray job stop {job.submission_id} --address {address}`, and repeat the command",
-        )
-    if job is not None and job.submission_id:
-        number = job.submission_id
-        print(f"job {number} is at work on it since before; its log:", flush=True)
-    else:
-        environment: dict[str, Any] = {
-            "py_modules": [str(_code(folder))],
-            "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
-        }
-        if any((folder / "files").iterdir()):  # else the job is in the folder that the node's Ray is in
-            environment["working_dir"] = str(folder / "files")
-        number = _patiently(submit, minutes, refused, most=None)
-        print(f"job {number}; `ray job stop {number} --address {address}` stops it; its log:", flush=True)
+    environment: dict[str, Any] = {
+        "py_modules": [str(_code(folder))],
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
+    }
+    if any((folder / "files").iterdir()):  # else the job is in the folder that the node's Ray is in
+        environment["working_dir"] = str(folder / "files")
+    client = _patiently(lambda: JobSubmissionClient(address), minutes, refused)
+    number, told = _patiently(submit, minutes, refused, most=None)
+    print(f"job {number}{told}", flush=True)
     try:
         ended = _followed(client, number, address, minutes)
     except KeyboardInterrupt:
@@ -81,13 +79,6 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         return 130
     print(f"job {number}: {ended.status}" + (f", {ended.message}" if ended.message else ""))
     return 0 if str(ended.status) == "SUCCEEDED" else 1
-
-
-def _at_work_on(client: "JobSubmissionClient", run: str) -> "JobDetails | None":
-    """The job that is at work under a run's place."""
-    return next(
-        (job for job in client.list_jobs() if _is_at_work(job) and (job.metadata or {}).get("run") == run), None
-    )
 
 
 def _is_at_work(job: "JobDetails") -> bool:
@@ -156,5 +147,5 @@ def _code(folder: Path) -> Path:
     package = folder / "mcis"
     for name in _PACKAGES:
         source = Path(next(iter(importlib.import_module(f"mcis.{name}").__path__)))
-        shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     return package
