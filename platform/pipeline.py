@@ -9,7 +9,7 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
 from mcis.platform.networks.disk import COLUMNS, check_disk
-from mcis.platform.networks.served import trained_segmenter
+from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import bookkept, index_is_made
 from mcis.platform.runs.context import Pauses, RunContext
 from mcis.platform.runs.listing import Sources
@@ -184,7 +184,7 @@ def run(
         study=study,
         varied=varied,
         watch=watch,
-        trained=trained_segmenter,
+        log_model=log_segmenter,
     ) as tracker:
         context = RunContext(
             workspace=workspace,

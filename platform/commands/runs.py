@@ -92,7 +92,7 @@ def sync(
     """
     with plain_errors():
         from mcis.datasets.errors import UserError
-        from mcis.platform.networks.served import trained_segmenter
+        from mcis.platform.networks.served import log_segmenter
         from mcis.platform.runs.locks import hold_run, run_holder
         from mcis.platform.runs.tracked import Tracked
         from mcis.platform.runs.tracked import sync as send
@@ -105,7 +105,7 @@ def sync(
         wanted = run or [n for n, of in names.items() if of and not of.sent and run_holder(opened, n) is None]
         for name in wanted:
             with hold_run(opened, name):
-                send(opened, name, trained_segmenter)
+                send(opened, name, log_segmenter)
             typer.echo(f"sent: {name}")
         if not wanted:
             typer.echo("MLflow lacks nothing of the runs that have ended")

@@ -13,7 +13,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.record import point_to, recomputed, recorded
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.tracked import Trained
+from mcis.platform.runs.tracked import LogModel
 from mcis.platform.runs.tracking import Tracker, Watch
 from mcis.platform.runs.workspace import Workspace, fingerprint, read_table, write_text
 
@@ -30,7 +30,7 @@ def bookkept(
     study: str | None,
     varied: Mapping[str, Any] | None,
     watch: Watch | None,
-    trained: Trained,
+    log_model: LogModel,
 ) -> Iterator[Tracker]:
     """Holds a run's name while the block runs, and writes down when that began, of what, and how it ended.
 
@@ -39,7 +39,7 @@ def bookkept(
         recompute: whether stages are computed again, which has curves of its own in MLflow, those of a call that goes
             on with it included.
         parent, study, varied, watch: see `pipeline.run`.
-        trained: makes the network that MLflow is to have.
+        log_model: logs the network that MLflow is to have.
     """
     config, folder, values = resolved.config, workspace.run(name, create=False), dict(leaves(resolved.config))
     with recorded(workspace, name, whole=whole, study=study):
@@ -56,7 +56,7 @@ def bookkept(
             parent=parent,
             afresh=recompute and not recomputed(workspace, name),
             watch=watch,
-            trained=trained,
+            log_model=log_model,
         )
         with tracker.running(system_metrics=config.tracking.system_metrics):
             tracker.parameters({**values, **(varied or {})})

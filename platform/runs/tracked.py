@@ -7,7 +7,6 @@ from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.data_sets import DataSet
-from mcis.platform.runs.logged_models import TrainedModel, log_model
 from mcis.platform.runs.mlflow_run import MlflowRun
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.tracking_store import client_of, experiment_of, store_errors, tracking_uri
@@ -17,8 +16,9 @@ if TYPE_CHECKING:
     from mlflow.entities import Run
     from mlflow.tracking import MlflowClient
 
-Trained = Callable[..., TrainedModel]
-"""Makes the trained network of a run's folder as MLflow's model, to be registered under `register` or not."""
+LogModel = Callable[["MlflowClient", str, str, RunFolder, str | None], None]
+"""Logs the trained network of a run's folder: to the store, the experiment and the MLflow run of these ids; and
+registers it where a name is given."""
 MARK = "mcis.mark"
 """The tag that a run is known by, even where a kill kept its id from being written down."""
 
@@ -69,7 +69,7 @@ class Tracked(BaseModel):
         found = client.search_runs([experiment_id], filter_string=f"tags.`{MARK}` = '{self.mark}'")
         return found[0] if found else None
 
-    def send(self, to: MlflowRun, workspace: Workspace, name: str, trained: Trained | None) -> None:
+    def send(self, to: MlflowRun, workspace: Workspace, name: str, log_model: LogModel | None) -> None:
         """Sends everything that MLflow lacks, and ends the MLflow run."""
         folder = workspace.run(name)
         for network, log in self.logs.items():
@@ -78,15 +78,14 @@ class Tracked(BaseModel):
         to.data_sets(self.data_sets)
         for file in self.files:
             to.file(folder.path / file)
-        if self.model and trained:
-            model = trained(folder, register=self.register_as)
-            log_model(to.client, experiment_of(to.client, workspace), to.run_id, model, folder.path)
+        if self.model and log_model:
+            log_model(to.client, experiment_of(to.client, workspace), to.run_id, folder, self.register_as)
         to.end(self.status)
         self.run_id, self.sent = to.run_id, True
         self.write(folder)
 
 
-def sync(workspace: Workspace, name: str, trained: Trained | None) -> None:
+def sync(workspace: Workspace, name: str, log_model: LogModel | None) -> None:
     """Sends MLflow what it lacks of a run, whose name is held.
 
     Raises:
@@ -109,7 +108,7 @@ def sync(workspace: Workspace, name: str, trained: Trained | None) -> None:
                 "the run as it was logged",
                 "restore it in MLflow, or repeat the command of the run, which makes another one",
             )
-        tracked.send(MlflowRun(client, run.info.run_id), workspace, name, trained)
+        tracked.send(MlflowRun(client, run.info.run_id), workspace, name, log_model)
 
 
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:

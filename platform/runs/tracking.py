@@ -18,7 +18,7 @@ from mcis.datasets.storage.files import with_timeout
 from mcis.platform.runs.data_sets import DataSet
 from mcis.platform.runs.mlflow_run import MlflowRun
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.tracked import MARK, Tracked, Trained, sync
+from mcis.platform.runs.tracked import MARK, LogModel, Tracked, sync
 from mcis.platform.runs.tracking_store import client_of, experiment_of, store_error, store_errors, tracking_uri
 from mcis.platform.runs.version import code_digest, git_commit, project_version
 from mcis.platform.runs.workspace import Workspace
@@ -40,7 +40,7 @@ class Tracker:
         parent: id of the MLflow run of the study that the run belongs to.
         afresh: start a new MLflow run in any case.
         watch: see `follow`.
-        trained: makes the network that `model` logs.
+        log_model: logs the network that `model` asks for.
 
     Raises:
         UserError: the store cannot be used.
@@ -55,10 +55,10 @@ class Tracker:
         parent: str | None = None,
         afresh: bool = False,
         watch: Watch | None = None,
-        trained: Trained | None = None,
+        log_model: LogModel | None = None,
     ):
         self.uri, self.parent = tracking_uri(workspace), parent
-        self._workspace, self._name, self._trained = workspace, name, trained
+        self._workspace, self._name, self._log_model = workspace, name, log_model
         self._watch, self._told = watch, dict[str, int]()
         self._waiting: list[tuple[str, Mapping[str, Any]]] = []
         self._sender: threading.Thread | None = None
@@ -88,7 +88,7 @@ class Tracker:
     def _end_earlier(self) -> None:
         """Sends what MLflow lacks of the run that had the folder before, and ends it."""
         try:
-            sync(self._workspace, self._name, self._trained)
+            sync(self._workspace, self._name, self._log_model)
         except UserError as error:
             console.print(f"note: an earlier run of this name stays incomplete in MLflow: {error.found}", markup=False)
 
@@ -207,7 +207,7 @@ class Tracker:
 
         def send() -> None:
             self.flush()
-            self._tracked.send(self._run, self._workspace, self._name, self._trained)
+            self._tracked.send(self._run, self._workspace, self._name, self._log_model)
 
         try:
             with store_errors(self.uri):

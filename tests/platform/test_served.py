@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.models import get_model_info
+from mlflow.tracking import MlflowClient
 
 from mcis.datasets.errors import UserError
-from mcis.platform.networks.predictor import Predictor
-from mcis.platform.networks.served import trained_segmenter
+from mcis.platform.networks.predictor import Predictor, trained_run
+from mcis.platform.networks.served import log_segmenter, write_network
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace, bytes_in
 
@@ -27,9 +28,12 @@ def test_a_logged_network_labels_as_the_run_does(
     folder = trained(2, *PREDICT, sides=(64, 80, 96))
     workspace = Workspace(tmp_path / "workspace")
     shutil.copy(mlflow_store, workspace.tracking_store)
-    network = lambda _, register: trained_segmenter(RunFolder(folder), register=register)  # noqa: E731
+
+    def network(client: MlflowClient, experiment: str, run: str, _: RunFolder, register_as: str | None) -> None:
+        log_segmenter(client, experiment, run, RunFolder(folder), register_as)
+
     for identity in ("one", "one", "two"):  # the second call finds the first one's
-        tracker = Tracker(workspace, "drawn", identity=identity, trained=network)
+        tracker = Tracker(workspace, "drawn", identity=identity, log_model=network)
         tracker.model("flowers")
         tracker.finish("FINISHED")
         if identity == "one":
@@ -64,7 +68,7 @@ def test_weights_that_would_run_something_are_refused(trained: Callable[..., Pat
     run = RunFolder(trained(2, *PREDICT))
     folder = tmp_path / "model"
     folder.mkdir()
-    trained_segmenter(run, register=None).write(folder)
+    write_network(trained_run(run.path), run, folder)
     weights = folder / "weights.pt"
     assert weights.is_symlink(), "nothing is copied twice"
     assert bytes_in(folder) > weights.stat().st_size

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
-from mcis.platform.networks.served import trained_segmenter
+from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs import tracking
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
@@ -30,7 +30,7 @@ def test_a_server_that_is_away_costs_no_time_and_nothing_that_was_logged(
     monkeypatch.setattr(tracking, "PATIENCE", 1.0)
     folder = trained(2)
     workspace = Workspace(folder.parent.parent)
-    tracker = Tracker(workspace, "drawn", identity="same", trained=trained_segmenter)
+    tracker = Tracker(workspace, "drawn", identity="same", log_model=log_segmenter)
     tracker.follow("classifier", records(1, 5))
     tracker.flush()
     server.stop()
