@@ -180,7 +180,6 @@ class Plain:
             classes=self.classes,
             bins=c.thresholds,
             scale=self.config.maps.scale,
-            salient=c.salient,
             seed=self.config.seed,
             single=single,
             related=maps,

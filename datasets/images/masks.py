@@ -15,6 +15,8 @@ from mcis.datasets.images.decode import MOST_PIXELS, decode_mask, decode_salienc
 from mcis.datasets.storage.files import Stamp, error_text, read_decoded, stamps
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
+SALIENT = 128
+"""Saliency, of 255, from which a pixel counts as salient in scores."""
 
 
 class Disagreement(NamedTuple):

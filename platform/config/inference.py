@@ -28,8 +28,6 @@ class EvaluateConfig(Section):
 
     thresholds: int = Field(default=128, ge=2, le=1024)
     """Background thresholds i / thresholds tried on the localization maps' scores (`maps.scale`), in one pass."""
-    salient: int = Field(default=128, ge=1, le=255)
-    """Saliency, of 255, from which a pixel is salient for the baselines without a classifier."""
 
 
 class ReportConfig(Section):

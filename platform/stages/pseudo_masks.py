@@ -15,7 +15,7 @@ from PIL import Image
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels, fitted, resize_labels
-from mcis.datasets.images.masks import read_saliency
+from mcis.datasets.images.masks import SALIENT, read_saliency
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamps
 from mcis.datasets.tables.shards import Shards
@@ -36,8 +36,6 @@ _LEAST = 0.002
 """Share of foreground, and of background, over all masks, below which these teach nothing."""
 GROUND_TRUTH = "ground truth"
 """Cue of the masks of full supervision."""
-_SALIENT = 128
-"""Saliency, of 255, from which a pixel is salient where it is asked what the maps decide."""
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
@@ -102,7 +100,7 @@ class MakeMasks:
             result = self._mask(row, cue, saliency)
             by_maps = 1.0
             if saliency is not None:
-                by_maps = decided_by_maps(result.labels, np.array(row["tags"]), saliency >= _SALIENT)
+                by_maps = decided_by_maps(result.labels, np.array(row["tags"]), saliency >= SALIENT)
             out.append(_mask_row(row, result, by_maps, cue))
         return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
 

@@ -193,7 +193,7 @@ def test_a_disk_too_small_ends_a_run_before_any_training_but_not_a_finished_one(
         pipeline.run(settings(root, "seed=7"), workspace, "full")
     assert "localize.features_gb" in caught.value.remedy
     assert list(workspace.outputs("full")) == ["index"]
-    pipeline.run(settings(root, "evaluate.salient=100"), workspace, "less", until="predict")
+    pipeline.run(settings(root, "evaluate.thresholds=100"), workspace, "less", until="predict")
 
 
 def test_the_file_that_a_run_wrote_gives_the_same_keys(first: pipeline.RunResult, workspace: Workspace) -> None:

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels, resize_labels
-from mcis.datasets.images.masks import read_saliency
+from mcis.datasets.images.masks import SALIENT, read_saliency
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS, Counts, map_counts
@@ -47,7 +47,6 @@ class ScoreTrain:
     Attributes:
         classes, bins: K, and the number of thresholds that the maps' scores are counted for.
         scale: of the maps (`maps.scale`).
-        salient: saliency, of 255, from which a pixel is salient for the baselines.
         seed: of the random tag.
         single, related: tables of localization maps without and with related images.
         masks: the table of pseudo masks; None where the run ended before them.
@@ -56,7 +55,6 @@ class ScoreTrain:
     classes: int
     bins: int
     scale: str
-    salient: int
     seed: int
     single: Shards
     related: Shards
@@ -84,7 +82,7 @@ class ScoreTrain:
             assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
             yield PSEUDO_MASKS, resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
         if row["saliency_uri"]:
-            salient = read_saliency(row["saliency_uri"], truth.shape) >= self.salient
+            salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENT
             tags = np.array(row["tags"], np.int64)
             draw = float(uniforms(Draw.RANDOM_TAG, self.seed, 0, np.array([row["position"]]))[0, 0])
             yield RANDOM_TAG, random_tag_mask(salient, tags, draw)
@@ -104,7 +102,6 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
         classes=classes,
         bins=bins,
         scale=config.maps.scale,
-        salient=config.evaluate.salient,
         seed=config.seed,
         single=Shards(context.inputs["localize"] / "single"),
         related=Shards(context.inputs["localize"] / "maps"),
@@ -206,6 +203,6 @@ def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext,
 
 def baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
     """What tags and saliency maps reach without a classifier: with a tag at random, and with the best one."""
-    cue = f"saliency >= {scorer.config.evaluate.salient}"
+    cue = f"saliency >= {SALIENT}"
     for name in (RANDOM_TAG, BEST_TAG):
         yield scorer.mask_score("baseline", name, counts[name], background_cue=cue)
