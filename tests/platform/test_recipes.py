@@ -1,4 +1,4 @@
-"""Recipes `paper` and `released`, built: each row of the classifier's table as network and training have it."""
+"""Recipes `paper` and `released`: schedule, augmentation and losses that a training of the classifier has of them."""
 
 import numpy as np
 import pytest
@@ -9,11 +9,10 @@ from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
-from mcis.models.classifier import BatchScores, CoAttentionClassifier
+from mcis.models.classifier import BatchScores
 from mcis.models.losses import PairScores
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.classifier_learner import ClassifierLearner
-from mcis.platform.engine.optimizers import build_optimizer
 
 K = 20
 
@@ -30,39 +29,11 @@ def learner(recipe: str, setting: str = "voc") -> ClassifierLearner:
     )
 
 
-@pytest.fixture(scope="module")
-def networks() -> dict[str, CoAttentionClassifier]:
-    torch.manual_seed(0)
-    built = {}
-    for recipe in ("paper", "released"):
-        model = learner(recipe).model()
-        assert isinstance(model, CoAttentionClassifier)
-        built[recipe] = model
-    return built
-
-
 def test_single_label_data_brings_three_w_p() -> None:
     shapes = {
         setting: resolve(setting, "paper").config.classifier.kinds for setting in ("voc", "voc+single", "voc+web")
     }
     assert shapes == {"voc": 1, "voc+single": 3, "voc+web": 1}
-
-
-def test_learning_rates_of_the_released_code(networks: dict[str, CoAttentionClassifier]) -> None:
-    """Pretrained weights 1, their biases 2, new weights 10, new biases 20; Nesterov; the text has one rate for all."""
-    model = networks["released"]
-    settings = learner("released").schedule.optimizer
-    factors = {id(p): g["factor"] for g in build_optimizer(model, settings).param_groups for p in g["params"]}
-    by_name = {name: factors[id(p)] for name, p in model.named_parameters()}
-    for name, factor in by_name.items():
-        pretrained = name.startswith("backbone.body.features")
-        assert factor == (1 if pretrained else 10) * (2 if name.endswith("bias") else 1), name
-    assert {1.0, 2.0, 10.0, 20.0} == set(by_name.values())
-    assert settings.nesterov
-    paper = build_optimizer(networks["paper"], learner("paper").schedule.optimizer)
-    assert [(g["factor"], g["weight_decay"], g["momentum"], g["nesterov"]) for g in paper.param_groups] == [
-        (1.0, 2e-4, 0.9, False)
-    ]
 
 
 @pytest.mark.parametrize(
