@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.storage.files import holds_credentials, is_remote
 
 Positive = Annotated[int, Field(gt=0)]
@@ -86,6 +87,12 @@ def with_records(extensions: Mapping[str, Any]) -> Callable[[type[_S]], type[_S]
         }
         if not fields:
             return section
+        if taken := sorted(fields.keys() & section.model_fields.keys()):
+            raise UserError(
+                f"an installed package adds a section {', '.join(taken)}, which is a key already",
+                "a name of its own",
+                "rename its entry point, or remove the package",
+            )
         return create_model(
             section.__name__, __base__=section, __module__=section.__module__, __doc__=section.__doc__, **fields
         )

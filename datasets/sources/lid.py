@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+from pydantic import Field
 
 from mcis.datasets.classes import read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
+from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
     Files,
     Maps,
@@ -20,6 +22,7 @@ from mcis.datasets.sources.lists import (
     read_lines,
     source_folder,
 )
+from mcis.datasets.sources.source import Source
 
 
 class _Split(NamedTuple):
@@ -29,6 +32,25 @@ class _Split(NamedTuple):
     images: list[str]
     tags: list[list[int]]
     masks: SplitMasks
+
+
+class LidConfig(Section):
+    """The LID challenge (source `lid`), and any data set of list files."""
+
+    root: LocalPath | None = None
+    """Folder that the lists' paths are relative to."""
+    train_list: Path = Path("train.txt")
+    """Lines `<path> <class index> <class index> ...`, inside root or absolute."""
+    val_list: Path = Path("val.txt")
+    """Likewise; indices may be absent."""
+    test_list: Path | None = None
+    """Likewise; None = no test split."""
+    classes: Path = Path("classes.txt")
+    """File with one class name per line, inside root or absolute."""
+    masks: Path | None = None
+    """Folder of ground-truth masks <path of the image>.png, inside root or absolute."""
+    first_index: int = Field(default=0, ge=0, le=1)
+    """Number of the first class in the lists."""
 
 
 def list_lid(
@@ -146,3 +168,15 @@ def _check_once(splits: list[_Split]) -> None:
                 where = f"the lists of {first[image]} and {split.name}"
                 raise UserError(f"{image} is in {where}", "each image in one split", "take it off one of them")
             first[image] = split.name
+
+
+LID = Source(
+    lister=list_lid,
+    location="root",
+    about="the folder of the LID challenge",
+    help="Folder of the LID challenge (200 classes), or of any data set with list files of class indices.",
+    example="lid LID --set data.lid.masks=val_masks",
+    record=LidConfig,
+    names_classes=True,
+    recipe="lid",
+)

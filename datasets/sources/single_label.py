@@ -8,12 +8,13 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
+from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
     Maps,
     inside,
@@ -25,6 +26,7 @@ from mcis.datasets.sources.lists import (
     source_folder,
     without_images,
 )
+from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.synsets import CALTECH, IMAGENET
 
 _JPEG = (".jpeg", ".jpg")
@@ -97,6 +99,21 @@ class _ClassFolders(NamedTuple):
     @property
     def what(self) -> str:
         return f"single-label images in {self.base}"
+
+
+class SingleConfig(Section):
+    """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256 or plain class folders."""
+
+    root: LocalPath | None = None
+    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
+    layout: Literal["imagenet", "caltech", "folders"] | None = None
+    """Which of these the folder holds; None = recognized by the names of the class folders."""
+    classes: LocalPath | None = None
+    """File of `<wnid or folder>` -> class name; None = the table that comes with the project, or the folders' names."""
+    subset: LocalPath | None = None
+    """File with one relative path per line: the images that are used; None = all."""
+    saliency: LocalPath | None = None
+    """Folder of saliency maps with the images' relative paths; an image may be without."""
 
 
 def list_single_label(
@@ -359,3 +376,15 @@ def _check_stems(images: list[_Image], base: Path) -> None:
             "one image per name",
             "remove or rename one of each",
         )
+
+
+SINGLE = Source(
+    lister=list_single_label,
+    location="root",
+    about="a folder of single-label images",
+    help="Folder of single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or `<class>/<image>`.",
+    example="single ILSVRC/Data/CLS-LOC/train",
+    record=SingleConfig,
+    options={"classes": "data.single.classes", "list": "data.single.subset"},
+    domain="source",
+)

@@ -38,7 +38,9 @@ from numpy.typing import NDArray
 from mcis.datasets.classes import MAX_CLASSES, read_classes
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
+from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
+from mcis.datasets.sources.source import Source
 from mcis.datasets.storage.files import (
     credentials_refused,
     holds_credentials,
@@ -112,6 +114,30 @@ class _Masks(NamedTuple):
 
     uris: pa.ChunkedArray
     notes: list[str]
+
+
+class TagsConfig(Section):
+    """Your own images and tags (source `tags`), a table."""
+
+    table: PathOrUri | None = None
+    """Path or URI of a .csv, .jsonl or .parquet table."""
+    image: str = "image"
+    """Column of image paths (relative to the table's folder, or absolute) or URIs such as s3://."""
+    tags: str = "tags"
+    """Column of class names: lists, or text with ; between the names."""
+    mask: str = "mask"
+    """Column of ground-truth masks for scoring, or absent."""
+    saliency: str = "saliency"
+    """Column of saliency maps, or absent."""
+    split: str = "split"
+    """Column with train, val or test; absent = all train."""
+    id: str = "id"
+    """Column of unique image ids; absent = made from the paths."""
+    ignore_others: bool = False
+    """Leave out tags that are not among `data.classes`, with a count in the report; else they are an error."""
+    allow_absolute: bool = False
+    """Whether the table is trusted to name files outside of its own folder, by absolute paths or `..`, and other
+    servers than its own; else such names are an error."""
 
 
 def list_tagged(
@@ -589,3 +615,18 @@ def _notes(rows: _Table, splits: pa.ChunkedArray, names: tuple[str, ...]) -> lis
     if several:
         notes.append(f"{path}: {shown(several)} is one class each; tags are divided by ; , or |, never by spaces")
     return notes
+
+
+TAGS = Source(
+    lister=list_tagged,
+    location="table",
+    about="a table of images and tags",
+    help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet table.",
+    example="tags photos.csv",
+    where="FILE",
+    record=TagsConfig,
+    of_data={"classes": "classes"},
+    options={"classes": "data.classes"},
+    names_classes=True,
+    recipe="photos",
+)

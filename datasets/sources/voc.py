@@ -15,6 +15,7 @@ from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import listing_table
+from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.voc_devkit import Devkit, DevkitList, existing_folder, names_in, read_ids
 from mcis.datasets.sources.voc_tags import TAGS
 
@@ -247,3 +248,29 @@ def _masks(root: Path, masks: str, sbd: Path | None) -> _Masks:
         candidates += [(root / "SegmentationClass", ".png")] + ([(sbd / "cls", ".mat")] if sbd else [])
     folders = [_MaskFolder(path, suffix, names_in(path)) for path, suffix in candidates if path.is_dir()]
     return _Masks(folders, root / masks if (root / masks).is_dir() else None)
+
+
+VOC = Source(
+    lister=list_voc,
+    location="root",
+    about="the folder VOC2012 of a devkit",
+    help="Folder VOC2012 of a PASCAL VOC 2012 devkit.",
+    example="voc VOCdevkit/VOC2012",
+    of_data={"root": "voc"}
+    | {
+        name: name
+        for name in (
+            "classes",
+            "train_list",
+            "val_list",
+            "test_list",
+            "saliency",
+            "masks",
+            "sbd",
+            "tags_from",
+            "difficult",
+        )
+    },
+    names_classes=True,
+    curated=True,
+)

@@ -6,7 +6,9 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
+from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import Maps, left_out, listing_table, scan, source_folder, without_images
+from mcis.datasets.sources.source import Source
 
 
 class _Image(NamedTuple):
@@ -16,6 +18,15 @@ class _Image(NamedTuple):
     @property
     def stem(self) -> str:
         return f"{self.folder}/{self.name.rpartition('.')[0] or self.name}"
+
+
+class WebConfig(Section):
+    """Crawled images (source `web`)."""
+
+    root: LocalPath | None = None
+    """Folder of <class>/<file>."""
+    saliency: LocalPath | None = None
+    """Folder of saliency maps <class>/<stem>.png; an image may be without."""
 
 
 def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None) -> Listing:
@@ -86,3 +97,15 @@ def _read_folders(root: Path, names: tuple[str, ...], what: str) -> tuple[list[_
     if others:
         notes.append(f"{what}: left out {len(others)} folder(s) that are no class: {shown(others)}")
     return images, notes
+
+
+WEB = Source(
+    lister=list_web,
+    location="root",
+    about="a folder of crawled images, <class>/<file>",
+    help="Folder of crawled images, `<class>/<file>`; the folder is the tag.",
+    example="web bing",
+    record=WebConfig,
+    options={"classes": "data.classes"},
+    domain="web",
+)

@@ -1,6 +1,7 @@
-"""The commands `mcis index voc|single|web|lid|tags|show|browse`: the first stage of a run, and a look at its index."""
+"""The commands `mcis index <source>|show|browse`: the first stage of a run, and a look at its index."""
 
 import contextlib
+import inspect
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcis.datasets.errors import UserError
+from mcis.datasets.sources import SOURCES
+from mcis.datasets.sources.source import Source
 from mcis.platform.commands.options import (
     DEFAULT_WORKSPACE,
     Assignments,
@@ -16,6 +20,8 @@ from mcis.platform.commands.options import (
     complete_run,
     plain_errors,
 )
+from mcis.platform.config.keys import meanings
+from mcis.platform.config.sections import Config
 
 if TYPE_CHECKING:
     from mcis.platform.runs.workspace import Workspace
@@ -28,56 +34,45 @@ index_app = typer.Typer(
 Index = Annotated[
     str, typer.Option("--name", help="Name of the run that the index belongs to.", autocompletion=complete_run)
 ]
-Classes = Annotated[Path | None, typer.Option("--classes", help="File with one class name per line.")]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the images.")]
-
-_KEYS = {
-    "voc": "data.voc",
-    "sbd": "data.sbd",
-    "classes": "data.classes",
-    "single": "data.single.root",
-    "class_file": "data.single.classes",
-    "subset": "data.single.subset",
-    "web": "data.web.root",
-    "lid": "data.lid.root",
-    "tags": "data.tags.table",
-}
-
-
-def _options(given: dict[str, Path | str | None]) -> dict[str, Any]:
-    """Dotted keys of the options that were given."""
-    return {_KEYS[name]: str(value) for name, value in given.items() if value is not None}
 
 
 @contextlib.contextmanager
 def _location_is_an_argument(source: str) -> Iterator[None]:
     """Errors name the command's argument in place of the option that `mcis run` has for it."""
-    from mcis.datasets.errors import UserError
-
     try:
         yield
     except UserError as error:
-        argument = "FILE" if source == "tags" else "DIR"
         texts = (error.found, error.expected, error.remedy)
-        raise UserError(*(text.replace(f"--{source}", argument) for text in texts)) from None
+        raise UserError(*(text.replace(f"--{source}", SOURCES[source].where) for text in texts)) from None
 
 
 def _index(
-    setting: str, name: str, workspace: Path, assignments: list[str] | None, verbose: bool, **options: Path | str | None
+    source: str,
+    given: dict[str, Any],
+    *,
+    run: str,
+    workspace: Path,
+    assignments: list[str] | None,
+    verbose: bool,
 ) -> None:
-    """Builds an index as the first stage of a run and shows it; a run of the same configuration takes it over."""
-    with plain_errors(verbose), _location_is_an_argument(setting):
+    """Builds an index as the first stage of a run and shows it; a run of the same configuration takes it over.
+
+    Args:
+        given: values of configuration keys; None = not given.
+    """
+    with plain_errors(verbose), _location_is_an_argument(source):
         from mcis.platform import pipeline
         from mcis.platform.config.resolve import resolve
         from mcis.platform.engine.runtime import ray_session
         from mcis.platform.runs.workspace import Workspace
 
-        resolved = resolve(setting, "paper", _options(options), assignments or [])
+        options = {key: str(value) for key, value in given.items() if value is not None}
+        resolved = resolve(source, "paper", options, assignments or [])
         opened = Workspace(workspace)
-        sources = pipeline.check(resolved.config, opened, name, until="index")
+        sources = pipeline.check(resolved.config, opened, run, until="index")
         with ray_session(resolved.config.compute, verbose=verbose):
-            pipeline.run(resolved, opened, name, until="index", sources=sources)
-        _show_index(opened, name)
+            pipeline.run(resolved, opened, run, until="index", sources=sources)
+        _show_index(opened, run)
 
 
 def _show_index(workspace: "Workspace", name: str) -> None:
@@ -88,6 +83,37 @@ def _show_index(workspace: "Workspace", name: str) -> None:
     show_index(opened.index, opened.rejects, opened.classes, opened.notes)
 
 
+def _add_command(source: str, about: Source) -> None:
+    """The command `mcis index <source>`: where the images are, the source's options, and those of all sources."""
+    location, about_keys = about.keys(source)[about.location], meanings(Config())
+    kind: Any = Path if about.where == "DIR" else str
+    taken: dict[str, tuple[Any, Any]] = {
+        "location": (Annotated[kind, typer.Argument(metavar=about.where, help=about.help)], inspect.Parameter.empty)
+    }
+    for option, key in about.options.items():
+        taken[option] = (Annotated[Path | None, typer.Option(f"--{option}", help=about_keys[key])], None)
+    taken["run"] = (Index, f"index-{source}")
+    taken["workspace"] = (WorkspaceFolder, DEFAULT_WORKSPACE)
+    taken["assignments"] = (Assignments, None)
+    taken["verbose"] = (Verbose, False)
+
+    def command(**given: Any) -> None:
+        values = {location: given.pop("location")} | {key: given.pop(name) for name, key in about.options.items()}
+        _index(source, values, **given)
+
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+        for name, (annotation, default) in taken.items()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(command)
+
+
+for _source, _about in SOURCES.items():
+    if _source != "voc":
+        _add_command(_source, _about)
+
+
 @index_app.command("voc", epilog="Examples: `mcis index voc --download data` · `mcis index voc VOCdevkit/VOC2012`")
 def index_voc(
     voc: Annotated[
@@ -95,8 +121,8 @@ def index_voc(
     ] = None,
     sbd: Annotated[Path | None, typer.Option(help="Folder benchmark_RELEASE of SBD, the augmentation.")] = None,
     download: Annotated[Path | None, typer.Option(help="Fetch VOC 2012 and SBD into this folder first.")] = None,
-    classes: Classes = None,
-    name: Index = "index-voc",
+    classes: Annotated[Path | None, typer.Option(help="File with one class name per line.")] = None,
+    run: Index = "index-voc",
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     assignments: Assignments = None,
     verbose: Verbose = False,
@@ -106,8 +132,6 @@ def index_voc(
     Where there are the 1,456 images of test, `--set data.test_list=test` adds them.
     """
     with plain_errors(verbose):
-        from mcis.datasets.errors import UserError
-
         if (download is None) == (voc is None):
             raise UserError(
                 "neither a folder nor --download" if voc is None else f"the folder {voc} and --download as well",
@@ -116,10 +140,10 @@ def index_voc(
             )
         if download:
             voc, sbd = _fetched(download, sbd)
-    _index("voc", name, workspace, assignments, verbose, voc=voc, sbd=sbd, classes=classes)
+    given = {"data.voc": voc, "data.sbd": sbd, "data.classes": classes}
+    _index("voc", given, run=run, workspace=workspace, assignments=assignments, verbose=verbose)
     if download:
-        locations = {"voc": voc, "sbd": sbd, "classes": classes}
-        options = _options({key: path.expanduser().resolve() for key, path in locations.items() if path})
+        options = {key: str(path.expanduser().resolve()) for key, path in given.items() if path}
         words = ["mcis", "run", "voc", "--name", "NAME", "--voc", options.pop("data.voc")]
         if workspace != DEFAULT_WORKSPACE:
             words += ["--workspace", str(workspace)]
@@ -137,62 +161,6 @@ def _fetched(folder: Path, sbd: Path | None) -> tuple[Path, Path]:
     with transfer_bars() as on_progress, errors_name_keys({"folder": "--download", "root": "--download"}):
         fetched = fetch_voc(folder, on_progress=on_progress)
     return fetched[0], sbd or fetched[1]
-
-
-@index_app.command("single", epilog="Example: `mcis index single ILSVRC/Data/CLS-LOC/train`")
-def index_single(
-    single: Folder,
-    class_file: Annotated[
-        Path | None, typer.Option("--classes", help="File of `<wnid or folder>` -> class name.")
-    ] = None,
-    subset: Annotated[
-        Path | None, typer.Option("--list", help="File with one relative path per line: use these.")
-    ] = None,
-    name: Index = "index-single",
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    assignments: Assignments = None,
-    verbose: Verbose = False,
-) -> None:
-    """Single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or plain folders `<class>/<image>`."""
-    _index("single", name, workspace, assignments, verbose, single=single, class_file=class_file, subset=subset)
-
-
-@index_app.command("web", epilog="Example: `mcis index web bing`")
-def index_web(
-    web: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of crawled images, `<class>/<file>`.")],
-    classes: Classes = None,
-    name: Index = "index-web",
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    assignments: Assignments = None,
-    verbose: Verbose = False,
-) -> None:
-    """Crawled images, `<class>/<file>`; the folder is the tag."""
-    _index("web", name, workspace, assignments, verbose, web=web, classes=classes)
-
-
-@index_app.command("lid", epilog="Example: `mcis index lid LID --set data.lid.masks=val_masks`")
-def index_lid(
-    lid: Folder,
-    name: Index = "index-lid",
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    assignments: Assignments = None,
-    verbose: Verbose = False,
-) -> None:
-    """List files with class indices: the LID challenge (200 classes)."""
-    _index("lid", name, workspace, assignments, verbose, lid=lid)
-
-
-@index_app.command("tags", epilog="Example: `mcis index tags photos.csv`")
-def index_tags(
-    tags: Annotated[str, typer.Argument(metavar="FILE", help="Path or URI of a .csv, .jsonl or .parquet table.")],
-    classes: Classes = None,
-    name: Index = "index-tags",
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    assignments: Assignments = None,
-    verbose: Verbose = False,
-) -> None:
-    """Your own images and tags, from a CSV, JSONL or Parquet table; paths or URIs such as s3://."""
-    _index("tags", name, workspace, assignments, verbose, tags=tags, classes=classes)
 
 
 @index_app.command("show", epilog="Example: `mcis index show --name index-voc --check-masks`")

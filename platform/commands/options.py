@@ -7,11 +7,13 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
-from mcis.platform.config.recipes import DEFAULT, DEFAULTS, RECIPES
+from mcis.datasets.sources import SOURCES
+from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.settings import SETTINGS
 
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
@@ -33,8 +35,6 @@ STAGE_NAMES = (
 
 def complete_setting(incomplete: str) -> list[str]:
     """The usual settings that begin so."""
-    from mcis.platform.config.settings import SETTINGS
-
     return [setting for setting in SETTINGS if setting.startswith(incomplete)]
 
 
@@ -69,26 +69,20 @@ def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
 Setting = Annotated[
     str | None,
     typer.Argument(
-        help="Image sources: voc, voc+single, voc+web, lid, tags, or others of them joined by +.",
+        help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.",
         autocompletion=complete_setting,
     ),
 ]
 Name = Annotated[
     str, typer.Option(help="Name of the run; the same name goes on where it stopped.", autocompletion=complete_run)
 ]
-Voc = Annotated[Path | None, typer.Option(help="Folder VOC2012 of a PASCAL VOC 2012 devkit.")]
-Single = Annotated[
-    Path | None,
-    typer.Option(help="Folder of single-label images: ImageNet CLS-LOC, Caltech-256, or `<class>/<image>`."),
-]
-Web = Annotated[Path | None, typer.Option(help="Folder of crawled images, `<class>/<file>`.")]
-Lid = Annotated[Path | None, typer.Option(help="Folder of the LID challenge, or of any data set with list files.")]
-Tags = Annotated[str | None, typer.Option(help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet.")]
 Recipe = Annotated[
     str | None,
     typer.Option(
         help=f"Preset: {', '.join(RECIPES)}.",
-        show_default=f"{', '.join(f'{recipe} of {source}' for source, recipe in DEFAULTS.items())}, else {DEFAULT}",
+        show_default=", ".join(
+            f"{source.recipe} of {name}" for name, source in SOURCES.items() if source.names_classes
+        ),
         autocompletion=complete_recipe,
     ),
 ]
@@ -130,16 +124,24 @@ From = Annotated[
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
 
 
+_T = TypeVar("_T")
+
+
+def _with_locations(cls: type[_T]) -> type[_T]:
+    """Adds an option of each source, `--<name>`, to a class that is to be a dataclass."""
+    for name, source in SOURCES.items():
+        kind: Any = Path if source.where == "DIR" else str
+        cls.__annotations__[name] = Annotated[kind | None, typer.Option(f"--{name}", help=source.help)]
+        setattr(cls, name, None)
+    return cls
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
+@_with_locations
 class Configuration:
     """The arguments and options that say what to run; commands take them as one, see `grouped`."""
 
     setting: Setting = None
-    voc: Voc = None
-    single: Single = None
-    web: Web = None
-    lid: Lid = None
-    tags: Tags = None
     recipe: Recipe = None
     config: ConfigFile = None
     assignments: Assignments = None
@@ -155,13 +157,7 @@ class Configuration:
         """
         from mcis.platform.config.resolve import resolve
 
-        locations = {
-            "data.voc": self.voc,
-            "data.single.root": self.single,
-            "data.web.root": self.web,
-            "data.lid.root": self.lid,
-            "data.tags.table": self.tags,
-        }
+        locations = {source.keys(name)[source.location]: getattr(self, name) for name, source in SOURCES.items()}
         return resolve(
             self.setting or (None if self.config else default),
             self.recipe,

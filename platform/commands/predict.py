@@ -40,13 +40,14 @@ def predict(
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.platform.networks.predictor import Predictor, trained_run
         from mcis.platform.runs.arguments import errors_name_keys
+        from mcis.platform.runs.listing import value_of
         from mcis.platform.runs.progress import console
         from mcis.platform.runs.workspace import Workspace
 
         run = Workspace(workspace, create=False).run(name, create=False).path
         trained = trained_run(run, assignments or [])
         with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
-            allow = trained.config.data.tags.allow_absolute
+            allow = value_of(trained.config, "data.tags.allow_absolute")
             photographs = list_photographs(images, leave_out=out, allow_absolute=allow)
         for line in photographs.notes:
             console.print(line, markup=False)

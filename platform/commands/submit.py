@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.files import credentials_refused, holds_credentials, without_credentials
 from mcis.platform.commands.options import Verbose, plain_errors
 
 _COMMANDS = ("run", "study", "index", "predict")
 """Commands that may stand in front of the arguments; `run` where none does. All of them take --name and --workspace."""
-_PLACES = ("tags", "images")
+_PLACES = ("location", "images", *(name for name, source in SOURCES.items() if source.where == "FILE"))
 """Parameters that name a place, beside those that are paths."""
 _TAKEN_ALONG = {"config": "experiment.toml", "study": "study.toml"}
 """Parameters that name a file of this machine, and the name of its copy in the folder of a job."""

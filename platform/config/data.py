@@ -1,81 +1,15 @@
 """Sections of the images: where they are, what lies beside them, and which pretrained weights embed them."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
-from mcis.datasets.section import LocalPath, PathOrUri, Positive, Section, WeightsFile
+from mcis.datasets.section import LocalPath, Positive, Section, WeightsFile, with_records
+from mcis.datasets.sources import SOURCES
 
 
-class SingleConfig(Section):
-    """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256 or plain class folders."""
-
-    root: LocalPath | None = None
-    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
-    layout: Literal["imagenet", "caltech", "folders"] | None = None
-    """Which of these the folder holds; None = recognized by the names of the class folders."""
-    classes: LocalPath | None = None
-    """File of <wnid or folder> -> class name; None = the table that comes with the project, or the folders' names."""
-    subset: LocalPath | None = None
-    """File with one relative path per line: the images that are used; None = all."""
-    saliency: LocalPath | None = None
-    """Folder of saliency maps with the images' relative paths; an image may be without."""
-
-
-class WebConfig(Section):
-    """Crawled images (source `web`)."""
-
-    root: LocalPath | None = None
-    """Folder of <class>/<file>."""
-    saliency: LocalPath | None = None
-    """Folder of saliency maps <class>/<stem>.png; an image may be without."""
-
-
-class LidConfig(Section):
-    """The LID challenge (source `lid`), and any data set of list files."""
-
-    root: LocalPath | None = None
-    """Folder that the lists' paths are relative to."""
-    train_list: Path = Path("train.txt")
-    """Lines `<path> <class index> <class index> ...`, inside root or absolute."""
-    val_list: Path = Path("val.txt")
-    """Likewise; indices may be absent."""
-    test_list: Path | None = None
-    """Likewise; None = no test split."""
-    classes: Path = Path("classes.txt")
-    """File with one class name per line, inside root or absolute."""
-    masks: Path | None = None
-    """Folder of ground-truth masks <path of the image>.png, inside root or absolute."""
-    first_index: int = Field(default=0, ge=0, le=1)
-    """Number of the first class in the lists."""
-
-
-class TagsConfig(Section):
-    """Your own images and tags (source `tags`), a table."""
-
-    table: PathOrUri | None = None
-    """Path or URI of a .csv, .jsonl or .parquet table."""
-    image: str = "image"
-    """Column of image paths (relative to the table's folder, or absolute) or URIs such as s3://."""
-    tags: str = "tags"
-    """Column of class names: lists, or text with ; between the names."""
-    mask: str = "mask"
-    """Column of ground-truth masks for scoring, or absent."""
-    saliency: str = "saliency"
-    """Column of saliency maps, or absent."""
-    split: str = "split"
-    """Column with train, val or test; absent = all train."""
-    id: str = "id"
-    """Column of unique image ids; absent = made from the paths."""
-    ignore_others: bool = False
-    """Leave out tags that are not among `data.classes`, with a count in the report; else they are an error."""
-    allow_absolute: bool = False
-    """Whether the table is trusted to name files outside of its own folder, by absolute paths or `..`, and other
-    servers than its own; else such names are an error."""
-
-
+@with_records(SOURCES)
 class DataConfig(Section):
     """Where the images and tags are."""
 
@@ -99,14 +33,6 @@ class DataConfig(Section):
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"
     """Folder of ground-truth masks <id>.png, inside the devkit or absolute; for scoring alone, and it may be absent."""
-    single: SingleConfig = SingleConfig()
-    """Source `single`."""
-    web: WebConfig = WebConfig()
-    """Source `web`."""
-    lid: LidConfig = LidConfig()
-    """Source `lid`."""
-    tags: TagsConfig = TagsConfig()
-    """Source `tags`."""
     max_rejected: int | None = Field(default=None, ge=0)
     """How many unreadable images a run goes on without; more end it before any training. None = none of VOC's, which
     are curated, and any number of other sources'."""

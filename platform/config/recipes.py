@@ -318,7 +318,3 @@ RECIPES: dict[str, Callable[[], Config]] = {
     "photos": photos,
     "lid": lid,
 }
-DEFAULTS = {"tags": "photos", "lid": "lid"}
-"""The recipe of a setting that is given none, by the source that names its classes."""
-DEFAULT = "paper"
-"""The recipe of all other settings."""

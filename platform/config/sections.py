@@ -4,12 +4,14 @@
 that concern it. This module holds the whole, and the checks between sections; a section's own are its `problems`.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from mcis.datasets.section import Contradictions, Section
+from mcis.datasets.sources import SOURCES
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
@@ -93,16 +95,12 @@ class Config(Section):
 
 
 def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
-    data = config.data
-    locations = {
-        "voc": data.voc, "single": data.single.root, "web": data.web.root, "lid": data.lid.root,
-        "tags": data.tags.table,
-    }  # fmt: skip
-    for source, location in locations.items():
-        if location is not None and source not in config.setting.split("+"):
+    for name, source in SOURCES.items():
+        location = functools.reduce(getattr, source.keys(name)[source.location].split("."), config)
+        if location is not None and name not in config.setting.split("+"):
             yield (
-                f"setting {config.setting} has no source {source}, but {location} is given for it; "
-                f"use setting {config.setting}+{source}, or leave it out"
+                f"setting {config.setting} has no source {name}, but {location} is given for it; "
+                f"use setting {config.setting}+{name}, or leave it out"
             )
 
 

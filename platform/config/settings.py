@@ -4,11 +4,11 @@ import difflib
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sources import SOURCES
-from mcis.platform.config.recipes import DEFAULT, DEFAULTS
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 
-SETTINGS = ("voc", "voc+single", "voc+web", "lid", "tags")
+_WITH_CLASSES = tuple(name for name, source in SOURCES.items() if source.names_classes)
+SETTINGS = (*_WITH_CLASSES, *(f"{_WITH_CLASSES[0]}+{name}" for name in SOURCES if name not in _WITH_CLASSES))
 """The usual ones; any sources that go together make one."""
 
 
@@ -26,14 +26,13 @@ def sources_of(setting: str) -> tuple[str, ...]:
         raise UserError(
             f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
         )
-    with_classes = [name for name, source in SOURCES.items() if source.names_classes]
-    if len(set(names)) < len(names) or len(set(names).intersection(with_classes)) > 1:
+    if len(set(names)) < len(names) or len(set(names).intersection(_WITH_CLASSES)) > 1:
         raise UserError(
             f"setting {setting!r}",
-            f"each source once, and one of {', '.join(with_classes)} at most, since each has classes of its own",
+            f"each source once, and one of {', '.join(_WITH_CLASSES)} at most, since each has classes of its own",
             "run them one by one, or write one table for the source tags",
         )
-    return tuple(source for source in SOURCES if source in names)
+    return tuple(sorted(names, key=[*_WITH_CLASSES, *SOURCES].index))
 
 
 def setting_values(setting: str) -> Config:
@@ -45,4 +44,4 @@ def setting_values(setting: str) -> Config:
 
 def default_recipe(setting: str) -> str:
     """The recipe of a setting that is given none, by the source that names its classes."""
-    return next((DEFAULTS[source] for source in sources_of(setting) if source in DEFAULTS), DEFAULT)
+    return SOURCES[sources_of(setting)[0]].recipe

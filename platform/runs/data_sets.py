@@ -1,6 +1,5 @@
 """The images of a run as MLflow's data sets: names, counts, where they are, and a digest; no image is opened."""
 
-import functools
 import json
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -12,7 +11,7 @@ from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.files import is_remote, without_credentials
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
-from mcis.platform.runs.listing import ARGUMENTS
+from mcis.platform.runs.listing import value_of
 
 _CONTEXTS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -66,5 +65,4 @@ def data_sets(config: Config, index: pa.Table, digest: str) -> list[DataSet]:
 
 def _location(config: Config, source: str) -> str:
     """The path or URI that the configuration has for a source."""
-    key = ARGUMENTS[source][SOURCES[source].location]
-    return str(functools.reduce(getattr, key.split("."), config))
+    return str(value_of(config, SOURCES[source].keys(source)[SOURCES[source].location]))

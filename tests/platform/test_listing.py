@@ -12,7 +12,7 @@ from mcis.datasets.sources import SOURCES
 from mcis.datasets.synthetic.devkit import draw
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.arguments import errors_name_keys, name_keys
-from mcis.platform.runs.listing import ARGUMENTS, listing
+from mcis.platform.runs.listing import listing
 
 
 def listed(setting: str, options: dict[str, Any]) -> Listing:
@@ -37,7 +37,7 @@ def devkit(tmp_path: Path) -> dict[str, Path]:
 def test_every_argument_of_a_lister_has_a_key_of_its_own(source: str) -> None:
     arguments = list(inspect.signature(SOURCES[source].lister).parameters)
     given_by_the_first_source = [] if SOURCES[source].names_classes else ["names"]
-    assert sorted(arguments) == sorted([*ARGUMENTS[source], *given_by_the_first_source])
+    assert sorted(arguments) == sorted([*SOURCES[source].keys(source), *given_by_the_first_source])
     assert arguments[0] == SOURCES[source].location
 
 
