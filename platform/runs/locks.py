@@ -10,28 +10,24 @@ takes the workspace first and looks for names that are held then, so that one of
 import contextlib
 import datetime
 import errno
+import fcntl
 import functools
 import json
 import os
-import re
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
-from filelock import FileLock, Timeout, lock_descriptor
+from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import uri_of
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.workspace import Workspace, aside_of, disk_errors, host_name
+from mcis.platform.runs.workspace import Workspace, disk_errors, host_name
 
 _LOOK = 1.0
-"""Seconds after which a lock counts as held. Those who only look whether one is held hold it for less themselves."""
-
-
-_LOOKS = 5
+"""Seconds after which a lock counts as held. Those who only look whether one is held share it for a moment."""
 
 
 class Holder(NamedTuple):
@@ -58,10 +54,10 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
     Raises:
         UserError: another process holds the name, or the file system has no locks.
     """
-    who = f"run {name}"
-    check_locks(workspace.store)
-    with _held(workspace.lock_file("run", name), who, _refuse_second):
-        with _held(_of_all(workspace), who, _announce("the run begins when this has ended")):
+    if uri := uri_of(workspace.root):
+        _say_once(f"note: locks of {uri} hold on this machine alone: start its runs on one machine")
+    with _held(workspace.lock_file("run", name), f"run {name}", _refuse_second):
+        with _held(_of_all(workspace), f"run {name}", _announce("the run begins when this has ended")):
             pass
         yield
 
@@ -86,7 +82,6 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
     Raises:
         UserError: a run is in progress, the workspace is held already, or the file system has no locks.
     """
-    check_locks(workspace.store)
     with _held(_of_all(workspace), who, functools.partial(_refuse, expected="one such command at a time")):
         for holder in runs_in_progress(workspace):
             _refuse(holder, expected="a workspace in which no run is in progress")
@@ -113,59 +108,13 @@ def refuse_if_running(workspace: Workspace, name: str) -> None:
         _refuse_second(holder)
 
 
-_MOUNTS = Path("/proc/mounts")
-_LOCAL = {
-    "nfs": ("nolock", "local_lock=all", "local_lock=flock"),
-    "nfs4": ("nolock", "local_lock=all", "local_lock=flock"),
-    "lustre": ("localflock",),
-}
-"""By kind of file system, the options with which its locks hold on one machine alone (nfs(5), mount.lustre(8))."""
+def _of_all(workspace: Workspace) -> Path:
+    return workspace.lock_file("workspace", "all")
 
 
 @functools.cache
-def check_locks(folder: Path) -> None:
-    """Tries once whether locks of a folder's file system exclude, and says so where they hold on this machine alone.
-
-    Raises:
-        UserError: two hold the same lock at a time, or the file system has no locks.
-    """
-    file = aside_of(folder / f"locks-{threading.get_ident()}")
-    with _lock_errors(file), contextlib.ExitStack() as open_files:
-        open_files.callback(file.unlink, missing_ok=True)
-        first, second = (open_files.enter_context(file.open("a+b")).fileno() for _ in range(2))
-        if not lock_descriptor(first, blocking=False) or lock_descriptor(second, blocking=False):
-            raise UserError(
-                f"locks of the file system of {folder} do not exclude: two had the same one at a time",
-                "locks (flock), by which runs that share a workspace notice each other",
-                "choose a --workspace on another file system",
-            )
-    if uri := uri_of(folder.parent):
-        console.print(f"note: locks of {uri} hold on this machine alone: start its runs on one machine", markup=False)
-    elif _MOUNTS.exists() and (option := local_locks(folder, _MOUNTS.read_text())):
-        console.print(
-            f"note: the file system of {folder} is mounted with {option}: its locks hold on this machine alone, so run "
-            "mcis on no other one in this workspace at the same time",
-            markup=False,
-        )
-
-
-def local_locks(folder: Path, mounts: str) -> str | None:
-    """The option by which the locks of a folder's file system hold on one machine alone; None where there is none.
-
-    Args:
-        mounts: the content of /proc/mounts, where the last of those that hold the folder counts.
-    """
-    found = None
-    for line in mounts.splitlines():
-        _, place, kind, options, *_ = line.split(" ")
-        above = Path(re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place))
-        if folder.is_relative_to(above) and (found is None or above.is_relative_to(found[0])):
-            found = above, [option for option in options.split(",") if option in _LOCAL.get(kind, ())]
-    return found[1][0] if found and found[1] else None
-
-
-def _of_all(workspace: Workspace) -> Path:
-    return workspace.lock_file("workspace", "all")
+def _say_once(note: str) -> None:
+    console.print(note, markup=False)
 
 
 @contextlib.contextmanager
@@ -193,26 +142,16 @@ def _sign(descriptor: int, *, who: str) -> None:
 
 
 def _holder(file: Path) -> Holder | None:
-    """Who holds a lock, or None; changes nothing, so that a workspace may be another user's.
-
-    Who else looks at the same time holds it for a moment, so that a holder is one who is seen twice.
-    """
+    """Who holds a lock, or None; changes nothing, so that a workspace may be another user's."""
     with _lock_errors(file):
         try:
-            descriptor = os.open(file, os.O_RDWR)
+            with file.open("rb") as opened:
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who else looks may share it
         except FileNotFoundError:
             return None
-        except OSError:
-            descriptor = os.open(file, os.O_RDONLY)
-        try:
-            for attempt in range(_LOOKS):
-                if attempt:
-                    time.sleep(0.01)
-                if lock_descriptor(descriptor, blocking=False):
-                    return None
+        except BlockingIOError:
             return _last_holder(file)
-        finally:
-            os.close(descriptor)
+        return None
 
 
 def _last_holder(file: Path) -> Holder:
@@ -235,21 +174,21 @@ def _lock_errors(file: Path) -> Iterator[None]:
         with disk_errors(file.parent):
             yield
     except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise UserError(
-                f"the file system of {file.parent} gives no locks ({error.strerror})",
-                "locks (flock), by which runs that share a workspace notice each other",
-                "choose a --workspace on another file system, or have it mounted with locks: NFS without `nolock`, "
-                "Lustre with `flock`",
-            ) from None
-        raise
+        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        raise UserError(
+            f"the file system of {file.parent} gives no locks ({error.strerror})",
+            "locks (flock), by which runs that share a workspace notice each other",
+            "choose a --workspace on another file system, or have it mounted with locks: NFS without `nolock`, "
+            "Lustre with `flock`",
+        ) from None
 
 
 def _announce(why: str) -> Callable[[Holder], None]:
     return lambda holder: console.print(f"waiting for {holder}: {why}", markup=False)
 
 
-def _refuse(holder: Holder, *, expected: str, otherwise: str = "") -> NoReturn:
+def _refuse(holder: Holder, *, expected: str, otherwise: str = "") -> None:
     raise UserError(
         f"{holder} is in progress",
         expected,

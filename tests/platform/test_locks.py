@@ -20,7 +20,6 @@ from mcis.platform.runs.locks import (
     hold_run,
     hold_stage,
     hold_workspace,
-    local_locks,
     refuse_if_running,
     run_holder,
     runs_in_progress,
@@ -135,62 +134,6 @@ def test_a_file_system_without_locks_is_the_users_error(
     with pytest.raises(UserError, match="gives no locks") as caught, blocks[block]:
         pytest.fail("went on without a lock")
     assert "another file system" in caught.value.remedy
-
-
-@pytest.mark.parametrize("block", ["run", "gc"])
-def test_a_file_system_whose_locks_do_not_exclude_is_the_users_error(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, block: str
-) -> None:
-    """As on one that takes the call and does nothing, of which there is none here."""
-    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
-    blocks = {"run": hold_run(workspace, "first"), "gc": hold_workspace(workspace, "mcis gc")}
-    with pytest.raises(UserError, match="do not exclude") as caught, blocks[block]:
-        pytest.fail("went on without a lock")
-    assert "another file system" in caught.value.remedy
-    monkeypatch.undo()
-    with hold_run(workspace, "first"):
-        pass
-    assert not [path.name for path in workspace.store.iterdir() if path.suffix != ".lock"]
-
-
-MOUNTS = """\
-/dev/vda / ext4 rw,relatime 0 0
-server:/net /net nfs4 rw,vers=4.2,local_lock=none,addr=10.0.0.1 0 0
-server:/old /net/old nfs rw,vers=3,nolock,local_lock=all,addr=10.0.0.1 0 0
-server:/two\\040words /net/two\\040words nfs rw,vers=3,local_lock=flock 0 0
-10.0.0.2@tcp:/scratch /scratch lustre rw,localflock 0 0
-10.0.0.2@tcp:/shared /scratch/shared lustre rw,flock 0 0
-/dev/vdb /net/old/local ext4 rw 0 0
-"""
-
-
-@pytest.mark.parametrize(
-    ("folder", "option"),
-    [
-        ("/var/workspace", None),
-        ("/net/workspace", None),
-        ("/net/old", "nolock"),
-        ("/net/old/workspace", "nolock"),
-        ("/net/older", None),
-        ("/net/two words/workspace", "local_lock=flock"),
-        ("/net/old/local/workspace", None),
-        ("/scratch/workspace", "localflock"),
-        ("/scratch/shared/workspace", None),
-    ],
-)
-def test_locks_that_hold_on_one_machine_alone_are_known_by_the_mount(folder: str, option: str | None) -> None:
-    assert local_locks(Path(folder), MOUNTS) == option
-
-
-def test_of_locks_that_hold_on_one_machine_alone_a_note_warns_once(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mounts").write_text(f"server:/ {tmp_path} nfs rw,nolock 0 0\n")
-    monkeypatch.setattr(locks, "_MOUNTS", tmp_path / "mounts")
-    for _ in range(2):
-        with hold_run(workspace, "first"):
-            pass
-    assert capsys.readouterr().out.count("is mounted with nolock: its locks hold on this machine alone") == 1
 
 
 def test_whoever_has_just_taken_a_lock_is_given_time_to_say_so(
