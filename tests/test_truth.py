@@ -42,7 +42,7 @@ def test_truth_is_opened_where_it_is_scored_shown_or_asked_for_alone() -> None:
 
 
 def test_every_function_that_opens_a_mask_is_watched() -> None:
-    """What `datasets.masks` offers opens no ground truth but by the functions above."""
-    tree = ast.parse((ROOT / "datasets" / "masks.py").read_text())
+    """What `datasets.images.masks` offers opens no ground truth but by the functions above."""
+    tree = ast.parse((ROOT / "datasets" / "images" / "masks.py").read_text())
     public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
     assert public - READERS.keys() == {"read_saliency", "tags_of_mask"}
