@@ -24,8 +24,9 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform
+from mcis.models.grids import pixel_grids
 from mcis.models.localization import normalize_maps, released_map
-from mcis.models.resampling import pixel_grids, resample
+from mcis.models.resampling import resample
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from mcis.datasets.classes import IGNORE
 from mcis.models.backbones import Backbone
+from mcis.models.grids import Grids
 from mcis.models.random_walk import directions, pair_slices
-from mcis.models.resampling import Grids, resample
+from mcis.models.resampling import resample
 
 AffinityKind = Literal["features", "boundaries"]
 _EPSILON = 1e-5
@@ -156,11 +157,7 @@ class AffinityNet(nn.Module):
     def neighbors(self, images: Tensor) -> Neighbors:
         """Affinities of normalized images (B, 3, H, W), and where the positions that they are of lie."""
         outputs = self.backbone.with_levels(images)[-len(self.layouts) :]
-        size = images.shape[2], images.shape[3]
-        grids = [
-            layout.grids(size, (maps.shape[2], maps.shape[3]))
-            for layout, maps in zip(self.layouts, outputs, strict=True)
-        ]
+        grids = [layout.grids(images.shape, maps.shape) for layout, maps in zip(self.layouts, outputs, strict=True)]
         reduced = [
             resample(reduce(maps), source, grids[0])
             for reduce, maps, source in zip(self.reduce, outputs, grids, strict=True)

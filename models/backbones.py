@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
-from mcis.models.layouts import Layout
-from mcis.models.resampling import Grids
+from mcis.models.grids import Grids, Layout
 
 
 def to_unit(images: Tensor) -> Tensor:
@@ -109,8 +108,7 @@ class Backbone(nn.Module):
 
     def grids(self, images: Tensor, features: Tensor) -> Grids:
         """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
-        (height, width), (h, w) = images.shape[-2:], features.shape[-2:]
-        return self.layout.grids((height, width), (h, w))
+        return self.layout.grids(images.shape, features.shape)
 
     @contextlib.contextmanager
     def watching(self, *layers: Layer) -> Iterator[list[Tensor]]:

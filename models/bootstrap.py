@@ -16,29 +16,13 @@ _MOST_NUMBERS = 2**22
 """Numbers that are drawn at a time."""
 
 
-def bootstrap_differences(first: Overlaps, second: Overlaps, *, resamples: int, seed: int) -> NDArray[np.float64]:
-    """mIoU of the second prediction less that of the first, in points of percent, for each resample, (resamples,).
-
-    Args:
-        first, second: overlaps of the same N images, (N, K + 1).
-
-    Raises:
-        ValueError: the images or labels differ in number, or there are none.
-    """
-    of_one_seed = [Overlaps(*(part[None] for part in prediction)) for prediction in (first, second)]
-    return bootstrap_seed_differences(*of_one_seed, paired=True, resamples=resamples, seed=seed)
-
-
-def bootstrap_seed_differences(
+def bootstrap_differences(
     first: Overlaps, second: Overlaps, *, paired: bool, resamples: int, seed: int
 ) -> NDArray[np.float64]:
     """Mean mIoU over seeds of the second configuration less that of the first, for each resample of images and seeds.
 
-    A resample draws N images, and seeds beside them. Each seed's mIoU is taken over the images that were drawn, then
-    the mean over the seeds that were drawn. All seeds are scored on the same images, so that one draw of images holds
-    for all of them: with a draw of its own for each seed, S seeds would pass for S times as many images. (Owen, "The
-    pigeonhole bootstrap", Annals of Applied Statistics 2007, draws rows and columns of a table in this way; where seeds
-    differ little its intervals are rather too wide.)
+    A resample draws N images, the same ones for all seeds: with a draw for each seed, S seeds would pass for S times as
+    many images. Seeds are drawn beside them (Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 2007).
 
     Of S seeds S - 1 are drawn, since S draws of S values have (S - 1) / S of the variance that the mean of S has, a
     third too little for three (Rao and Wu, "Resampling inference with complex survey data", JASA 1988). Of one
@@ -46,15 +30,12 @@ def bootstrap_seed_differences(
 
     Args:
         first, second: overlaps of the same N images, (S, N, K + 1) of S seeds, which may be more of one than of the
-            other.
+            other. Images without a scored pixel are left out of the draws.
         paired: whether seed s of both is the same one, so that both get the same draw of seeds and what seeds share
             cancels out; else seeds are drawn for each of them.
 
     Returns:
-        Differences in points of percent, (resamples,).
-
-    Images without a scored pixel add nothing to any sum and are left out of the draws. Where fewer than two others are
-    left nothing can be told of other images: all differences are NaN.
+        Differences in points of percent, (resamples,); all NaN where fewer than two images have a scored pixel.
 
     Raises:
         ValueError: the images or labels differ in number, or the seeds of a pair; or there are none.

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
+from mcis.models.grids import pixel_grids
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
 from mcis.models.losses import PairScores
-from mcis.models.resampling import pixel_grids, resample
+from mcis.models.resampling import resample
 from mcis.models.seam import (
     Equivariance,
     EquivariantMaps,

@@ -3,14 +3,14 @@
 Labels: 0 is background, class index k is label k + 1, 255 in the truth is not scored. A prediction has no ignore label.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
-from mcis.models.boundary import boundary_region
 
 MASK_PARTS = 4
 """Parts of a mask's pixels: 2 in the boundary region of the truth + 1 in that of the prediction."""
@@ -29,6 +29,40 @@ class Counts(NamedTuple):
     predicted: NDArray[np.uint8]
     part: NDArray[np.uint16]
     pixels: NDArray[np.uint32]
+
+
+def boundary_width(height: int, width: int) -> int:
+    """Width d of the boundary regions in an image of so many pixels: 2 % of its diagonal, rounded, at least 1."""
+    return max(1, round(0.02 * math.hypot(height, width)))
+
+
+def boundary_region(labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """The pixels within d rows and columns of one with another label, or of the outside of the image; (H, W) each.
+
+    Those of label k are G_d ∩ G of the mask of k (Cheng et al., "Boundary IoU", CVPR 2021, section 4.1): a mask less
+    what a (2d + 1) x (2d + 1) square leaves of it by erosion. Ignored pixels are a label of their own.
+    """
+    d = boundary_width(*labels.shape)
+    region = np.ones(labels.shape, np.bool_)
+    if min(labels.shape) > 2 * d:
+        lowest, highest = (_over_windows(extreme, labels, 2 * d + 1) for extreme in (np.minimum, np.maximum))
+        region[d:-d, d:-d] = lowest != highest
+    return region
+
+
+def _over_windows(extreme: Callable[..., NDArray[np.uint8]], labels: NDArray[np.uint8], side: int) -> NDArray[np.uint8]:
+    """The extreme of each square window that lies within the image: (H, W) -> (H - side + 1, W - side + 1).
+
+    Windows grow by doubling, so that a dimension takes log2(side) passes.
+    """
+    for _ in range(2):
+        rows, length = labels, 1
+        while 2 * length <= side:
+            rows = extreme(rows[:-length], rows[length:])
+            length *= 2
+        windows = len(labels) - side + 1
+        labels = extreme(rows[:windows], rows[side - length : side - length + windows]).T
+    return labels
 
 
 def mask_counts(truth: NDArray[np.uint8], predictions: Iterable[NDArray[np.uint8]], classes: int) -> Iterator[Counts]:
@@ -130,34 +164,24 @@ class Overlaps(NamedTuple):
     predicted: NDArray[np.int64]
 
 
-def overlaps(counts: Counts, images: NDArray[np.int64], count: int, classes: int) -> Overlaps:
+def overlaps(
+    counts: Counts, images: NDArray[np.int64], count: int, classes: int, *, boundary: bool = False
+) -> Overlaps:
     """The overlaps of labels in so many images.
 
     Args:
         counts: of all images, chained.
         images: position of the image that each entry is of, (E,).
         count: how many images there are.
+        boundary: whether those of the labels' boundary regions are meant; the counts are then of label masks.
     """
-    return _overlaps(counts, images, (count, classes + 1), *np.ones((2, len(images)), np.bool_))
-
-
-def boundary_overlaps(counts: Counts, images: NDArray[np.int64], count: int, classes: int) -> Overlaps:
-    """The overlaps of the labels' boundary regions; arguments as of `overlaps`, the counts being of label masks."""
-    return _overlaps(counts, images, (count, classes + 1), counts.part >= 2, counts.part % 2 == 1)
-
-
-def _overlaps(
-    counts: Counts,
-    images: NDArray[np.int64],
-    shape: tuple[int, int],
-    of_truth: NDArray[np.bool_],
-    of_prediction: NDArray[np.bool_],
-) -> Overlaps:
-    """The overlaps of those entries that count for the truth, and for the prediction."""
+    of_truth, of_prediction = np.ones((2, len(images)), np.bool_)
+    if boundary:
+        of_truth, of_prediction = counts.part >= 2, counts.part % 2 == 1
 
     def summed(labels: NDArray[np.uint8], chosen: NDArray[np.bool_]) -> NDArray[np.int64]:
-        total = np.zeros(shape, np.int64)
-        cells = np.ravel_multi_index((images[chosen], labels[chosen]), shape)
+        total = np.zeros((count, classes + 1), np.int64)
+        cells = images[chosen] * (classes + 1) + labels[chosen]
         np.add.at(total.reshape(-1), cells, counts.pixels[chosen].astype(np.int64))
         return total
 

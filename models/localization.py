@@ -13,8 +13,8 @@ from torch.nn import functional
 
 from mcis.models.backbones import Backbone
 from mcis.models.coattention import AffinityForm, positions, projected, unshared
-from mcis.models.grids import Grid
-from mcis.models.resampling import Grids, pixel_grids, resample
+from mcis.models.grids import Grids, pixel_grids
+from mcis.models.resampling import resample
 
 
 def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -179,15 +179,15 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
     return SCALES[scale](maps)
 
 
-def score_maps(maps: Tensor, grids: tuple[Grid, Grid], scale: str, height: int, width: int) -> Tensor:
+def score_maps(maps: Tensor, grids: Grids, scale: str, height: int, width: int) -> Tensor:
     """Activation maps (T, h, w) -> scores of the pixels of their image in [0, 1], (T, height, width).
 
     They are resized first, bicubically, and then scaled (`scale_maps`), so that a map's maximum is that of its pixels.
 
     Args:
-        grids: where the maps' positions lie along the image's height and width.
+        grids: where the maps' positions lie.
     """
-    return scale_maps(resample(maps.float(), Grids(*grids), pixel_grids(height, width), "bicubic"), scale)
+    return scale_maps(resample(maps.float(), grids, pixel_grids(height, width), "bicubic"), scale)
 
 
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:

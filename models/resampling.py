@@ -5,33 +5,17 @@ s * i and one whose is at s * i + (s - 1) / 2 have maps of one shape that lie ha
 """
 
 import functools
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.models.grids import Grid, pixels
+from mcis.models.grids import Grid, Grids
 
-Kernel = Literal["bilinear", "bicubic", "area"]
+Kernel = Literal["bilinear", "bicubic"]
 _CUBIC = -0.75  # the parameter of the cubic convolution, as torch and OpenCV have it
-
-
-class Grids(NamedTuple):
-    """Where the positions of a map (..., h, w) lie, along the height and the width of its image."""
-
-    rows: Grid
-    columns: Grid
-
-    def mirrored(self) -> "Grids":
-        """Those of a map of the mirror image (left and right exchanged) that was mirrored back."""
-        return Grids(self.rows, self.columns.mirrored())
-
-
-def pixel_grids(height: int, width: int) -> Grids:
-    """The centers of the pixels of an image (height, width)."""
-    return Grids(pixels(height), pixels(width))
 
 
 def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilinear") -> Tensor:
@@ -40,26 +24,20 @@ def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilin
     Beyond the outermost positions their values are repeated.
 
     Args:
-        kernel: `bilinear` and `bicubic` as torch's `interpolate` has them, without smoothing where it shrinks; `area`
-            is the mean over the part of the image, one step of the target wide, around each position.
+        kernel: as torch's `interpolate` has it, without smoothing where it shrinks.
     """
     if torch.compiler.is_exporting():
-        return _resample_of_any_size(maps, source, target, kernel)
+        assert kernel == "bilinear", "the only kernel of networks that are exported"
+        return _resample_of_any_size(maps, source, target)
     if not source.rows.coincides(target.rows):
-        maps = _weights(source.rows, target.rows, kernel, maps) @ maps
+        maps = _weights(source.rows, target.rows, kernel).to(maps) @ maps
     if not source.columns.coincides(target.columns):
-        maps = maps @ _weights(source.columns, target.columns, kernel, maps).T
+        maps = maps @ _weights(source.columns, target.columns, kernel).to(maps).T
     return maps
 
 
-def _resample_of_any_size(maps: Tensor, source: Grids, target: Grids, kernel: Kernel) -> Tensor:
-    """As `resample`, where sizes are symbols: neither Python nor numpy may compute with them or depend on them.
-
-    Raises:
-        ValueError: another kernel than `bilinear`, which alone is exported.
-    """
-    if kernel != "bilinear":
-        raise ValueError(f"an exported network resamples by the kernel {kernel}; expected bilinear")
+def _resample_of_any_size(maps: Tensor, source: Grids, target: Grids) -> Tensor:
+    """As `resample`, bilinearly, where sizes are symbols: neither Python nor numpy may compute with them."""
     rows, columns = (_bilinear_weights(*sides).to(maps.dtype) for sides in zip(source, target, strict=True))
     planes = maps.contiguous().flatten(0, -3)  # a matrix product of more dimensions views them by their sizes
     count = len(planes)
@@ -68,30 +46,23 @@ def _resample_of_any_size(maps: Tensor, source: Grids, target: Grids, kernel: Ke
 
 
 def _bilinear_weights(source: Grid, target: Grid) -> Tensor:
-    """As `_sampling_weights`: positions weigh by how near they are, up to the distance of a step."""
+    """As `_weights`: positions weigh by how near they are, up to the distance of a step."""
     centers = target.first + target.step * torch.arange(target.positions, dtype=torch.float64)
     at = ((centers - source.first) / source.step).clamp(0, source.positions - 1)
     return (1 - (at[:, None] - torch.arange(source.positions)).abs()).clamp(min=0)
 
 
-def _weights(source: Grid, target: Grid, kernel: Kernel, like: Tensor) -> Tensor:
-    return _sampling_weights(source, target, kernel).to(like.device, like.dtype)
-
-
 @functools.lru_cache(maxsize=256)
-def _sampling_weights(source: Grid, target: Grid, kernel: Kernel) -> Tensor:
+def _weights(source: Grid, target: Grid, kernel: Kernel) -> Tensor:
     """Weights of the source's h positions in the value at each of the target's h', (h', h) float64."""
     centers = np.float64(target.first) + target.step * np.arange(target.positions, dtype=np.float64)
-    if kernel == "area":
-        weights = _overlap(source, target, centers)
-    else:
-        at = (centers - source.first) / source.step
-        weights = np.zeros((target.positions, source.positions))
-        below = np.floor(at).astype(np.int64)
-        for tap in (0, 1) if kernel == "bilinear" else (-1, 0, 1, 2):
-            distance = np.abs(at - (below + tap))
-            values = 1 - distance if kernel == "bilinear" else _cubic(distance)
-            np.add.at(weights, (np.arange(target.positions), np.clip(below + tap, 0, source.positions - 1)), values)
+    at = (centers - source.first) / source.step
+    weights = np.zeros((target.positions, source.positions))
+    below = np.floor(at).astype(np.int64)
+    for tap in (0, 1) if kernel == "bilinear" else (-1, 0, 1, 2):
+        distance = np.abs(at - (below + tap))
+        values = 1 - distance if kernel == "bilinear" else _cubic(distance)
+        np.add.at(weights, (np.arange(target.positions), np.clip(below + tap, 0, source.positions - 1)), values)
     return torch.from_numpy(weights)
 
 
@@ -99,13 +70,3 @@ def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
     near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
     far = ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
     return np.where(distance <= 1, near, far)
-
-
-def _overlap(source: Grid, target: Grid, centers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Share of each source position's part of the side in that of each target position; at least the nearest's."""
-    positions = source.first + source.step * np.arange(source.positions)
-    clipped = np.clip(centers, source.first, source.last)[:, None]
-    low = np.maximum(clipped - target.step / 2, positions - source.step / 2)
-    high = np.minimum(clipped + target.step / 2, positions + source.step / 2)
-    weights = np.clip(high - low, 0, None)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))

@@ -9,8 +9,8 @@ from torch.nn import functional
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 from mcis.models.dropout import SampleDropout
-from mcis.models.layouts import Layout
-from mcis.models.resampling import Grids, pixel_grids, resample
+from mcis.models.grids import Grids, Layout, pixel_grids
+from mcis.models.resampling import resample
 
 
 class LargeFov(nn.Module):
@@ -150,8 +150,7 @@ class Skip(nn.Module):
         padded = _padded(images, self.backbone.layout)
         finest, *_, features = self.backbone.with_levels(padded)
         coarse = self.head(features)
-        height, width = padded.shape[2:]
-        fine = self.finest_layout.grids((height, width), (finest.shape[2], finest.shape[3]))
+        fine = self.finest_layout.grids(padded.shape, finest.shape)
         upsampled = resample(coarse, self.backbone.grids(padded, coarse), fine)
         logits = self.decoder(torch.cat([upsampled, self.reduce(finest)], dim=1))
         return _at_pixels(logits, fine, padded, images)

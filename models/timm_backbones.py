@@ -19,7 +19,7 @@ from timm.layers.pool2d_same import MaxPool2dSame  # isort: skip
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, Layer, Normalization
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.models.networks import TIMM
 
 _STRIDE = 16  # of convolutional networks, unless another one is asked for

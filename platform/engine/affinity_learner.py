@@ -9,7 +9,7 @@ from torch import Tensor
 from mcis.datasets.sampling.batches import CropBatch
 from mcis.datasets.sampling.keyed_random import Draw
 from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_labels
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.platform.config.training import AffinityNetConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
@@ -42,6 +42,6 @@ class AffinityLearner(CropLearner):
         """The terms `background`, `foreground` and `different` of the labeled pairs."""
         c = self.config
         affinities = model(self.images(batch, Draw.AFFINITY_JITTER, device))
-        grids = self.layout.grids((c.crop, c.crop), (affinities.shape[2], affinities.shape[3]))
+        grids = self.layout.grids((c.crop, c.crop), affinities.shape)
         labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), grids)
         return affinity_losses(affinities, labels, c.radius)

@@ -12,11 +12,12 @@ from mcis.datasets.images.decode import fitted
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
+from mcis.models.grids import pixel_grids
 from mcis.models.localization import normalize_maps, scale_maps, score_maps
 from mcis.models.networks import normalization_of
 from mcis.models.pseudo_masks import TaggedMaps
 from mcis.models.random_walk import random_walk
-from mcis.models.resampling import Grids, pixel_grids, resample
+from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.affinities import load_affinity_net
 from mcis.platform.networks.build import move_channels_last
@@ -89,7 +90,7 @@ class Walk:
         image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))
         neighbors = self.model.neighbors(image)
         activations = torch.from_numpy(maps.maps).to(self.device)
-        start = scale_maps(resample(activations, Grids(*maps.grids), neighbors.grids, "bicubic"), self.scale)
+        start = scale_maps(resample(activations, maps.grids, neighbors.grids, "bicubic"), self.scale)
         steps = max(1, round(self.walk.steps * (max(rgb.shape) / self.walk.max_side) ** 2))
         walked = random_walk(start, neighbors.affinities[0], radius=self.model.radius, beta=self.walk.beta, steps=steps)
         size = fitted(row["height"], row["width"], self.max_side)

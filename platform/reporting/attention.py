@@ -12,7 +12,6 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import pair_kinds, seen_from_n
 from mcis.models.coattention import positions
-from mcis.models.grids import Grid
 from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
@@ -99,13 +98,10 @@ class _Maker:
         assert image is not None, f"no localization map of the tagged image {image_id}"
         return torch.from_numpy(image.maps[image.classes.tolist().index(tag)])
 
-    def _grids(self, heat: Tensor) -> tuple[Grid, Grid]:
-        """Where the positions of a map (h, w) lie."""
-        size, layout = self.config.classifier.input_size, self.model.backbone.layout
-        return layout.grid(size, heat.shape[0]), layout.grid(size, heat.shape[1])
-
     def _tile(self, title: str, row: int, tag: int, heat: Tensor) -> Tile:
         image = Image.fromarray(read_rgb(self.rows["uri"][row].as_py()))
-        scores = score_maps(heat[None], self._grids(heat), "range", image.height, image.width)[0].numpy()
+        size = self.config.classifier.input_size
+        grids = self.model.backbone.layout.grids((size, size), heat.shape)
+        scores = score_maps(heat[None], grids, "range", image.height, image.width)[0].numpy()
         picture = heat_picture(image, [(self.classes[tag], scores)], self.classes)
         return Tile(title, picture.resize((max(1, round(_HEIGHT * image.width / image.height)), _HEIGHT)))

@@ -9,8 +9,8 @@ import numpy as np
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.models.bootstrap import bootstrap_seed_differences, percentile_interval
-from mcis.models.counts import Overlaps, boundary_overlaps, overlaps
+from mcis.models.bootstrap import bootstrap_differences, percentile_interval
+from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
 from mcis.platform.reporting.compared_runs import Case, KeyRow, Run, differing_keys, merged
 from mcis.platform.runs.counts import ImageCounts, read_counts
@@ -233,7 +233,7 @@ def _differences(
         if figure not in stacks[second.label]:
             continue
         stacked = [stacks[case.label][figure] for case in (first, second)]
-        values = bootstrap_seed_differences(
+        values = bootstrap_differences(
             *stacked, paired=first.seeds == second.seeds, resamples=settings.resamples, seed=settings.seed
         )
         mious = [fmean(mean(iou) for iou in iou_of(*(part.sum(axis=1) for part in of))) for of in stacked]
@@ -280,7 +280,7 @@ def _overlaps(counted: ImageCounts, score: Score) -> dict[str, Overlaps]:
     """The overlaps of a score's images, (N, K + 1), by figure."""
     of = (counted.counts, counted.images, len(counted.image_ids), len(score.iou) - 1)
     figures = {"mIoU": overlaps(*of)}
-    return figures if score.boundary_iou is None else figures | {"boundary mIoU": boundary_overlaps(*of)}
+    return figures if score.boundary_iou is None else figures | {"boundary mIoU": overlaps(*of, boundary=True)}
 
 
 def _image_mious(image_ids: Sequence[str], of: Overlaps) -> dict[str, float]:

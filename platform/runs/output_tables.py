@@ -8,7 +8,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.tables.shards import Shards
-from mcis.models.grids import Grid
+from mcis.models.grids import Grid, Grids
 
 MAPS_SCHEMA = pa.schema(
     [
@@ -62,7 +62,7 @@ class ImageMaps(NamedTuple):
 
     classes: NDArray[np.int64]
     maps: NDArray[np.float32]
-    grids: tuple[Grid, Grid]
+    grids: Grids
 
 
 def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating], grid: Grid) -> pa.Table:
@@ -104,5 +104,5 @@ def image_maps(shards: Shards, image_id: str) -> ImageMaps | None:
     return ImageMaps(
         classes=rows["class"].to_numpy().astype(np.int64),
         maps=values.reshape(len(rows), height, width),
-        grids=(Grid(first, step, height), Grid(first, step, width)),
+        grids=Grids(Grid(first, step, height), Grid(first, step, width)),
     )

@@ -20,9 +20,8 @@ from mcis.models.affinity_net import (
     semantic_affinities,
 )
 from mcis.models.backbones import small
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout, pixel_grids
 from mcis.models.random_walk import directions
-from mcis.models.resampling import pixel_grids
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

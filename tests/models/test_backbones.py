@@ -23,7 +23,7 @@ from mcis.models.backbones import (
     vgg16,
 )
 from mcis.models.dropout import number_samples
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.models.networks import BACKBONES
 from mcis.models.pretrained import PRETRAINED, load_pretrained, pretrained_url
 

@@ -8,14 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
-from mcis.models.bootstrap import (
-    bootstrap_differences,
-    bootstrap_seed_differences,
-    percentile_interval,
-    seed_shares,
-    times_drawn,
-)
-from mcis.models.counts import Counts, Overlaps, boundary_overlaps, overlaps
+from mcis.models.bootstrap import bootstrap_differences, percentile_interval, seed_shares, times_drawn
+from mcis.models.counts import Counts, Overlaps, overlaps
 
 quick = settings(deadline=None, max_examples=30)
 seeds = st.integers(0, 2**31 - 1)
@@ -28,7 +22,12 @@ def drawn_overlaps(rng: np.random.Generator, images: int, labels: int, skill: fl
     return Overlaps(both, truth, both + (truth * rng.random(truth.shape) * 0.3).astype(np.int64))
 
 
-def mean_iou(of: Overlaps, images: list[int]) -> float:
+def of_seeds(*predictions: Overlaps) -> Overlaps:
+    """The overlaps of several seeds, (S, N, K + 1)."""
+    return Overlaps(*(np.stack(part) for part in zip(*predictions, strict=True)))
+
+
+def mean_iou(of: Overlaps, images: Sequence[int]) -> float:
     """mIoU of some images, of which one may be named several times, in float64."""
     values = []
     for label in range(of.both.shape[1]):
@@ -39,74 +38,7 @@ def mean_iou(of: Overlaps, images: list[int]) -> float:
 
 
 @quick
-@given(seeds, st.integers(2, 12), st.integers(1, 4))
-def test_differences_are_of_the_images_that_each_resample_draws(seed: int, images: int, labels: int) -> None:
-    rng = np.random.default_rng(seed)
-    first, second = (drawn_overlaps(rng, images, labels) for _ in range(2))
-    for of in (first, second):
-        of.truth[:, 0] += 1  # a label that every image has
-    got = bootstrap_differences(first, second, resamples=20, seed=seed)
-    for resample in range(20):
-        drawn = [
-            int(uniforms(Draw.BOOTSTRAP, seed, resample, np.array([turn]))[0, 0] * images) for turn in range(images)
-        ]
-        assert got[resample] == pytest.approx(mean_iou(second, drawn) - mean_iou(first, drawn))
-
-
-def test_resamples_are_drawn_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    first, second = (drawn_overlaps(rng, 30, 3) for _ in range(2))
-    whole = bootstrap_differences(first, second, resamples=50, seed=3)
-    monkeypatch.setattr("mcis.models.bootstrap._MOST_NUMBERS", 70)
-    np.testing.assert_array_equal(bootstrap_differences(first, second, resamples=50, seed=3), whole)
-    np.testing.assert_array_equal(-bootstrap_differences(second, first, resamples=50, seed=3), whole)
-    assert not np.array_equal(bootstrap_differences(first, second, resamples=50, seed=4), whole)
-
-
-def test_every_image_is_drawn_as_often_as_every_other_one() -> None:
-    times = times_drawn(20, np.arange(4000), seed=1)
-    assert (times.sum(axis=1) == 20).all()
-    np.testing.assert_allclose(times.mean(axis=0), 1, atol=5 * np.sqrt(0.95 / 4000))
-    assert times.var() == pytest.approx(0.95, rel=0.03)  # binomial: 20 turns, one in twenty each
-
-
-def test_a_run_compared_with_itself_has_no_difference() -> None:
-    of = drawn_overlaps(np.random.default_rng(0), 10, 3)
-    assert not bootstrap_differences(of, of, resamples=100, seed=0).any()
-
-
-def test_other_images_are_refused() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match=r"overlaps of \(seeds, images, labels\) \(1, 4, 3\) and \(1, 5, 3\)"):
-        bootstrap_differences(drawn_overlaps(rng, 4, 3), drawn_overlaps(rng, 5, 3), resamples=10, seed=0)
-
-
-def test_intervals_hold_the_true_difference_about_as_often_as_they_say() -> None:
-    """Images drawn from a population of which the difference is known; 90 % intervals of 300 samples of 80 images."""
-    rng = np.random.default_rng(5)
-    population = [drawn_overlaps(rng, 20_000, 3, skill) for skill in (0.66, 0.7)]
-
-    def chosen(of: Overlaps, images: np.ndarray) -> Overlaps:
-        return Overlaps(*(part[images] for part in of))
-
-    totals = [Overlaps(*(part.sum(axis=0, keepdims=True) for part in of)) for of in population]
-    true = mean_iou(totals[1], [0]) - mean_iou(totals[0], [0])
-    held = 0
-    for sample in range(300):
-        images = rng.integers(0, 20_000, 80)
-        first, second = (chosen(of, images) for of in population)
-        low, high = percentile_interval(bootstrap_differences(first, second, resamples=200, seed=sample), 0.9)
-        held += low <= true <= high
-    assert 0.9 - 0.06 < held / 300 < 0.9 + 0.06  # three and a half standard errors
-
-
-def of_seeds(predictions: Sequence[Overlaps]) -> Overlaps:
-    """The overlaps of several seeds, (S, N, K + 1)."""
-    return Overlaps(*(np.stack(part) for part in zip(*predictions, strict=True)))
-
-
-@quick
-@given(seeds, st.integers(2, 8), st.integers(1, 4), st.integers(1, 4), st.booleans())
+@given(seeds, st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_seeds_are_drawn_beside_the_images_of_each_resample(
     seed: int, images: int, one: int, other: int, paired: bool
 ) -> None:
@@ -115,8 +47,8 @@ def test_seeds_are_drawn_beside_the_images_of_each_resample(
     predictions = [[drawn_overlaps(rng, images, 3) for _ in range(count)] for count in (one, one if paired else other)]
     for of in (of for group in predictions for of in group):
         of.truth[:, 0] += 1  # a label that every image has
-    stacked = [of_seeds(group) for group in predictions]
-    got = bootstrap_seed_differences(*stacked, paired=paired, resamples=10, seed=seed)
+    stacked = [of_seeds(*group) for group in predictions]
+    got = bootstrap_differences(*stacked, paired=paired, resamples=10, seed=seed)
 
     def drawn(purpose: Draw, resample: int, first: int, turns: int, things: int) -> list[int]:
         at = range(first, first + turns)
@@ -133,13 +65,38 @@ def test_seeds_are_drawn_beside_the_images_of_each_resample(
         assert got[resample] == pytest.approx(means[1] - means[0])
 
 
-def test_one_seed_is_the_bootstrap_over_images() -> None:
+def test_resamples_are_drawn_in_parts_with_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(0)
-    first, second = (drawn_overlaps(rng, 20, 3) for _ in range(2))
-    of_images = bootstrap_differences(first, second, resamples=50, seed=3)
-    for paired in (True, False):
-        of_both = bootstrap_seed_differences(of_seeds([first]), of_seeds([second]), paired=paired, resamples=50, seed=3)
-        np.testing.assert_array_equal(of_both, of_images)
+    first, second = (of_seeds(drawn_overlaps(rng, 30, 3)) for _ in range(2))
+    whole = bootstrap_differences(first, second, paired=True, resamples=50, seed=3)
+    monkeypatch.setattr("mcis.models.bootstrap._MOST_NUMBERS", 70)
+    np.testing.assert_array_equal(bootstrap_differences(first, second, paired=True, resamples=50, seed=3), whole)
+    np.testing.assert_array_equal(-bootstrap_differences(second, first, paired=False, resamples=50, seed=3), whole)
+    assert not np.array_equal(bootstrap_differences(first, second, paired=True, resamples=50, seed=4), whole)
+    assert not bootstrap_differences(first, first, paired=True, resamples=50, seed=3).any()
+
+
+def test_every_image_is_drawn_as_often_as_every_other_one() -> None:
+    times = times_drawn(20, np.arange(4000), seed=1)
+    assert (times.sum(axis=1) == 20).all()
+    np.testing.assert_allclose(times.mean(axis=0), 1, atol=5 * np.sqrt(0.95 / 4000))
+    assert times.var() == pytest.approx(0.95, rel=0.03)  # binomial: 20 turns, one in twenty each
+
+
+def test_intervals_hold_the_true_difference_about_as_often_as_they_say() -> None:
+    """Images drawn from a population of which the difference is known; 90 % intervals of 300 samples of 80 images."""
+    rng = np.random.default_rng(5)
+    population = [drawn_overlaps(rng, 20_000, 3, skill) for skill in (0.66, 0.7)]
+    totals = [Overlaps(*(part.sum(axis=0, keepdims=True) for part in of)) for of in population]
+    true = mean_iou(totals[1], [0]) - mean_iou(totals[0], [0])
+    held = 0
+    for sample in range(300):
+        images = rng.integers(0, 20_000, 80)
+        chosen = [Overlaps(*(part[None, images] for part in of)) for of in population]
+        values = bootstrap_differences(*chosen, paired=True, resamples=200, seed=sample)
+        low, high = percentile_interval(values, 0.9)
+        held += low <= true <= high
+    assert 0.9 - 0.06 < held / 300 < 0.9 + 0.06  # three and a half standard errors
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
@@ -166,15 +123,14 @@ def test_intervals_over_seeds_hold_no_difference_about_as_often_as_they_say(coun
         truth = rng.integers(1, 1000, (40, 3)) * (rng.random((40, 3)) < 0.7)
         groups = []
         for _ in range(2):
-            boths = [
-                (truth * rng.normal(0.7, 0.03) * rng.uniform(0.9, 1, truth.shape)).astype(int) for _ in range(count)
-            ]
-            groups.append(of_seeds([Overlaps(both, truth, both) for both in boths]))
-        values = bootstrap_seed_differences(*groups, paired=False, resamples=200, seed=sample)
+            skills = [rng.normal(0.7, 0.03) * rng.uniform(0.9, 1, truth.shape) for _ in range(count)]
+            boths = [(truth * skill).astype(int) for skill in skills]
+            groups.append(of_seeds(*(Overlaps(both, truth, both) for both in boths)))
+        values = bootstrap_differences(*groups, paired=False, resamples=200, seed=sample)
         low, high = percentile_interval(values, 0.9)
         held += low <= 0 <= high
-        single = [Overlaps(*(part[0] for part in group)) for group in groups]
-        low, high = percentile_interval(bootstrap_differences(*single, resamples=200, seed=sample), 0.9)
+        single = [Overlaps(*(part[:1] for part in group)) for group in groups]
+        low, high = percentile_interval(bootstrap_differences(*single, paired=True, resamples=200, seed=sample), 0.9)
         held_alone += low <= 0 <= high
     assert held / 200 > 0.8
     assert held_alone / 200 < 0.5
@@ -186,7 +142,19 @@ def test_other_seeds_of_a_pair_and_other_images_are_refused(
 ) -> None:
     shapes = [Overlaps(*(np.ones(shape, int) for _ in range(3))) for shape in (one, other)]
     with pytest.raises(ValueError, match=r"overlaps of \(seeds, images, labels\) \(2, 4, 3\)"):
-        bootstrap_seed_differences(*shapes, paired=paired, resamples=10, seed=0)
+        bootstrap_differences(*shapes, paired=paired, resamples=10, seed=0)
+
+
+def test_images_without_a_scored_pixel_are_left_out_of_the_draws() -> None:
+    """Else a resample of such images alone would have no mIoU; of one scored image nothing is told of others."""
+    rng = np.random.default_rng(3)
+    scored = [of_seeds(drawn_overlaps(rng, 3, 4, skill)) for skill in (0.9, 0.4)]
+    padded = [Overlaps(*(np.pad(part, ((0, 0), (0, 2), (0, 0))) for part in of)) for of in scored]
+    expected, found = (bootstrap_differences(*of, paired=True, resamples=300, seed=1) for of in (scored, padded))
+    assert np.isfinite(found).all()
+    assert np.array_equal(found, expected)
+    one = [Overlaps(*(part[:, :1] for part in of)) for of in scored]
+    assert np.isnan(bootstrap_differences(*one, paired=True, resamples=10, seed=1)).all()
 
 
 @quick
@@ -201,31 +169,10 @@ def test_overlaps_are_the_pixels_of_each_image(seed: int) -> None:
         rng.integers(1, 9, entries).astype(np.uint32),
     )
     images = np.sort(rng.integers(0, count, entries))
-    for got, of_truth, of_prediction in (
-        (overlaps(counts, images, count, classes), range(4), range(4)),
-        (boundary_overlaps(counts, images, count, classes), (2, 3), (1, 3)),
-    ):
+    for boundary, of_truth, of_prediction in ((False, (0, 1, 2, 3), (0, 1, 2, 3)), (True, (2, 3), (1, 3))):
         expected = np.zeros((3, count, classes + 1), np.int64)
         for t, p, part, pixels, i in zip(*counts, images, strict=True):
             expected[0, i, t] += pixels * (t == p and part in of_truth and part in of_prediction)
             expected[1, i, t] += pixels * (part in of_truth)
             expected[2, i, p] += pixels * (part in of_prediction)
-        np.testing.assert_array_equal(got, expected)
-
-
-def test_images_without_a_scored_pixel_are_left_out_of_the_draws() -> None:
-    """Else a resample of such images alone would have no mIoU, and no interval could be told."""
-    rng = np.random.default_rng(3)
-    scored = [drawn_overlaps(rng, 3, 4, skill) for skill in (0.9, 0.4)]
-    padded = [
-        Overlaps(*(np.concatenate([part, np.zeros((2, part.shape[1]), part.dtype)]) for part in of)) for of in scored
-    ]
-    expected, found = (bootstrap_differences(*of, resamples=300, seed=1) for of in (scored, padded))
-    assert np.isfinite(found).all()
-    assert np.array_equal(found, expected)
-
-
-def test_of_one_scored_image_nothing_is_told_of_others() -> None:
-    rng = np.random.default_rng(4)
-    one = [drawn_overlaps(rng, 1, 4, skill) for skill in (0.9, 0.4)]
-    assert np.isnan(bootstrap_differences(*one, resamples=10, seed=1)).all()
+        np.testing.assert_array_equal(overlaps(counts, images, count, classes, boundary=boundary), expected)

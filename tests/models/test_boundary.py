@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
-from mcis.models.boundary import boundary_region, boundary_width
-from mcis.models.counts import MASK_PARTS, add_counts, mask_counts
+from mcis.models.counts import MASK_PARTS, add_counts, boundary_region, boundary_width, mask_counts
 from mcis.models.metrics import boundary_iou
 
 quick = settings(deadline=None, max_examples=60)

@@ -21,7 +21,7 @@ from mcis.models.classifier import (
     transform,
 )
 from mcis.models.coattention import affinity, coattend, unshared
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.models.losses import PairScores, pair_losses
 
 Array = NDArray[np.float64]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mcis.models.backbones import small
 from mcis.models.coattention import AffinityForm, affinity, coattend, unshared
-from mcis.models.grids import Grid, pixels
+from mcis.models.grids import Grid, Grids, pixel_grids
 from mcis.models.localization import (
     SCALES,
     affinity_query,
@@ -27,7 +27,6 @@ from mcis.models.localization import (
     score_maps,
     single_round,
 )
-from mcis.models.resampling import Grids
 from mcis.platform.config.maps import MapsConfig
 
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
@@ -220,7 +219,7 @@ def test_scores_are_maps_at_the_pixels_then_scaled(
 ) -> None:
     """Where positions divide the image into equal parts, this is torch's bicubic resizing."""
     maps = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, h, w)))
-    got = score_maps(maps, (pixels(h), pixels(w)), scale, height, width)
+    got = score_maps(maps, pixel_grids(h, w), scale, height, width)
     resized = torch.nn.functional.interpolate(maps[None], size=(height, width), mode="bicubic", align_corners=False)[0]
     torch.testing.assert_close(got, scale_maps(resized.float(), scale), atol=1e-4, rtol=0)
     assert 0 <= got.min() <= got.max() <= 1
@@ -229,7 +228,7 @@ def test_scores_are_maps_at_the_pixels_then_scaled(
 def test_a_map_is_divided_by_the_maximum_of_its_pixels() -> None:
     """Cubic overshoot beyond the largest position is what 1 stands for, so that fewer pixels pass a limit near 1."""
     maps = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
-    got = score_maps(maps, (pixels(1), pixels(4)), "maximum", 1, 16)
+    got = score_maps(maps, pixel_grids(1, 4), "maximum", 1, 16)
     assert got.dtype == torch.float32
     assert (got.min(), got.max()) == (0, 1)
     assert (got > 0.99).sum() == 1

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from mcis.models.grids import Grid, pixels
-from mcis.models.layouts import Layout
-from mcis.models.resampling import Grids, Kernel, pixel_grids, resample
+from mcis.models.grids import Grid, Grids, Layout, pixel_grids, pixels
+from mcis.models.resampling import Kernel, resample
 
 quick = settings(deadline=None, max_examples=60)
 counts = st.integers(1, 7)
@@ -29,17 +28,6 @@ def cubic(t: float) -> float:
 def value_at(values: list[float], source: Grid, target: Grid, index: int, kernel: Kernel) -> float:
     """One value of a line, by the definition."""
     center, last = target.first + index * target.step, len(values) - 1
-    if kernel == "area":
-        center = min(max(center, source.first), source.last)
-        shares = []
-        for n in range(len(values)):
-            at = source.first + n * source.step
-            ends = (
-                max(at - source.step / 2, center - target.step / 2),
-                min(at + source.step / 2, center + target.step / 2),
-            )
-            shares.append(max(0.0, ends[1] - ends[0]))
-        return sum(s * v for s, v in zip(shares, values, strict=True)) / sum(shares)
     at = (center - source.first) / source.step
     taps = range(math.floor(at) - 1, math.floor(at) + 3)
     weigh = cubic if kernel == "bicubic" else lambda t: max(0.0, 1 - abs(t))
@@ -47,7 +35,7 @@ def value_at(values: list[float], source: Grid, target: Grid, index: int, kernel
 
 
 @quick
-@given(st.integers(0, 2**32 - 1), grids, grids, st.sampled_from(["bilinear", "bicubic", "area"]))
+@given(st.integers(0, 2**32 - 1), grids, grids, st.sampled_from(["bilinear", "bicubic"]))
 def test_values_are_the_kernels(seed: int, source: Grid, target: Grid, kernel: Kernel) -> None:
     values = np.random.default_rng(seed).normal(size=source.positions)
     expected = [value_at(values.tolist(), source, target, n, kernel) for n in range(target.positions)]

@@ -14,7 +14,7 @@ from torch.nn import functional
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, small
 from mcis.models.dropout import number_samples
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.models.networks import BACKBONES
 from mcis.models.segmenters import DeepLabV3, LargeFov, Skip, _windows, labels_at, predict
 from mcis.models.timm_backbones import timm_backbone

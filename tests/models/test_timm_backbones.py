@@ -16,7 +16,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d  # isort: skip
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, train_last
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.models.pretrained import BUNDLED, bundled_file, load_pretrained
 from mcis.models.timm_backbones import timm_backbone, timm_normalization
 
@@ -191,7 +191,7 @@ def test_a_dot_moves_with_its_pixel(name: str, stride: int | None) -> None:
             for layout, got, without in zip(layouts, stages(dotted), unchanged, strict=True):
                 change = (got - without)[0].double().square().sum(dim=0)
                 change = change.where(change >= change.max() / 2, 0)
-                grids = layout.grids((side, side), tuple(change.shape))  # type: ignore[arg-type]
+                grids = layout.grids((side, side), change.shape)
                 for axis, (grid, pixel) in enumerate(zip(grids, pixels, strict=True)):
                     places = torch.tensor([grid.first + n * grid.step for n in range(grid.positions)])
                     weights = change.sum(dim=1 - axis)

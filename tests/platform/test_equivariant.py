@@ -17,9 +17,10 @@ from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.grids import pixel_grids
 from mcis.models.localization import embed
 from mcis.models.losses import sigmoid_ce
-from mcis.models.resampling import pixel_grids, resample
+from mcis.models.resampling import resample
 from mcis.models.seam import EquivariantMaps, TaggedMaps, equivariant_losses, smaller_copies
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import resolve

@@ -23,7 +23,7 @@ from mcis.datasets.classes import IGNORE
 from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.models.counts import Counts, add_counts, map_counts
-from mcis.models.grids import Grid
+from mcis.models.grids import Grid, Grids
 from mcis.models.localization import SCALES, score_maps
 from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
@@ -76,7 +76,7 @@ def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth:
         image=random.integers(0, 256, (40, 57, 3), np.uint8),
         truth=known if truth else None,
         full_size=(40, 57),
-        maps=ImageMaps(np.array(tags), maps, (Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
+        maps=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
         related=(Related(tags[0], 2, (RELATED,)),),
     )
 

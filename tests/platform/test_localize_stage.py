@@ -21,9 +21,9 @@ from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.coattention import affinity, coattend, unshared
-from mcis.models.grids import Grid
+from mcis.models.grids import Grid, Grids
 from mcis.models.localization import embed, scale_maps
-from mcis.models.resampling import Grids, resample
+from mcis.models.resampling import resample
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config

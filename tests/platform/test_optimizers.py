@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from mcis.models.backbones import Backbone
-from mcis.models.layouts import Layout
+from mcis.models.grids import Layout
 from mcis.platform.config.training import Optimizer
 from mcis.platform.engine.optimizers import build_optimizer, learning_rate_factor
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, decode_labels, fit_picture
 from mcis.models.crf import CrfParameters
-from mcis.models.grids import pixels
+from mcis.models.grids import pixel_grids
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import predictor
 from mcis.platform.networks.refiner import Refiner
@@ -182,7 +182,7 @@ def test_pseudo_masks_have_the_size_at_which_their_images_are_read(rows: pa.Tabl
     config = resolve("voc", "small", assignments=assignments).config
     maps = np.zeros((1, 6, 8), np.float32)
     maps[..., :4] = 1000
-    of_image = SimpleNamespace(maps=maps, grids=(pixels(6), pixels(8)), classes=np.array([0]))
+    of_image = SimpleNamespace(maps=maps, grids=pixel_grids(6, 8), classes=np.array([0]))
     shards: Any = SimpleNamespace(maps=lambda image_id: of_image)
     (row,) = pseudo_masks.MakeMasks(config, shards, None, False)(rows).to_pylist()
     labels = decode_labels(row["labels"])
