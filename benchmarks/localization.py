@@ -58,13 +58,12 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     """Seconds, and the maps."""
     no_source = np.zeros(len(rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, no_source)
-    features, selves = folder / "features", folder / "selves"
-    kept = selves if config.localize.method.name == "released" else None
-    embed = Embed(config, folder, CLASSES, gpu, None, features, kept)
+    selves = config.localize.method.name == "released"
+    embed = Embed(config, folder, CLASSES, gpu, None, folder, features=True, selves=selves)
     to_embed, to_relate = embed_rows(rows), relate_rows(rows, relations)
     began = time.perf_counter()
     embed(to_embed)
-    relate = Relate(config, folder, CLASSES, gpu, None, features, kept, rows, no_source)
+    relate = Relate(config, folder, CLASSES, gpu, folder, no_source)
     maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row).cpu()]
     return time.perf_counter() - began, maps
 

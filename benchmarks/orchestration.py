@@ -122,15 +122,16 @@ class Plain:
 
     def localize(self) -> None:
         config, folder, rows = self.config, self.folder, self.rows
-        features, no_source = folder / "features", np.zeros(len(rows), bool)
+        no_source = np.zeros(len(rows), bool)
         numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
         pool = Pool(config, folder / "classifier", self.classes, False, self.features)
         write_table(folder / VECTORS / "part-000000.parquet", pool(numbered))
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
-        arguments = config, folder / "classifier", self.classes, False, self.features, features, None
-        write_table(folder / "single" / "part-000000.parquet", Embed(*arguments)(embed_rows(rows)))
-        related = Relate(*arguments, rows, no_source)(relate_rows(rows, relations))
+        network = config, folder / "classifier", self.classes, False
+        embed = Embed(*network, self.features, folder, features=True, selves=False)
+        write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
+        related = Relate(*network, folder, no_source)(relate_rows(rows, relations))
         write_table(folder / "maps" / "part-000000.parquet", related)
 
     def train_affinity(self) -> None:

@@ -8,7 +8,7 @@ from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
-from mcis.platform.networks.disk import COLUMNS, check_disk
+from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import bookkept, index_is_made
 from mcis.platform.runs.context import Pauses, RunContext
@@ -18,7 +18,7 @@ from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.tracking import Watch
-from mcis.platform.runs.workspace import Workspace, read_json, read_table
+from mcis.platform.runs.workspace import Workspace, read_json
 from mcis.platform.stages import (
     evaluation,
     index,
@@ -77,12 +77,7 @@ STAGES = (
         needs=("index", "train_classifier", "pseudo_masks"),
         sections=("seed", "classifier", "segmenter"),
     ),
-    Stage(
-        name="predict",
-        module=predict,
-        needs=("index", "train_segmenter"),
-        sections=("segmenter", "predict"),
-    ),
+    Stage(name="predict", module=predict, needs=("index", "train_segmenter"), sections=("segmenter", "predict")),
     Stage(
         name="evaluate",
         module=evaluation,
@@ -158,8 +153,7 @@ def run(
         until: last stage; what was reached by then is scored and reported all the same.
         start: this stage and all after it are computed again; repeated, a call that did not finish goes on.
         reuse: stages whose finished output is taken even where other code has made it; the scores say so.
-        parent: MLflow run of a study that this run belongs to.
-        study: name of that study.
+        parent, study: MLflow run and name of a study that this run belongs to.
         varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
         watch: is told what trainings log, beside MLflow.
         pauses: of the classifier's training.
@@ -169,11 +163,11 @@ def run(
         UserError: another process runs under this name in the workspace; GPUs are asked for and absent; or a stage
             found that its output teaches nothing: what was reached by then is scored and reported.
     """
-    config, last = resolved.config, _number(until)
+    config, last, problem = resolved.config, _number(until), None
     recompute = STAGE_NAMES[_number(start) :] if start else ()
     if last:  # no network has a part in the index
         check_gpus(config.compute)
-    whole = last >= len([stage for stage in STAGES if stage.kept]) - 1
+    whole = last >= STAGE_NAMES.index("evaluate")
     with bookkept(
         resolved,
         workspace,
@@ -196,40 +190,31 @@ def run(
             pauses=pauses,
             sources=sources or Sources(config),
         )
-        context = run_stage(STAGES[0], config, context, recompute="index" in recompute)
-        index_is_made(resolved, context)
-        problem = _problem(config, context, "index")
-        for number, stage in enumerate(STAGES[1:], 1):
+        for number, stage in enumerate(STAGES):
             reached = number <= last and not problem
             if stage.takes_part(config) and (reached or stage.runs_once_reached in context.inputs):
-                space = functools.partial(_check_disk, config, context, STAGE_NAMES[number : last + 1])
-                context = run_stage(stage, config, context, recompute=stage.name in recompute, before=space)
-                problem = problem or _problem(config, context, stage.name)
+                before = functools.partial(check_disk, config, context, STAGE_NAMES[number : last + 1])
+                context = run_stage(stage, config, context, recompute=stage.name in recompute, before=before)
+                if stage.name == "index":
+                    index_is_made(resolved, context)
+                problem = problem or _teaches_nothing(stage, config, context)
         if problem:
-            found, expected, remedy = problem
-            raise UserError(
-                f"{found}; the run ends here, and {context.folder.report} shows what it came to",
-                expected,
-                f"{remedy}; or go on all the same with --set compute.stop_if_nothing_is_learnt=false",
-            )
+            raise problem
     scores = context.folder.scores
     return RunResult(context, [Score.from_json(score, scores) for score in read_json(scores)["scores"]])
 
 
-def _problem(config: Config, context: RunContext, stage: str) -> tuple[str, str, str] | None:
+def _teaches_nothing(stage: Stage, config: Config, context: RunContext) -> UserError | None:
     """Why the output of a stage teaches nothing, where a run is to end for that."""
-    kept = STAGES[STAGE_NAMES.index(stage)].kept
-    return context.result(stage, StageResult).problem if kept and config.compute.stop_if_nothing_is_learnt else None
-
-
-def _check_disk(config: Config, context: RunContext, ahead: Sequence[str]) -> None:
-    """Ends a run before it computes anything behind its index, where the disk has less free than the stages ahead take.
-
-    Raises:
-        UserError: see `check_disk`.
-    """
-    images = read_table(context.inputs["index"] / "index.parquet", COLUMNS)
-    check_disk(config, images, len(context.classes), context.workspace, ahead)
+    problem = context.result(stage.name, StageResult).problem if stage.kept else None
+    if problem is None or not config.compute.stop_if_nothing_is_learnt:
+        return None
+    found, expected, remedy = problem
+    return UserError(
+        f"{found}; the run ends here, and {context.folder.report} shows what it came to",
+        expected,
+        f"{remedy}; or go on all the same with --set compute.stop_if_nothing_is_learnt=false",
+    )
 
 
 def _number(stage: str | None) -> int:

@@ -5,15 +5,11 @@ whatever the order of the sum, so equal vectors have equal neighbors on every ma
 """
 
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.tags import Members
-
-RelatedFrom = Literal["target", "source", "both"]
-"""The domain that related images are drawn from, or both."""
 
 EXACT = 50_000
 """Images of a class up to which each is compared with every other; a larger class is searched by faiss, in the cells
@@ -38,8 +34,6 @@ def nearest_images(
     images: NDArray[np.int64],
     classes: NDArray[np.int64],
     related: int,
-    *,
-    related_from: RelatedFrom = "both",
 ) -> NDArray[np.int64]:
     """The R images nearest to each of B images among those of one of its classes, (B, R) positions, nearest first.
 
@@ -51,23 +45,14 @@ def nearest_images(
         vectors: of all images, `rounded`, (N, C).
         images, classes: (B,); each image has the class.
         related: R.
-        related_from: domain of the related images; a class with fewer than two in it takes them from both.
     """
     out = np.empty((len(images), related), np.int64)
     for k in np.unique(classes):
         of_class = np.flatnonzero(classes == k)
-        candidates = _candidates(members, int(k), related_from)
+        begin, end = members.ranges(np.array([k]))
+        candidates = np.sort(members.images[begin[0] : end[0]].astype(np.int64))
         out[of_class] = _nearest(vectors, images[of_class], candidates, related)
     return out
-
-
-def _candidates(members: Members, k: int, related_from: RelatedFrom) -> NDArray[np.int64]:
-    """Positions of the images of a class, ascending, that others may be related to."""
-    one = np.array([k])
-    begin, end = members.ranges(one, None if related_from == "both" else related_from == "source")
-    if end[0] - begin[0] < 2:
-        begin, end = members.ranges(one)
-    return np.sort(members.images[begin[0] : end[0]].astype(np.int64))
 
 
 def _nearest(

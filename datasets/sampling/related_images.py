@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
-from mcis.datasets.sampling.nearest_images import RelatedFrom, nearest_images
+from mcis.datasets.sampling.nearest_images import nearest_images
 from mcis.datasets.tags import Members, Tags
 
 _MAPS_AT_ONCE = 2**18
@@ -52,7 +52,6 @@ def draw(
     related: int,
     related_by: str = "class",
     related_may_repeat: bool = False,
-    related_from: RelatedFrom = "both",
     contrastive: bool = False,
     vectors: NDArray[np.float32] | None = None,
 ) -> Relations:
@@ -61,7 +60,7 @@ def draw(
     Args:
         tags: of N images, each with at least one.
         source: (N,), which images are of the domain source.
-        related, related_may_repeat, related_from: as of `related_images`.
+        related, related_may_repeat: as of `related_images`.
         related_by: a rule of `RELATED`: `class` as of `related_images`; `nearest` as of `nearest_images`; `itself`:
             each image alone, once, whatever R; `wrong_class`: as of `wrong_class_images`, and as of `related_images`
             where every image has the class.
@@ -70,7 +69,7 @@ def draw(
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    asked = Asked(tags, source, image, tag, related, seed, related_may_repeat, related_from, vectors)
+    asked = Asked(tags, source, image, tag, related, seed, related_may_repeat, vectors)
     drawn = RELATED[related_by].draw(asked)
     others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
     if contrastive:
@@ -85,7 +84,7 @@ class Asked(NamedTuple):
         tags: of N images, each with at least one.
         source: (N,), which images are of the domain source.
         image, tag: of each map, (T,).
-        related, seed, may_repeat, domain, vectors: as of `draw`.
+        related, seed, may_repeat, vectors: as of `draw`.
     """
 
     tags: Tags
@@ -95,7 +94,6 @@ class Asked(NamedTuple):
     related: int
     seed: int
     may_repeat: bool = False
-    domain: RelatedFrom = "both"
     vectors: NDArray[np.float32] | None = None
 
 
@@ -107,7 +105,7 @@ class RelatedRule:
         draw: Asked -> (T, R) positions of images; the first r of a row are those for R = r.
         words: what scores add to the name of the method.
         vectors: whether it asks for vectors of the images.
-        control: whether it draws no images of the class, so that domains and contrastive images mean nothing.
+        control: whether it draws no images of the class, so that contrastive images mean nothing.
         lacking: which classes make rows repeat, in words.
     """
 
@@ -128,15 +126,13 @@ def _of_class(asked: Asked) -> NDArray[np.int64]:
         asked.related,
         seed=asked.seed,
         related_may_repeat=asked.may_repeat,
-        related_from=asked.domain,
-        source=asked.source[asked.image],
     )
 
 
 def _nearest(asked: Asked) -> NDArray[np.int64]:
     members = Members.of(asked.tags, asked.source)
     assert asked.vectors is not None
-    return nearest_images(members, asked.vectors, asked.image, asked.tag, asked.related, related_from=asked.domain)
+    return nearest_images(members, asked.vectors, asked.image, asked.tag, asked.related)
 
 
 def _itself(asked: Asked) -> NDArray[np.int64]:
@@ -159,8 +155,6 @@ def related_images(
     *,
     seed: int,
     related_may_repeat: bool = False,
-    related_from: RelatedFrom = "both",
-    source: NDArray[np.bool_] | None = None,
 ) -> NDArray[np.int64]:
     """R related images for each of B images and one of its classes (section 3.2), (B, R) positions in the index.
 
@@ -174,22 +168,11 @@ def related_images(
         related: R.
         related_may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization
             maps").
-        related_from: domain of the related images; where the class has no other image in it, they are of both.
-        source: (B,), which images are of the domain source; None if none of them is.
     """
     drawn = np.empty((len(images), related), np.int64)
     for first in range(0, len(images), _MAPS_AT_ONCE):
         part = slice(first, first + _MAPS_AT_ONCE)
-        drawn[part] = _related_images(
-            members,
-            images[part],
-            classes[part],
-            related,
-            seed,
-            related_may_repeat,
-            related_from,
-            None if source is None else source[part],
-        )
+        drawn[part] = _related_images(members, images[part], classes[part], related, seed, related_may_repeat)
     return drawn
 
 
@@ -200,21 +183,13 @@ def _related_images(
     related: int,
     seed: int,
     related_may_repeat: bool,
-    related_from: RelatedFrom,
-    source: NDArray[np.bool_] | None,
 ) -> NDArray[np.int64]:
     """As `related_images`, of images whose numbers in between take memory together."""
     low, high = members.ranges(classes)
-    steps_over = np.ones(len(images), bool)  # the image is among the candidates and must not be drawn
-    if related_from != "both":
-        inside = (np.zeros(len(images), bool) if source is None else source) == (related_from == "source")
-        first, last = members.ranges(classes, related_from == "source")
-        enough = last - first > (inside & (not related_may_repeat))
-        low, high, steps_over = np.where(enough, first, low), np.where(enough, last, high), inside | ~enough
     draws = uniforms(Draw.RELATED, seed, classes, images, count=related)
     if related_may_repeat:
         return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
-    drawn = members.images[low[:, None] + _choices(draws, high - low - steps_over)]
+    drawn = members.images[low[:, None] + _choices(draws, high - low - 1)]
     # As for partners, the last member, which was left out, stands in for the image itself.
     return np.where(drawn == images[:, None], members.images[high - 1][:, None], drawn).astype(np.int64)
 

@@ -69,8 +69,7 @@ def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
     uses = disk_use(config, images, len(listing.classes))
     most, free = in_words(sum(use.size for use in uses)), in_words(free_bytes(root))
     disk = f"disk:    at most {most} where nothing is finished, {free} free; {in_parts(uses)}"
-    lines = [disk, *expectations(config, listing)]
-    for line in (*lines, *(f"expect:  {sentence}" for sentence in uncached(config, images))):
+    for line in (disk, *expectations(config, listing), *(f"expect:  {line}" for line in uncached(config, images))):
         console.print(line, markup=False)
 
 

@@ -66,20 +66,15 @@ class LocalizeConfig(Section):
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code
     (RELEASED_RECIPE, "Localization maps")."""
-    related_from: Literal["target", "source", "both"] = "both"
-    """Domain that related images are drawn from: the setting's own images, the single-label images, or either. A class
-    without another image in that domain takes from both."""
     extra_scales: tuple[Rate, ...] = ()
     """Further factors of the input size at which an image is embedded; its features are averaged over all."""
     mirror: bool = False
     """Average the features with those of the mirror image, mirrored back."""
     batch: Positive = 32
     """Images embedded at a time, at most `compute.shard_rows`."""
-    features_gb: Rate = Field(default=64.0, exclude=True)  # left out of the stage's key, as it changes no result
-    """Bound of the features that are kept, GiB; where an index needs more, images are embedded for each map that needs
-    them."""
-    keep_features: bool = Field(default=False, exclude=True)
-    """Keep them for further runs that differ in related images alone, within `features_gb`; studies of R set it."""
+    keep_features: bool = Field(default=False, exclude=True)  # left out of the stage's key, as it changes no result
+    """Keep the images' features in the workspace's cache, for further runs that differ in related images alone; studies
+    of R set it."""
 
     def in_words(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""
@@ -99,18 +94,11 @@ class LocalizeConfig(Section):
                 f"localize.related_may_repeat is set but localize.related_by is {self.related_by}, which draws "
                 "nothing; set localize.related_may_repeat=false or localize.related_by=class"
             )
-        if not rule.control:
-            return
-        if self.method.contrastive:
+        if rule.control and self.method.contrastive:
             yield (
                 f"localize.method.contrastive is set but localize.related_by is {self.related_by}, and maps are "
                 "contrasted with related images of their images' other classes; set localize.method.contrastive=false "
                 "or localize.related_by=class"
-            )
-        if self.related_from != "both":
-            yield (
-                f"localize.related_from is {self.related_from} but localize.related_by is {self.related_by}, which "
-                "draws no images of a class; set localize.related_from=both or localize.related_by=class"
             )
 
 

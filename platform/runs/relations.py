@@ -41,7 +41,6 @@ def draw_relations(
         related=config.related,
         related_by=config.related_by,
         related_may_repeat=config.related_may_repeat,
-        related_from=config.related_from,
         contrastive=config.method.contrastive,
         vectors=vectors,
     )

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling import nearest_images as neighbors
-from mcis.datasets.sampling.nearest_images import RelatedFrom, nearest_images, rounded
+from mcis.datasets.sampling.nearest_images import nearest_images, rounded
 from mcis.datasets.tags import Members, Tags
 
 N, K, C = 40, 3, 6
@@ -25,37 +25,20 @@ def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.repeat(np.arange(len(tags)), np.diff(tags.start)), tags.values.astype(np.int64)
 
 
-def one_by_one(
-    tags: Tags,
-    source: NDArray[np.bool_],
-    vectors: NDArray[np.float32],
-    image: int,
-    k: int,
-    related: int,
-    related_from: RelatedFrom,
-) -> list[int]:
-    has = tags.matrix(np.arange(N))[:, k]
-    inside = has & (source == (related_from == "source")) if related_from != "both" else has
-    candidates = np.flatnonzero(inside if inside.sum() >= 2 else has)
+def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, related: int) -> list[int]:
+    candidates = np.flatnonzero(tags.matrix(np.arange(N))[:, k])
     whole = (vectors * 2**11).astype(np.int64)
     others = sorted((c for c in candidates.tolist() if c != image), key=lambda c: (-int(whole[image] @ whole[c]), c))
     return [others[r % min(len(others), related)] if others else image for r in range(related)]
 
 
-@given(
-    seed=st.integers(0, 30),
-    alike=st.booleans(),
-    related=st.sampled_from([1, 4, 64]),
-    domain=st.sampled_from(["both", "source", "target"]),
-)
-def test_the_nearest_are_those_of_a_search_one_by_one(
-    seed: int, alike: bool, related: int, domain: RelatedFrom
-) -> None:
+@given(seed=st.integers(0, 30), alike=st.booleans(), related=st.sampled_from([1, 4, 64]))
+def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, related: int) -> None:
     tags, source, vectors = world(seed, alike)
     images, classes = every_tag(tags)
-    got = nearest_images(Members.of(tags, source), vectors, images, classes, related, related_from=domain)
+    got = nearest_images(Members.of(tags, source), vectors, images, classes, related)
     for row, image, k in zip(got, images.tolist(), classes.tolist(), strict=True):
-        assert row.tolist() == one_by_one(tags, source, vectors, image, k, related, domain)
+        assert row.tolist() == one_by_one(tags, vectors, image, k, related)
 
 
 @pytest.mark.parametrize("exact", [True, False])

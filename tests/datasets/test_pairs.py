@@ -552,50 +552,36 @@ def test_related_images_with_repetition_hold_the_image_itself() -> None:
 def related_of(tags: Matrix, source: Matrix, image: int, tag: int, count: int, **options: Any) -> list[int]:
     """Of one image and class, with domains."""
     members = Members.of(Tags.of_matrix(tags), source)
-    drawn = related_images(members, np.array([image]), np.array([tag]), count, source=source[[image]], **options)
+    drawn = related_images(members, np.array([image]), np.array([tag]), count, **options)
     return drawn[0].tolist()
 
 
 @quick
-@given(
-    matrices(), st.integers(0, 9), st.integers(1, 8), st.sampled_from(["target", "source", "both"]), st.booleans(),
-    st.data(),
-)  # fmt: skip
-def test_related_images_are_of_the_domain_while_the_class_has_any_there(
-    tags: Matrix, seed: int, count: int, domain: Any, may_repeat: bool, data: st.DataObject
+@given(matrices(), st.integers(0, 9), st.integers(1, 8), st.booleans(), st.data())
+def test_related_images_have_the_class_and_repeat_where_it_has_too_few(
+    tags: Matrix, seed: int, count: int, may_repeat: bool, data: st.DataObject
 ) -> None:
     source = data.draw(arrays(bool, len(tags)))
-    options: dict[str, Any] = {"seed": seed, "related_from": domain, "related_may_repeat": may_repeat}
+    options: dict[str, Any] = {"seed": seed, "related_may_repeat": may_repeat}
     images, classes = np.nonzero(tags)
     members = Members.of(Tags.of_matrix(tags), source)
-    together = related_images(members, images, classes, count, source=source[images], **options).tolist()
+    together = related_images(members, images, classes, count, **options).tolist()
     for image, tag, row in zip(images.tolist(), classes.tolist(), together, strict=True):
         drawn = related_of(tags, source, image, tag, count, **options)
         assert drawn == row, "many at once are those of each"
         for fewer in range(count):
             assert related_of(tags, source, image, tag, fewer, **options) == drawn[:fewer]
-        every = [i for i in range(len(tags)) if tags[i, tag] and (may_repeat or i != image)]
-        wanted = [i for i in every if domain == "both" or source[i] == (domain == "source")]
-        candidates = wanted or every or [image]
+        candidates = [i for i in range(len(tags)) if tags[i, tag] and (may_repeat or i != image)] or [image]
         assert set(drawn) <= set(candidates)
         if not may_repeat:
             assert len(set(drawn)) == min(count, len(candidates))
             assert max(Counter(drawn).values()) == -(-count // len(candidates))
 
 
-@pytest.mark.parametrize(("image", "domain"), [(0, "source"), (3, "source"), (0, "target"), (3, "target"), (3, "both")])
-def test_related_images_of_a_domain_have_the_same_chance(image: int, domain: Any) -> None:
+def test_related_images_have_the_same_chance() -> None:
     tags, source = np.ones((7, 1), bool), np.arange(7) >= 3
-    drawn = [related_of(tags, source, image, 0, 2, seed=seed, related_from=domain) for seed in range(4000)]
-    chances = np.array([domain == "both" or s == (domain == "source") for s in source], float)
-    chances[image] = 0
+    drawn = [related_of(tags, source, 3, 0, 2, seed=seed) for seed in range(4000)]
+    chances = np.array([1, 1, 1, 0, 1, 1, 1]) / 6
     for column in np.array(drawn).T:
-        # At most 5 degrees of freedom: 30 is beyond one chance in 50,000.
-        assert chi_square(np.bincount(column, minlength=7), chances / chances.sum()) < 30
-
-
-def test_without_domains_all_images_are_of_the_target() -> None:
-    members, images = Members.of(Tags.of_matrix(TAGS)), np.array([0, 1])
-    both = related_images(members, images, images * 0, 3, seed=0)
-    for domain in ("target", "source"):  # nothing is of the source, so that it falls back
-        np.testing.assert_array_equal(related_images(members, images, images * 0, 3, seed=0, related_from=domain), both)
+        # 5 degrees of freedom: 30 is beyond one chance in 50,000.
+        assert chi_square(np.bincount(column, minlength=7), chances) < 30

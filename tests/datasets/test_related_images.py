@@ -94,7 +94,6 @@ def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) 
             {},
             {"contrastive": True},
             {"related_may_repeat": True, "contrastive": True},
-            {"related_from": "source", "contrastive": True},
             {"related_by": "wrong_class"},
             {"related_by": "itself"},
             {"related_by": "nearest", "contrastive": True},

@@ -91,8 +91,8 @@ def test_differences_are_between_cases_that_there_are(recipe: str, trainings: tu
 
 
 def test_contradictions_with_a_case_are_refused() -> None:
-    resolved = resolve("voc+single", "paper", assignments=["localize.related_from=source"])
-    with pytest.raises(UserError, match=r"related_from is source but localize\.related_by is itself"):
+    resolved = resolve("voc", "paper", assignments=["localize.method.contrastive=true"])
+    with pytest.raises(UserError, match=r"contrastive is set but localize\.related is 0"):
         effect_cases(resolved, ("co",), (3,), "evaluate")
 
 

@@ -2,50 +2,43 @@
 
 A map holds class activations at feature resolution, unscaled; `models.localization.scale_maps` makes them comparable.
 Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
-once; its features are kept, float16, in memory-mapped files, one for each shard of the images, that all workers read,
-so that memory stays bounded by what the operating system caches and a map costs attention alone. Where the features of
-all images exceed `localize.features_gb`, images are embedded for each map that needs them; the maps are the same.
+once; where maps have related images, its features are kept, float16, in memory-mapped files, one for each shard of the
+images, that all workers read: memory stays bounded by what the system caches, and a map costs attention alone.
 """
 
-import math
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
-from mcis.datasets.sampling.related_images import RELATED
-from mcis.datasets.storage.copies import copy_folder, names_in, remove
+from mcis.datasets.sampling.related_images import RELATED, Relations
+from mcis.datasets.storage.copies import copy_folder, remove
+from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tags import Tags
+from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import cached, features_cache
-from mcis.platform.engine.mapping import map_table, shards_of
+from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_source, of_split, split_rows
+from mcis.platform.runs.read_index import of_source, split_rows
 from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import Workspace, fingerprint
-from mcis.platform.stages.localization.features import feature_shape
-from mcis.platform.stages.localization.notes import Noted, noted_of
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
 
-_LOWER = "localize.batch"
-"""What a worker takes less memory with."""
 EMBEDDED = "embedded"
-"""Folder of what is embedded while maps are made of it."""
-_GIB = 2**30
+"""Folder of what is embedded while maps are made of it: `single`, `features`, and `selves` for the released maps."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where related images are to be of a domain that no tagged training image is of."""
-    if config.localize.related:
-        _check_domain(config, of_split(listing.table, "train", tagged=True))
+    """Asks for nothing: what a map needs, the classifier's training has asked for."""
 
 
 def inputs(config: Config, context: RunContext) -> None:
@@ -56,112 +49,104 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Writes the localization maps of all tagged training images; after a kill only missing shards are computed.
 
     Raises:
-        UserError: no training image has a tag, or none is of the domain that related images are to be of.
+        UserError: no training image has a tag.
     """
     rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train", columns=["tags"]))
     if not len(rows):
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
-    maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
-    counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps}
-    noted, busy, part = Noted({}, []), 0.0, context.part
-    relations, source = None, of_source(rows)
-    if config.localize.related:
-        _check_domain(config, rows)
-        tags = Tags.of_index(rows["tags"], len(context.classes))
-        vectors = _vectors(config, context, rows) if RELATED[config.localize.related_by].vectors else None
-        relations = draw_relations(config.localize, config.seed, tags, source, vectors)
-        noted = noted_of(config.localize, relations, tags, source)
-    wanted = shards_of(len(rows), config.compute.shard_rows).keys()
-    if not all(wanted <= set(names_in(part / table)) for table in ("single", "maps")):
-        embedded, busy = _embedded(config, context, rows)
-        if relations is not None:
-            features = embedded / "features" if _keeps(config, context, len(rows)) else None
-            arguments = *_arguments(config, context, rows), features, _selves(config, embedded), rows, source
-            related = relate_rows(rows, relations)
-            busy += _map(config, related, Relate, arguments, part / "maps", "localize")
-            if features is None:
-                noted.notes.append(
-                    f"the features of {len(rows)} images exceed localize.features_gb={config.localize.features_gb:g}: "
-                    "images were embedded for each map that needed them"
-                )
-        copy_folder(embedded / "single", part / "single")
-        if relations is None:
-            copy_folder(part / "single", part / "maps")
+    tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
+    relations = _relations(config, context, rows, tags) if config.localize.related else None
+    embedded, busy = _embedded(config, context, rows)
+    if relations is not None:
+        arguments = *_network(config, context), embedded, of_source(rows)
+        busy += _map(config, relate_rows(rows, relations), Relate, arguments, part / "maps", "localize")
+    copy_folder(embedded / "single", part / "single")
+    if relations is None:
+        copy_folder(embedded / "single", part / "maps")
     remove(part / EMBEDDED)
-    return StageResult(busy=busy, counts=counts | noted.counts, notes=tuple(noted.notes))
+    counts, notes = related_counts(config.localize, relations, tags) if relations is not None else ({}, ())
+    maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
+    counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps} | counts
+    return StageResult(busy=busy, counts=counts, notes=notes)
 
 
-def _arguments(config: Config, context: RunContext, rows: pa.Table) -> tuple[Any, ...]:
-    """What all workers are made of."""
-    pretrained, outputs = classifier_weights(config, context.workspace), None
-    if config.classifier.from_features and pretrained:
-        outputs = features_cache(rows, config.classifier, pretrained, context, config.compute, images=len(rows))
-    return config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu, outputs
-
-
-def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> float:
-    """Maps rows into a table by workers with a network; returns the busy seconds."""
-    compute = config.compute
-    return map_table(rows, worker, arguments, table, label=label, compute=compute, network=True, lower=_LOWER).busy
-
-
-def _vectors(config: Config, context: RunContext, rows: pa.Table) -> NDArray[np.float32]:
-    """Of all images, by which the nearest ones are found, (N, C'); the table is kept, as the report asks for it."""
-    folder, numbered = context.part / VECTORS, rows.append_column("position", pa.array(np.arange(len(rows))))
-    _map(config, numbered, Pool, _arguments(config, context, rows), folder, "vectors")
-    return read_vectors(folder)
-
-
-def _bytes(config: Config, context: RunContext, images: int) -> int:
-    """Of the features of so many images, float16."""
-    shape = feature_shape(config, context.inputs["train_classifier"], len(context.classes))
-    return 2 * images * math.prod(shape)
-
-
-def _keeps(config: Config, context: RunContext, images: int) -> bool:
-    """Whether the features of all images are kept until their maps are made, or for further runs."""
-    localize = config.localize
-    wanted = localize.related > 0 or localize.keep_features
-    return wanted and _bytes(config, context, images) <= localize.features_gb * _GIB
-
-
-def _selves(config: Config, embedded: Path) -> Path | None:
-    """The folder of the self pairs' maps, which the released maps have alone."""
-    localize = config.localize
-    return embedded / "selves" if localize.related and localize.method.name == "released" else None
+def _relations(config: Config, context: RunContext, rows: pa.Table, tags: Tags) -> Relations:
+    """The related images of all maps; the table of vectors by which nearest ones are found is kept for the report."""
+    vectors = None
+    if RELATED[config.localize.related_by].vectors:
+        numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
+        arguments = *_network(config, context), _outputs(config, context, rows)
+        _map(config, numbered, Pool, arguments, context.part / VECTORS, "vectors")
+        vectors = read_vectors(context.part / VECTORS)
+    return draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
 
 
 def _embedded(config: Config, context: RunContext, rows: pa.Table) -> tuple[Path, float]:
-    """A folder with the single-round maps, the features where they are kept, and the self pairs' maps; busy seconds."""
+    """A folder with the single-round maps, and what maps with related images are made of; busy seconds."""
     busy, localize = 0.0, config.localize
-    keeps, selves = _keeps(config, context, len(rows)), _selves(config, Path())
+    selves = localize.related > 0 and localize.method.name == "released"
 
     def fill(folder: Path) -> None:
         nonlocal busy
-        features = folder / "features" if keeps else None
-        arguments = *_arguments(config, context, rows), features, _selves(config, folder)
+        features = localize.related > 0 or localize.keep_features
+        arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves
         busy += _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
 
-    if localize.keep_features and keeps:
+    if localize.keep_features:
         what = (
             context.result("train_classifier", StageResult).identity,
-            [localize.extra_scales, localize.mirror, localize.batch, config.compute.shard_rows, selves is not None],
+            [localize.extra_scales, localize.mirror, localize.batch, config.compute.shard_rows, selves],
             made_with(__name__, config.compute.device),
             [rows["content_hash"].to_pylist(), rows["tags"].to_pylist()],
         )
-        size, bound = _bytes(config, context, len(rows)), int(localize.features_gb * _GIB)
-        if folder := cached(f"embedded-{fingerprint(what)}", fill, context, size, bound):
+        # As it was asked for, nothing else has to leave the cache for it.
+        if folder := cached(f"embedded-{fingerprint(what)}", fill, context, size=0, bound=sys.maxsize):
             return folder, busy
     fill(context.part / EMBEDDED)
     return context.part / EMBEDDED, busy
 
 
-def _check_domain(config: Config, rows: pa.Table) -> None:
-    """Raises UserError where none of the rows is of the domain that related images are to be of."""
-    domain = config.localize.related_from
-    if domain != "both" and not (of_source(rows) == (domain == "source")).any():
-        raise UserError(
-            f"localize.related_from is {domain}, but no tagged training image of setting {config.setting} is of it",
-            "single-label images beside a setting's own" if domain == "source" else "images of the setting's own",
-            "set localize.related_from=both, or a setting such as voc+single",
-        )
+def _network(config: Config, context: RunContext) -> tuple[Any, ...]:
+    """What all workers load the trained classifier by."""
+    return config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
+
+
+def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
+    """What the frozen backbone makes of the images, where its outputs are kept."""
+    pretrained = classifier_weights(config, context.workspace)
+    if not config.classifier.from_features or pretrained is None:
+        return None
+    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=len(rows))
+
+
+def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> float:
+    """Maps rows into a table by workers with a network; returns the busy seconds."""
+    done = map_table(
+        rows, worker, arguments, table, label=label, compute=config.compute, network=True, lower="localize.batch"
+    )
+    return done.busy
+
+
+def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Counts for the report of maps that lack related images as they are asked for, and notes on them."""
+    rule, maps = RELATED[config.related_by], len(relations.tag)
+    if config.related_by == "itself":
+        return {"maps related to their own image alone": maps}, ()
+    counts, notes = {}, []
+    if rule.control:
+        everywhere = np.flatnonzero(np.bincount(relations.tag, minlength=tags.classes) == len(tags))
+        having = int(np.isin(relations.tag, everywhere).sum())
+        counts["maps related to images of their class for want of others"] = having
+        if having:
+            notes.append(
+                f"{having} map(s) are related to images of their class although others are asked for: "
+                "every image has it"
+            )
+    ordered = np.sort(relations.related, axis=1)
+    repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
+    counts["maps whose related images repeat"] = int(repeats.sum())
+    if repeats.any() and not config.related_may_repeat:
+        notes.append(f"{repeats.sum()} map(s) {rule.lacking}")
+    if config.method.contrastive:
+        counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
+    return counts, tuple(notes)

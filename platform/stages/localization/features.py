@@ -9,26 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.storage.copies import names_in, read_file
-from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_classifier
 from mcis.platform.runs.workspace import written_aside
-
-
-def feature_shape(config: Config, weights: Path, classes: int) -> tuple[int, int, int]:
-    """(D, H, W) of an image's embedding.
-
-    Args:
-        weights: folder of the trained classifier of `classes` classes.
-    """
-    size = config.classifier.input_size
-    with torch.inference_mode():
-        model = load_classifier(config.classifier, weights, classes)
-        d, h, w = model.embed(torch.zeros(1, 3, size, size)).shape[1:]
-    return d, h, w
 
 
 def write_features(folder: Path, first: int, values: NDArray[Any]) -> None:
