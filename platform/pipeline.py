@@ -11,7 +11,7 @@ from mcis.platform.engine.runtime import check_gpus
 from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import bookkept, index_is_made
-from mcis.platform.runs.context import Pauses, RunContext
+from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.results import StageResult
@@ -144,7 +144,6 @@ def run(
     study: str | None = None,
     varied: Mapping[str, Any] | None = None,
     watch: Watch | None = None,
-    pauses: Pauses | None = None,
     sources: Sources | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
@@ -156,7 +155,6 @@ def run(
         parent, study: MLflow run and name of a study that this run belongs to.
         varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
         watch: is told what trainings log, beside MLflow.
-        pauses: of the classifier's training.
         sources: what `check` returned, which is then not listed again.
 
     Raises:
@@ -187,7 +185,6 @@ def run(
             tracker=tracker,
             origins=resolved.origins,
             reuse=tuple(reuse),
-            pauses=pauses,
             sources=sources or Sources(config),
         )
         for number, stage in enumerate(STAGES):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mcis.datasets.errors import UserError
 
 if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+    from optuna.distributions import BaseDistribution
 
 _FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
 _EXAMPLE = "--axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)'"
@@ -77,29 +77,6 @@ def ends(axis: "BaseDistribution") -> list[Any]:
     assert isinstance(axis, FloatDistribution | IntDistribution)
     between = [] if isinstance(axis, IntDistribution) else [axis.low + (axis.high - axis.low) * 0.6180339887]
     return [axis.low, axis.high, *between]
-
-
-def value_at(axis: "BaseDistribution", share: float) -> Any:
-    """The value of an axis at a share in [0, 1) of it: of its choices, or of the way from the lower to the upper end.
-
-    That way is one of logarithms where the axis is logarithmic. Each choice, and each whole number, has an equal share.
-    """
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    if isinstance(axis, CategoricalDistribution):
-        return axis.choices[int(share * len(axis.choices))]
-    assert isinstance(axis, FloatDistribution | IntDistribution)
-    beyond = 0.5 if isinstance(axis, IntDistribution) else 0.0  # whole numbers are what is rounded to them
-    low, high = axis.low - beyond, axis.high + beyond
-    return on_range(axis, low * (high / low) ** share if axis.log else low + share * (high - low))
-
-
-def on_range(axis: "FloatDistribution | IntDistribution", number: float) -> int | float:
-    """The value of a range that is nearest to a number."""
-    from optuna.distributions import IntDistribution
-
-    clipped = min(max(number, axis.low), axis.high)
-    return round(clipped) if isinstance(axis, IntDistribution) else clipped
 
 
 def lies_on(axes: "Mapping[str, BaseDistribution]", values: Mapping[str, Any]) -> bool:

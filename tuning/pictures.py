@@ -1,14 +1,14 @@
-"""Pictures of studies: a curve over related images, bars of cases, the trials of a search, and a population."""
+"""Pictures of studies: a curve over related images, bars of cases, the trials of a search."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mcis.tuning.figures import COLUMNS, Figures, reached
-from mcis.tuning.found import Found, Generation, Member, best_of, line_of
+from mcis.tuning.found import Found
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -128,47 +128,3 @@ def search_picture(found: Found, axes: Sequence[str], path: Path, title: str, ob
         each.grid(alpha=0.3)
     figure.suptitle(title, x=0.01, ha="left", fontsize=9)
     figure.savefig(path, dpi=150, format="png")
-
-
-def population_picture(generations: Sequence[Generation], path: Path, title: str, objective: str) -> None:
-    """The objective by generation, a line from each member to those that went on with its weights.
-
-    Lines of members that took over another's are dashed; those of the control, and those that lead to the best, are
-    drawn apart.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    best = best_of(generations)
-    to_best = line_of(generations, best) if best else []
-    for member in (member for generation in generations for member in generation if member.objective is not None):
-        style = _member_style(member, in_line=member in to_best)
-        axes.scatter([member.generation], [member.objective or 0.0], s=14, color=style["color"], zorder=3)
-        if member.parent is not None:
-            parent = generations[member.generation - 1][member.parent]
-            heights = [parent.objective or 0.0, member.objective or 0.0]
-            axes.plot([parent.generation, member.generation], heights, **style)
-    for name, style in (("to the best", _BEST_LINE), ("default values", _CONTROL), ("others", _OTHERS)):
-        axes.plot([], [], label=name, **style)
-    axes.plot([], [], label="weights taken over", color="gray", linestyle="--")
-    axes.set_title(title)
-    axes.set_xlabel("generation")
-    axes.set_xticks(range(len(generations)))
-    axes.set_ylabel(objective)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=7)
-    figure.savefig(path, dpi=150, format="png")
-
-
-_BEST_LINE: dict[str, Any] = {"color": "C1", "linewidth": 2.0}
-_CONTROL: dict[str, Any] = {"color": "black", "linewidth": 1.2}
-_OTHERS: dict[str, Any] = {"color": "C0", "linewidth": 0.8}
-
-
-def _member_style(member: Member, *, in_line: bool) -> dict[str, Any]:
-    """How the line to a member is drawn."""
-    style = _BEST_LINE if in_line else _CONTROL if member.control else _OTHERS
-    return {**style, "linestyle": "-" if member.parent in (None, member.number) else "--"}

@@ -5,12 +5,11 @@ are missing.
 """
 
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
-from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import stopped
@@ -20,7 +19,7 @@ from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import write_json, written_aside
 from mcis.tuning.found import Found, trial_name
 from mcis.tuning.pictures import search_picture
-from mcis.tuning.search_space import SearchSpace, check_masks, check_space, running, write_best
+from mcis.tuning.search_space import SearchSpace, check_space, running, write_best
 from mcis.tuning.tables import search_table
 from mcis.tuning.trials import Notes, failed, fit, task_of
 
@@ -36,18 +35,15 @@ class Search(SearchSpace):
         trials: how many end, at most.
         minutes: after which no trial goes on; None = without end.
         halving: see `search_store.Store`.
-        maps_every: halve by the mIoU of the maps that a classifier makes after so many epochs, `halving` times as many
-            and so on, rather than by its validations; 0 = by these.
     """
 
     trials: int = 30
     minutes: float | None = None
     halving: int = 3
-    maps_every: int = 0
 
     def identity(self) -> str:
         """Fingerprint of what may not change when the search goes on."""
-        return self.identity_with(self.halving, *(["maps", self.maps_every] if self.maps_every else []))
+        return self.identity_with(self.halving)
 
 
 def run_search(search: Search) -> Found:
@@ -58,10 +54,10 @@ def run_search(search: Search) -> Found:
 
     Raises:
         UserError: another process runs under the search's name in the workspace; what cannot be searched
-            (`check_search`); or no trial came to its end, after the table.
+            (`check_space`); or no trial came to its end, after the table.
     """
     refuse_if_running(search.workspace, search.name)
-    check_search(search)
+    check_space(search)
     began = time.monotonic()
     with running(search, kind="search", identity=search.identity()) as tracker:
         found = _run_trials(search, tracker.run_id)
@@ -84,33 +80,6 @@ def run_search(search: Search) -> Found:
     return found
 
 
-def check_search(search: Search) -> None:
-    """Finds what cannot be searched, before the first trial.
-
-    Raises:
-        UserError: see `check_space`; or halving by maps without halving, masks, or a classifier that is trained.
-    """
-    check_space(search)
-    if not search.maps_every:
-        return
-    config = search.resolved.config
-    if not search.halving:
-        raise UserError(
-            "--maps-every with --halving 0, by which no trial is stopped",
-            "--halving 2 or more",
-            "leave one of them out",
-        )
-    if config.weights.classifier is not None or config.supervision == "full":
-        raise UserError(
-            "--maps-every without a classifier that is trained",
-            "supervision=tags and no weights.classifier",
-            "leave out --maps-every",
-        )
-    check_masks(
-        listing(config).table, "for --maps-every", "halve by the classifier's validations: leave out --maps-every"
-    )
-
-
 def _run_trials(search: Search, parent: str) -> Found:
     """Runs the trials that are missing, or as many as the minutes allow."""
     from ray import tune
@@ -130,7 +99,7 @@ def _run_trials(search: Search, parent: str) -> Found:
     missing = search.trials - len(store.found().tried)
     if missing <= 0:
         return store.found()
-    common = replace(search.common(parent), maps_every=search.maps_every, halving=search.halving)
+    common = search.common(parent)
 
     def task(number: int, values: Values) -> dict[str, Any]:
         return task_of(search.trial(trial_name(search.name, number), values), common)
@@ -185,7 +154,6 @@ def _keep(search: Search, found: Found, tracker: Tracker) -> None:
             "study": "search",
             **search.about(),
             "halving": search.halving,
-            "maps_every": search.maps_every,
             **asdict(found),
         },
     )

@@ -43,7 +43,7 @@ class Store:
         axes: Optuna's distributions by dotted key.
         first: values of the first trial, by dotted key; they are left out where they do not lie on the axes.
         halving: of the trials that reach a validation, one in so many goes on (ASHA, Li et al., MLSys 2020, at the
-            validations 1, 3, 9, ... for 3); 0 = all. A validation is one of the classifier, or of its maps.
+            validations 1, 3, 9, ... for 3); 0 = all.
         parallel: trials at a time.
 
     Raises:
@@ -133,9 +133,9 @@ class Store:
         """Ends a trial with its objective."""
         self._tell(number, TrialState.COMPLETE, {"val_map": val_map}, objective)
 
-    def stopped(self, number: int, epoch: float, val_map: float | None, maps: float | None = None) -> None:
+    def stopped(self, number: int, epoch: float, val_map: float | None) -> None:
         """Ends a trial that lagged behind."""
-        self._tell(number, TrialState.PRUNED, {"epoch": epoch, "val_map": val_map, "maps": maps})
+        self._tell(number, TrialState.PRUNED, {"epoch": epoch, "val_map": val_map})
 
     def failed(self, number: int, cause: str) -> None:
         """Ends a trial that failed."""
@@ -194,7 +194,6 @@ def _tried(trial: FrozenTrial) -> Tried | None:
         state=state,
         objective=trial.value if state == "done" else None,
         val_map=attributes.get("val_map"),
-        maps=attributes.get("maps"),
         epoch=attributes.get("epoch"),
         minutes=round(attributes.get("minutes", 0.0), 2),
         cause=attributes.get("cause"),

@@ -7,7 +7,7 @@ from statistics import mean, stdev
 from rich.table import Table
 
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
-from mcis.tuning.found import Found, Generation, best_of, control_of, line_of
+from mcis.tuning.found import Found
 from mcis.tuning.trials import short_names
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
@@ -54,23 +54,6 @@ def search_table(found: Found, objective: str, axes: Sequence[str]) -> Table:
         precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
         name = f"{each.number}{' default' if default else ''}"
         table.add_row(name, *values, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}")
-    return table
-
-
-def population_table(generations: Sequence[Generation], objective: str, axes: Sequence[str]) -> Table:
-    """By generation the best, the mean and the default, and the values of the line that leads to the best of all."""
-    best = best_of(generations)
-    line = line_of(generations, best) if best else []
-    table = Table(title=f"{objective}, and the values that led to the best", title_justify="left")
-    for head in ("generation", "best", "mean", "default", "failed", *short_names(axes).values()):
-        table.add_column(head, justify="right", overflow="fold")
-    for number, generation in enumerate(generations):
-        objectives = [member.objective for member in generation if member.objective is not None]
-        control = control_of(generation)
-        figures = [max(objectives), mean(objectives)] if objectives else [None, None]
-        texts = ["-" if each is None else f"{each:.2f}" for each in (*figures, control and control.objective)]
-        values = [_short(line[number].values[key]) for key in axes] if number < len(line) else ["-"] * len(axes)
-        table.add_row(str(number), *texts, str(len(generation) - len(objectives)), *values)
     return table
 
 

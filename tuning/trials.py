@@ -1,6 +1,5 @@
 """Trials of a study on Ray Tune: each is a whole run of the pipeline in a process of its own."""
 
-import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -68,24 +67,12 @@ class Common:
         workspace: its folder.
         study: name of the study's run.
         parent: MLflow run that the trials' runs become children of.
-        maps_every, halving: of a search that halves by maps: a trial's classifier pauses after `maps_every` epochs,
-            `halving` times as many, and so on; 0 = never.
     """
 
     recipe: str
     workspace: str
     study: str
     parent: str
-    maps_every: int = 0
-    halving: int = 0
-
-    def pauses(self, epochs: int) -> list[int]:
-        """The epochs after which a training of so many pauses."""
-        found, epoch = [], self.maps_every
-        while 0 < epoch < epochs:
-            found.append(epoch)
-            epoch *= max(2, self.halving)
-        return found
 
 
 class Report(NamedTuple):
@@ -93,11 +80,10 @@ class Report(NamedTuple):
 
     Attributes:
         name: of the trial.
-        validation: number of the validation, from 1; of maps, epochs trained in units of `maps_every`; 0 at the end.
+        validation: number of the validation, from 1; 0 at the end.
         epoch: at which the classifier was validated.
         val_map: the classifier's mean average precision on val images, percent; None where no val image has a tag.
         scores: as JSON; None before the end.
-        maps: mIoU of the localization maps that the classifier makes so far, percent; None where none were made.
     """
 
     name: str
@@ -105,7 +91,6 @@ class Report(NamedTuple):
     epoch: float
     val_map: float | None
     scores: list[dict[str, Any]] | None = None
-    maps: float | None = None
 
 
 class Outcome(NamedTuple):
@@ -241,7 +226,6 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
     from ray import tune
 
     from mcis.platform import pipeline
-    from mcis.platform.runs.context import Pauses
     from mcis.platform.runs.results import TrainingResult
 
     task = dict(parameters["trial"])
@@ -250,7 +234,6 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
     os.environ.update(environment)
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a slow machine may take long to hand over
     resolved = resolve(trial.setting, common.recipe, trial.values)
-    validations = _Validations(trial.name, report=not common.maps_every)
     result = pipeline.run(
         resolved,
         Workspace(Path(common.workspace)),
@@ -259,11 +242,7 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
         parent=common.parent,
         study=common.study,
         varied=trial.varied,
-        watch=validations,
-        pauses=Pauses(
-            epochs=common.pauses(resolved.config.classifier.trained_epochs),
-            look=functools.partial(_score_maps, trial, common, validations),
-        ),
+        watch=_Validations(trial.name),
     )
     counts: Mapping[str, Any] = {}
     if "train_classifier" in result.context.inputs:
@@ -273,51 +252,19 @@ def _run_trial(parameters: dict[str, Any], environment: dict[str, str]) -> None:
     tune.report(Report(trial.name, 0, 0.0, counts.get("val mAP"), scores)._asdict())
 
 
-def _score_maps(trial: Trial, common: Common, validations: "_Validations", epochs: int, weights: Path) -> None:
-    """Reports to Tune how good the maps are that a paused classifier makes; Tune may end the trial's process then.
-
-    They are made and scored by a run of its own from these weights, as those of any classifier: what opens the ground
-    truth is its stage `evaluate`, and the training hears nothing of it.
-    """
-    from ray import tune
-
-    from mcis.platform import pipeline
-
-    values = {**trial.values, "weights.classifier": str(weights), "weights.initial": None}
-    result = pipeline.run(
-        resolve(trial.setting, common.recipe, values),
-        Workspace(Path(common.workspace)),
-        f"{trial.name}-e{epochs:03d}",
-        until="localize",
-        parent=common.parent,
-        study=common.study,
-        varied={**trial.varied, "epochs trained": epochs},
-    )
-    maps = miou_of(result.scores, "localization_maps")
-    number = epochs // common.maps_every
-    tune.report(Report(trial.name, number, float(epochs), validations.newest, maps=maps)._asdict())
-
-
 class _Validations:
-    """Follows the classifier's validations.
+    """Reports each validation of the classifier to Tune, which may end the trial's process at one of them."""
 
-    Attributes:
-        report: whether Tune is told of each; it may end the trial's process at one of them.
-        newest: mean average precision of the last, percent, or None.
-    """
-
-    def __init__(self, name: str, *, report: bool) -> None:
-        self.name, self.report, self.number = name, report, 0
-        self.newest: float | None = None
+    def __init__(self, name: str) -> None:
+        self.name, self.number = name, 0
 
     def __call__(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
         from ray import tune
 
         for record in records:
             if network == "classifier" and "val_map" in record:
-                self.number, self.newest = self.number + 1, record["val_map"]
-                if self.report:
-                    tune.report(Report(self.name, self.number, record["epoch"], record["val_map"])._asdict())
+                self.number += 1
+                tune.report(Report(self.name, self.number, record["epoch"], record["val_map"])._asdict())
 
 
 class Notes:

@@ -49,7 +49,7 @@ class FromStore(Searcher):
             except UserError as problem:
                 self.store.failed(number, problem.found)
         elif result and trial_id in self.lagging:
-            self.store.stopped(number, result["epoch"], result["val_map"], result["maps"])
+            self.store.stopped(number, result["epoch"], result["val_map"])
         # Else it was interrupted, and goes on with the search.
 
     def save(self, checkpoint_path: str) -> None:
@@ -70,11 +70,10 @@ class Halving(FIFOScheduler):
         return {}
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
-        figure = result.get("val_map") if result.get("maps") is None else result["maps"]
-        if not result.get("validation") or figure is None:
+        if not result.get("validation") or result.get("val_map") is None:
             return str(TrialScheduler.CONTINUE)
         number = self.searcher.numbers[trial.trial_id]
-        if not self.searcher.store.validated(number, result["validation"], figure):
+        if not self.searcher.store.validated(number, result["validation"], result["val_map"]):
             return str(TrialScheduler.CONTINUE)
         self.searcher.lagging.add(trial.trial_id)
         return str(TrialScheduler.STOP)

@@ -65,8 +65,6 @@ class Draw(enum.IntEnum):
     """Seed of a training that a bootstrap's resample draws in one of its turns: (resample, turn)."""
     COMPARED_IMAGES = 19
     """Which images the page of a comparison shows beside those that differ most: (0, image)."""
-    POPULATION = 20
-    """Which of the best a member of a population takes over, and the values that it tries: (generation, member)."""
 
 
 @enum.unique

@@ -1,6 +1,6 @@
 """The commands of `mcis study`: the paper's ablations, each a study of many runs, and a search of values."""
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -148,78 +148,32 @@ def search(
         str,
         typer.Option(help="What is maximized: val_map, maps, masks, or segmentation of another split than reported."),
     ] = "maps",
-    trials: Annotated[
-        int | None, typer.Option(min=1, help="Trials in all, those of earlier calls included.", show_default="30")
-    ] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Trials in all, those of earlier calls included.")] = 30,
     minutes: Annotated[
         float | None, typer.Option(min=0.1, help="After which no trial goes on.", show_default="no end")
     ] = None,
     halving: Annotated[
-        int | None,
+        int,
         typer.Option(
-            min=0,
-            help="Of the trials at validation 1, 3, 9, ... of the classifier, one in so many goes on; 0: all do.",
-            show_default="3",
+            min=0, help="Of the trials at validation 1, 3, 9, ... of the classifier, one in so many goes on; 0: all do."
         ),
-    ] = None,
-    maps_every: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Halve by the mIoU of the maps that a classifier makes after so many epochs, three times as many "
-            "(--halving), nine times ..., rather than by its validations.",
-            show_default="no maps",
-        ),
-    ] = None,
-    population: Annotated[
-        int | None,
-        typer.Option(
-            min=4,
-            help="Members of population based training, in place of Optuna's trials and halving: after each generation "
-            "the last quarter takes over weights and values of the best one, and changes the values.",
-        ),
-    ] = None,
-    generations: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of the population, each of classifier.epochs epochs.", show_default="4"),
-    ] = None,
+    ] = 3,
     parallel: Parallel = 1,
     verbose: Verbose = False,
 ) -> None:
-    """Search the values that maximize a score: by Optuna and successive halving, or by population based training."""
+    """Search the values that maximize a score: Optuna draws them, successive halving stops trials that lag behind."""
     with plain_errors(verbose):
         from mcis.datasets.errors import UserError
         from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.axes import parse_axes
+        from mcis.tuning.search import Search, run_search
 
-        if population is None and generations is not None:
-            raise UserError("--generations without --population", "both, or neither", "say how many members there are")
-        of_trials = {"--trials": trials, "--minutes": minutes, "--halving": halving, "--maps-every": maps_every}
-        if population is not None and (told := [name for name, value in of_trials.items() if value is not None]):
-            raise UserError(
-                f"{' and '.join(told)} with --population",
-                "the budget of a population: so many members in so many --generations, none of which is stopped",
-                "leave it out, or leave out --population",
-            )
         if halving == 1:
             raise UserError("--halving 1", "2 or more, or 0 to let all trials go on", "leave it at 3")
-        space: dict[str, Any] = {
-            "name": name,
-            "resolved": configuration.resolve(default="voc"),
-            "workspace": Workspace(workspace),
-            "axes": parse_axes(axes or []),
-            "objective": objective,
-            "parallel": parallel,
-            "verbose": verbose,
-        }
-        if population is not None:
-            from mcis.tuning.population_search import Population, run_population
-
-            run_population(Population(**space, members=population, generations=generations or 4))
-        else:
-            from mcis.tuning.search import Search, run_search
-
-            halving = 3 if halving is None else halving
-            run_search(
-                Search(**space, trials=trials or 30, minutes=minutes, halving=halving, maps_every=maps_every or 0)
+        run_search(
+            Search(
+                name=name, resolved=configuration.resolve(default="voc"), workspace=Workspace(workspace),
+                axes=parse_axes(axes or []), objective=objective, trials=trials, minutes=minutes, halving=halving,
+                parallel=parallel, verbose=verbose,
             )
+        )  # fmt: skip

@@ -28,7 +28,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
-from mcis.platform.engine.resuming import Asked, paused_weights, resume, write_checkpoint
+from mcis.platform.engine.resuming import Asked, resume, write_checkpoint
 from mcis.platform.engine.runtime import memory_errors
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
@@ -53,7 +53,6 @@ class TrainingJob(Generic[AnyBatch]):
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains, or None.
         decode_in: where images are decoded.
-        until: updates after which the training pauses, with a checkpoint and its weights; None = it goes to its end.
     """
 
     learner: Learner[AnyBatch]
@@ -63,7 +62,6 @@ class TrainingJob(Generic[AnyBatch]):
     about: Mapping[str, Any]
     validation: Validation | None
     decode_in: DecodeIn
-    until: int | None = None
 
 
 class FitResult(NamedTuple):
@@ -105,8 +103,7 @@ class Trainer(Generic[AnyBatch]):
     Attributes:
         network: the network itself, without the wrapper of DDP.
         model: the network over all workers.
-        stop: updates after which this call ends, those of earlier ones included.
-        shard: the worker's rows of the stream, until then.
+        shard: the worker's rows of the stream that are left.
         val_ap: average precision of each class at the last validation, (K,).
     """
 
@@ -133,8 +130,7 @@ class Trainer(Generic[AnyBatch]):
         self.model.train()
 
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
-        self.stop = self.schedule.steps if job.until is None else min(job.until, self.schedule.steps)
-        self.shard = WorkerShard(self.rank, self.world_size, start, self.stop)
+        self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
         self.asked = Asked(job.folder)
         self.stream = self._open_stream()
@@ -143,11 +139,11 @@ class Trainer(Generic[AnyBatch]):
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
     def train(self) -> None:
-        """Trains from the last checkpoint to the last step, or to the pause."""
+        """Trains from the last checkpoint to the last step."""
         for step, batch in enumerate(self.batch_generator(), start=self.shard.start):
             losses = self.train_step(batch, step)
             self.finish_step(batch, step, losses)
-        if self.rank == 0 and self.stop == self.schedule.steps:
+        if self.rank == 0:
             self._write_result()
         if self.world_size > 1:
             torch.distributed.barrier()
@@ -206,7 +202,7 @@ class Trainer(Generic[AnyBatch]):
         """
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
-        keep = done == self.stop or done % self.job.compute.checkpoint_steps == 0
+        keep = is_last or done % self.job.compute.checkpoint_steps == 0
         keep = keep or (self.rank == 0 and self.asked())
         validate = self.scorer is not None and self.scorer.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
@@ -218,8 +214,6 @@ class Trainer(Generic[AnyBatch]):
         if keep and self.log:
             self.log.flush()
         if keep and not is_last and self.rank == 0:
-            if done == self.stop:  # before the checkpoint: a training that is past a pause has kept its weights
-                save_weights(self.network, paused_weights(self.job.folder, done), self.job.about)
             write_checkpoint(self.job.folder, self.network, self.optimizer, done)
 
     def _log_step(self, step: int, losses: Mapping[str, Tensor], *, validate: bool) -> None:

@@ -1,4 +1,4 @@
-"""The checkpoint of a training: one file, written while it runs, loaded when it starts again; weights at pauses."""
+"""The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
 import contextlib
 import functools
@@ -16,19 +16,10 @@ from mcis.platform.networks.checkpoints import load_tensors, save
 from mcis.platform.runs.workspace import write_text
 
 CHECKPOINT = "checkpoint.pt"
-PAUSED = "paused"
 _ASKED = "checkpoint.asked"
 """The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
 _LOOK = 2.0
 """Seconds between two looks for it in a bucket."""
-
-
-def paused_weights(folder: Path, step: int) -> Path:
-    """The file of the weights that a training paused with after so many updates, kept until it has ended.
-
-    It lies in a folder of its own, so that nobody takes the unfinished output of a training for a finished one.
-    """
-    return folder / PAUSED / f"step-{step}.pt"
 
 
 def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 15.0) -> None:

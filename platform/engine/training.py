@@ -1,10 +1,8 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
 import contextlib
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import DECODING, FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
-from mcis.platform.engine.resuming import CHECKPOINT, PAUSED, ask_for_checkpoint, drop_damaged, paused_weights
+from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import (
     ANYWHERE,
     causes_of,
@@ -30,7 +28,6 @@ from mcis.platform.engine.runtime import (
 )
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
-from mcis.platform.runs.context import Pauses
 from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import read_json
@@ -48,7 +45,6 @@ def fit(
     label: str,
     about: Mapping[str, Any] | None = None,
     validation: Validation | None = None,
-    pauses: Pauses | None = None,
 ) -> FitResult:
     """Trains a learner with Ray Train and writes `weights.pt` and `steps.jsonl` into `folder`.
 
@@ -59,8 +55,6 @@ def fit(
         label: name of the network in messages, and section of its configuration.
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains.
-        pauses: epochs after which it stands still, with no worker, until somebody has had a look at its weights. It
-            ends in the same bits as one without.
 
     Raises:
         UserError: the cluster is too small, or a worker raised it.
@@ -82,13 +76,6 @@ def fit(
         decode_in=decode_in,
     )
     remove(folder / DECODING)
-    for epoch in pauses.epochs if pauses else ():
-        step = math.ceil(epoch * learner.schedule.steps_per_epoch)
-        if step < learner.schedule.steps:
-            _train(replace(job, until=step), tracker)
-            weights = paused_weights(folder, step)
-            if pauses and is_there(weights):  # a call without this pause may have trained beyond it
-                pauses.look(epoch, weights)
     _train(job, tracker)
     return _finished(folder)
 
@@ -142,9 +129,8 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 
 
 def _finished(folder: Path) -> FitResult:
-    """The result of a training that has ended; removes its checkpoint, several times the size of the weights, and the
-    weights of its pauses."""
-    for name in (CHECKPOINT, DECODING, PAUSED, _RAY_TRAIN):
+    """The result of a training that has ended; removes its checkpoint, several times the size of the weights."""
+    for name in (CHECKPOINT, DECODING, _RAY_TRAIN):
         remove(folder / name)
     return FitResult(**read_json(folder / FIT))
 

@@ -1,6 +1,6 @@
 """What a stage is given beside its configuration: the outputs that it reads, the folder that it writes, the tracker."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -8,19 +8,6 @@ from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.results import IndexResult, Result, read_result
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pauses:
-    """Where the classifier's training stands still, so that somebody can have a look at its weights, or end it.
-
-    Attributes:
-        epochs: that are trained before each pause, rising; those that the training does not reach are left out.
-        look: is told these epochs and a file of the weights, which is there until the training has ended.
-    """
-
-    epochs: Sequence[int]
-    look: Callable[[int, Path], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +22,6 @@ class RunContext:
         origins: where each value of the configuration comes from, by its key.
         recompute: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
         reuse, reused: stages whose finished output is taken in spite of changed code, as asked for and as happened.
-        pauses: of the classifier's training, which change no result.
         inputs: finished folders of the stages that ran before, by stage.
         seconds, computed: wall seconds of these stages, and whether this call computed them.
         sources: what they hold, until the index is made of it.
@@ -50,7 +36,6 @@ class RunContext:
     recompute: bool = False
     reuse: tuple[str, ...] = ()
     reused: tuple[str, ...] = ()
-    pauses: Pauses | None = None
     inputs: Mapping[str, Path] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     computed: Mapping[str, bool] = field(default_factory=dict)

@@ -89,7 +89,6 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         label="classifier",
         about=classifier_description(config.classifier, context.classes),
         validation=validation,
-        pauses=context.pauses,
     )
     of_val = validation is not None and validation.name == "val_map"
     # Of weights that had learnt before, a loss that stands says nothing.

@@ -55,7 +55,6 @@ from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
-from mcis.platform.runs.context import Pauses
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 
@@ -522,37 +521,6 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
     tracker.flush()
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [m.step for m in logged] == [10, 20]
-
-
-@pytest.mark.slow
-def test_a_training_that_pauses_shows_its_weights_and_ends_in_the_same_bits(
-    here: Surroundings, tmp_path: Path, ray_local: None
-) -> None:
-    """At pauses after epochs 1 and 2 of 4, interrupted in the second: the next call shows both once more."""
-    import ray
-
-    looked: list[tuple[int, dict[str, Tensor]]] = []
-
-    def look(epochs: int, weights: Path) -> None:
-        ray.get(ray.remote(num_cpus=4)(lambda: "nothing is held in a pause").remote(), timeout=60)
-        looked.append((epochs, torch.load(weights, weights_only=True)["state_dict"]))
-        if len(looked) == 2:
-            raise InterruptedError
-
-    compute, tracker = ComputeConfig(threads=1, checkpoint_steps=3, worker_cpus=2), here.tracker("pauses")
-    pauses = Pauses(epochs=(1, 2, 4, 9), look=look)
-    with pytest.raises(InterruptedError):
-        fit(here.learner, tmp_path, compute, tracker, label="classifier", pauses=pauses)
-    result = fit(here.learner, tmp_path, compute, tracker, label="classifier", pauses=pauses)
-    assert [epochs for epochs, _ in looked] == [1, 2, 1, 2]
-    for epochs, weights in looked:
-        expected, _ = plain_loop(here.learner, steps={1: 5, 2: 10}[epochs])
-        assert all(torch.equal(value, expected[key]) for key, value in weights.items())
-    assert result.steps == 10
-    weights, _ = plain_loop(here.learner)
-    assert all(torch.equal(value, weights[key]) for key, value in trained(tmp_path).items())
-    assert steps_of(tmp_path / STEPS) == [10, 20]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["fit.json", STEPS, WEIGHTS]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,18 +11,14 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import copies
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.record import read_record
-from mcis.platform.runs.scores import Score
-from mcis.platform.runs.workspace import RunFolder, Workspace, read_json
+from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.axes import lies_on, parse_axes
-from mcis.tuning.cases import trial_values
 from mcis.tuning.found import Found
-from mcis.tuning.search import Search, check_search, run_search
+from mcis.tuning.search import Search, run_search
 from mcis.tuning.search_space import check_space
 from mcis.tuning.search_store import Store
-from mcis.tuning.trials import Common
 
 AXES = {"a": FloatDistribution(0.0, 1.0), "b": CategoricalDistribution([0, 1])}
 TINY = (
@@ -228,83 +224,6 @@ def test_what_cannot_be_searched_is_refused_before_the_first_trial(
             Search(name="s", resolved=resolved, workspace=workspace, axes=parse_axes(axes), objective=objective)
         )
     assert not list((tmp_path / "w" / "runs").iterdir())
-
-
-@pytest.mark.parametrize(
-    ("values", "halving", "found"),
-    [
-        ((), 0, "no trial is stopped"),
-        (("data.masks=absent",), 3, "no training image has a ground-truth mask"),
-        (("weights.classifier=some.pt", "localize.related=0"), 3, "without a classifier that is trained"),
-    ],
-)
-def test_halving_by_maps_needs_masks_a_training_and_halving(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, values: tuple[str, ...], halving: int, found: str
-) -> None:
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
-    objective = "val_map" if "data.masks=absent" in values else "maps"
-    axes = parse_axes(["maps.scale=choice(maximum,range)"])
-    search = Search(
-        name="s", resolved=resolved, workspace=Workspace(tmp_path / "w"), axes=axes,
-        objective=objective, halving=halving, maps_every=2,
-    )  # fmt: skip
-    monkeypatch.setattr(
-        "mcis.tuning.search_space.pipeline.check", lambda *arguments, **options: None
-    )  # some.pt is none
-    with pytest.raises(UserError, match=found):
-        check_search(search)
-
-
-@pytest.mark.parametrize(("every", "epochs", "pauses"), [(2, 19, [2, 6, 18]), (2, 18, [2, 6]), (5, 5, []), (0, 9, [])])
-def test_a_trial_pauses_where_halving_compares(every: int, epochs: int, pauses: list[int]) -> None:
-    common = Common(recipe="small", workspace="w", study="s", parent="p", maps_every=every, halving=3)
-    assert common.pauses(epochs) == pauses
-
-
-@pytest.mark.slow
-def test_a_search_on_ray_tune_stops_trials_by_the_maps_of_their_classifiers(ray_local: None, tmp_path: Path) -> None:
-    """Classifiers of other rates: what is compared is what a run of as many epochs comes to, and changes no result."""
-    data = drawn(tmp_path / "VOC2012", train=48, val=16)
-    resolved = resolve("voc", "small", data, (*TINY, "localize.related=1"))
-    workspace = Workspace(tmp_path / "workspace")
-    axes = parse_axes(["classifier.optimizer.learning_rate=loguniform(1e-5,1e-1)"])
-    common: dict[str, Any] = {"name": "wide", "resolved": resolved, "workspace": workspace, "axes": axes}
-    found = run_search(Search(**common, halving=2, maps_every=1, trials=3))
-    counts = found.counts()
-    assert counts["failed"] == 0
-    assert counts["stopped"] >= 1
-    assert counts["done"] >= 1
-
-    compared: dict[float, list[float]] = {1.0: [], 2.0: []}
-    for tried in found.tried:
-        name = f"wide-t{tried.number:03d}"
-        reached = tried.epoch or 2.0
-        assert reached in (1.0, 2.0)
-        for epoch in range(1, int(reached) + 1):
-            (score,) = (s for s in scores(workspace.run(f"{name}-e{epoch:03d}")) if s.related)
-            compared[epoch].append(score.miou)
-            assert score.what == "localization_maps"
-            assert score.split == "train"
-        assert not workspace.run(f"{name}-e{int(reached) + 1:03d}", create=False).path.exists()
-        if tried.state == "stopped":
-            assert tried.maps == compared[reached][-1]
-            assert tried.maps < max(compared[reached]), "the first of all goes on"
-            assert not workspace.run(name).scores.exists()
-
-    # A run of as many epochs as a trial that was stopped has the same maps, and the best has those without pauses.
-    stopped = next(tried for tried in found.tried if tried.epoch)
-    as_many = {"classifier.keep_epoch": int(stopped.epoch or 0) - 1}
-    kept = resolve("voc", "small", trial_values(resolved, {**stopped.values, **as_many}))
-    result = pipeline.run(kept, Workspace(tmp_path / "kept"), "kept", until="localize")
-    assert [s.miou for s in result.scores if s.related] == [stopped.maps]
-    assert found.best
-    best = resolve("voc", "small", trial_values(resolved, found.best.values))
-    undisturbed = pipeline.run(best, Workspace(tmp_path / "undisturbed"), "alone", until="localize")
-    assert found.best.objective == [s.miou for s in undisturbed.scores if s.related][-1]
-
-
-def scores(folder: RunFolder) -> list[Score]:
-    return [Score.from_json(each, folder.scores) for each in read_json(folder.scores)["scores"]]
 
 
 @pytest.mark.slow
