@@ -7,13 +7,12 @@ A process that dies, by a decoder's fault or for lack of memory, is replaced and
 happens again and again the rows are mapped apart, until the image that ends its process is known.
 """
 
-import contextlib
 import functools
 import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -124,7 +123,7 @@ def map_table(
     mapped, busy = 0, 0.0
     work = _Work(make, arguments, folder, label, lower)
     mapping = _mapped(table, work, missing, compute, network=network, instead=instead)
-    with bar(label, len(table), "images") as progress, contextlib.closing(mapping):
+    with bar(label, len(table), "images") as progress:
         progress.update(finished)
         for account in mapping if missing else ():
             if account.problem:
@@ -151,10 +150,11 @@ def _mapped(
     *,
     network: bool,
     instead: Instead | None,
-) -> Generator[Account, None, None]:
+) -> Iterator[Account]:
     """Maps shards, as many at a time as there are GPUs or CPUs; yields the account of each as soon as it is written.
 
-    Where the caller takes no more of them, tasks that run are canceled.
+    Where the caller takes no more of them, what is in work is still written. Ray would cancel a task by an interrupt,
+    and a process that is interrupted while it imports pandas can never import it again, whatever task it has next.
     """
     import ray
 
@@ -188,42 +188,38 @@ def _mapped(
         for _ in range(min(unfinished, cpus())):
             name = waiting.popleft()
             running[in_task(name, shards[name])] = _Running(in_task, name)
-    try:
-        while unfinished:
-            ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY)
-            next(watch)
-            if gpu:
-                start_actors()
-            if not ready:
-                continue
-            [ended] = ready
-            start, shard = running.pop(ended)
-            died = False
-            try:
-                account = ray.get(ended)
-            except ray.exceptions.ActorUnavailableError:
-                account = None  # its node may be lost: Ray starts it on another, or gives it up
-                waiting.extendleft([shard] if shard else [])
-                time.sleep(_PAUSE)
-            except deaths():
-                if shard is None:
-                    raise
-                account = _map_apart(
-                    table, parts, work.folder / shard, shards[shard], label=work.label, gpu=gpu, instead=instead
-                )
-                died = True
-            if waiting and died and gpu:
-                start_actor()
-            elif waiting:
-                name = waiting.popleft()
-                running[start(name, shards[name])] = _Running(start, name)
-            del start  # an actor that nothing refers to gives its GPU to one whose node was lost
-            if isinstance(account, Account):
-                unfinished -= 1
-                yield account
-    finally:
-        for reference in () if gpu else running:
-            ray.cancel(reference)
+    while unfinished:
+        ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY)
+        next(watch)
+        if gpu:
+            start_actors()
+        if not ready:
+            continue
+        [ended] = ready
+        start, shard = running.pop(ended)
+        died = False
+        try:
+            account = ray.get(ended)
+        except ray.exceptions.ActorUnavailableError:
+            account = None  # its node may be lost: Ray starts it on another, or gives it up
+            waiting.extendleft([shard] if shard else [])
+            time.sleep(_PAUSE)
+        except deaths():
+            if shard is None:
+                raise
+            account = _map_apart(
+                table, parts, work.folder / shard, shards[shard], label=work.label, gpu=gpu, instead=instead
+            )
+            died = True
+        if waiting and died and gpu:
+            start_actor()
+        elif waiting:
+            name = waiting.popleft()
+            running[start(name, shards[name])] = _Running(start, name)
+        del start  # an actor that nothing refers to gives its GPU to one whose node was lost
+        if isinstance(account, Account):
+            unfinished -= 1
+            yield account
 
 
 class _Running(NamedTuple):

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -173,6 +174,31 @@ def test_a_workers_user_error_arrives_as_it_was_raised(tmp_path: Path, ray_local
     (tmp_path / "repaired").touch()
     assert run().rows >= 5
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
+
+
+def test_an_error_in_a_shard_interrupts_no_other(tmp_path: Path, ray_local: None) -> None:
+    """A process that is interrupted while it imports pandas cannot import it again, and Ray gives it more work."""
+
+    def wait_for(path: Path) -> None:
+        deadline = time.monotonic() + 30
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def make() -> Callable[[pa.Table], pa.Table]:
+        def work(rows: pa.Table) -> pa.Table:
+            if 0 in rows["value"].to_pylist():
+                wait_for(tmp_path / "the other is in work")
+                raise UserError("no map of i0", "a map", "draw one")
+            (tmp_path / "the other is in work").touch()
+            time.sleep(1)
+            return rows
+
+        return work
+
+    with pytest.raises(UserError, match="no map of i0"):
+        map_table(TABLE.slice(0, 4), make, (), tmp_path / "out", label="two", compute=COMPUTE, shard_rows=2)
+    wait_for(tmp_path / "out" / "part-00000002-00000004.parquet")
+    assert shards(tmp_path) == ["part-00000002-00000004.parquet"]
 
 
 def killing(rows_that_kill: set[int], diary: Path) -> Callable[[], Callable[[pa.Table], pa.Table]]:
