@@ -14,7 +14,7 @@ from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import stopped
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.tracked import end_run
+from mcis.platform.runs.sync import end_run
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import write_json, written_aside
 from mcis.tuning.found import Found, trial_name

@@ -237,6 +237,7 @@ def _followed(schedule: Schedule, folder: Path, tracker: Tracker, label: str) ->
             progress.update(newest["step"] * images, f"epoch {newest['epoch']:.1f} loss {newest['loss']:.3f}")
             tracker.follow(label, records)
 
+        tracker.log(label, folder / STEPS)
         with follow(folder / STEPS, on_records):
             yield
 

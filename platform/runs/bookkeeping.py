@@ -13,7 +13,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.record import point_to, recomputed, recorded
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.tracked import LogModel
+from mcis.platform.runs.sync import LogModel
 from mcis.platform.runs.tracking import Tracker, Watch
 from mcis.platform.runs.workspace import Workspace, fingerprint, read_table, write_text
 
@@ -54,7 +54,7 @@ def bookkept(
             name,
             identity=fingerprint(values, parent),
             parent=parent,
-            afresh=recompute and not recomputed(workspace, name),
+            new_run=recompute and not recomputed(workspace, name),
             watch=watch,
             log_model=log_model,
         )

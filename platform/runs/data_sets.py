@@ -1,7 +1,7 @@
 """The images of a run as MLflow's data sets: names, counts, where they are, and a digest; no image is opened."""
 
 import json
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
@@ -12,6 +12,9 @@ from mcis.datasets.storage.files import is_remote, without_credentials
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
 from mcis.platform.runs.listing import value_of
+
+if TYPE_CHECKING:
+    from mlflow.entities import DatasetInput
 
 _CONTEXTS = {"train": "training", "val": "validation", "test": "test"}
 
@@ -33,6 +36,13 @@ class DataSet(NamedTuple):
     source_type: str
     source: str
     profile: str
+
+    def as_input(self) -> "DatasetInput":
+        """As an MLflow run has it."""
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        data_set = Dataset(self.name, self.digest, self.source_type, self.source, profile=self.profile)
+        return DatasetInput(data_set, [InputTag("mlflow.data.context", self.context)])
 
 
 def data_sets(config: Config, index: pa.Table, digest: str) -> list[DataSet]:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -80,17 +80,16 @@ def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
     """The id of the experiment of all runs, which is made where there is none."""
     from mlflow.exceptions import MlflowException
 
-    if (experiment := client.get_experiment_by_name(EXPERIMENT)) is None:
-        # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
-        own = tracking_uri(workspace).startswith("sqlite:")
-        try:
-            location = workspace.tracking_artifacts.as_uri() if own else None
-            return str(client.create_experiment(EXPERIMENT, artifact_location=location))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by another run, which was faster
-                raise
-        experiment = client.get_experiment_by_name(EXPERIMENT)
-        assert experiment is not None
+    # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
+    own = tracking_uri(workspace).startswith("sqlite:")
+    try:
+        location = workspace.tracking_artifacts.as_uri() if own else None
+        return str(client.create_experiment(EXPERIMENT, artifact_location=location))
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    experiment = client.get_experiment_by_name(EXPERIMENT)
+    assert experiment is not None
     return str(experiment.experiment_id)
 
 
@@ -100,35 +99,25 @@ def store_environment() -> dict[str, str]:
     return found | ({"MLFLOW_TRACKING_URI": uri} if (uri := server_uri()) else {})
 
 
-def without_secrets(text: str, environment: Mapping[str, str]) -> str:
-    """A text without the passwords and tokens that the environment holds."""
-    for name, value in environment.items():
-        if value and SECRET.search(name):
-            text = text.replace(value, "***")
-    return text
-
-
-def store_error(uri: str, error: Exception) -> UserError:
-    """An error of MLflow or its database as one that names the store."""
-    if full := full_disk(error, f"the disk of MLflow's store {uri}"):
-        return full
-    return UserError(
-        f"MLflow's store {uri} cannot be used: {without_secrets(str(error), os.environ)[:300]}",
-        "a reachable MLflow tracking store with space on its disk",
-        "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
-    )
-
-
 @contextlib.contextmanager
 def store_errors(uri: str) -> Iterator[None]:
-    """Turns errors of MLflow and its database into a UserError that names the store."""
+    """Turns errors of MLflow and its database into a UserError that names the store, and no password or token."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        raise store_error(uri, error) from None
+        if full := full_disk(error, f"the disk of MLflow's store {uri}"):
+            raise full from None
+        text = str(error)
+        for secret in {value for name, value in os.environ.items() if value and SECRET.search(name)}:
+            text = text.replace(secret, "***")
+        raise UserError(
+            f"MLflow's store {uri} cannot be used: {text[:300]}",
+            "a reachable MLflow tracking store with space on its disk",
+            "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
+        ) from None
 
 
 def experiment_page(workspace: Workspace) -> str | None:
@@ -140,8 +129,6 @@ def experiment_page(workspace: Workspace) -> str | None:
     uri = tracking_uri(workspace)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return None  # to ask for it would make it
-    from mlflow.tracking import MlflowClient
-
     with store_errors(uri):
-        experiment = MlflowClient(tracking_uri=uri).get_experiment_by_name(EXPERIMENT)
+        experiment = client_of(uri).get_experiment_by_name(EXPERIMENT)
     return f"#/experiments/{experiment.experiment_id}/runs" if experiment else None

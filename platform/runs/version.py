@@ -18,7 +18,7 @@ _COMPUTE_NOTHING = tuple(
         "commands", "config", "reporting", "pipeline",
         *(f"runs.{name}" for name in (
             "arguments", "context", "data_sets", "environment", "expectations", "garbage", "inventory", "listing",
-            "locks", "mlflow_run", "progress", "record", "results", "scores", "stage", "tracked",
+            "locks", "progress", "record", "results", "scores", "stage", "sync",
             "tracking", "tracking_store", "verdicts", "version", "workspace",
         )),
     )

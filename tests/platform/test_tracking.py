@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.version import git_commit, project_version
-from mcis.platform.runs.workspace import Workspace, read_json, write_json
+from mcis.platform.runs.workspace import Workspace
 
 
 @pytest.fixture(scope="module")
@@ -34,52 +35,50 @@ def runs(tracker: Tracker, name: str) -> list[Any]:
     return list(found)
 
 
-def records(upto: int) -> list[dict[str, float]]:
-    """Of which a restart logs those behind its last checkpoint again, at another speed."""
-    return [
-        {"step": step, "time": 1.0 * step, "epoch": step / 2, "loss": 1 / step, "speed": upto}
-        for step in range(1, upto + 1)
+def write_log(workspace: Workspace, name: str, last: int) -> Path:
+    """The step log of a training of so many steps; of those behind a checkpoint, a restart logs another speed."""
+    path = workspace.store / f"train_classifier-{name}" / "steps.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    records = [
+        {"step": step, "time": last + step, "epoch": step / 2, "loss": 1 / step, "speed": last}
+        for step in range(1, last + 1)
     ]
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def history(tracker: Tracker, key: str) -> list[tuple[int, str]]:
+    """Steps and values of a metric as text, by which NaN can be compared."""
+    return [(m.step, str(m.value)) for m in tracker.client.get_metric_history(tracker.run_id, key)]
 
 
 def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace) -> None:
-    for upto in (700, 1000):  # the first call is killed, so that the run is left RUNNING
+    for last in (700, 1000):  # the first call is killed, so that the run is left RUNNING
         tracker = Tracker(workspace, "again", identity="same")
         tracker.parameters({"seed": 0, "scales": (0.5, 1.0), "long": "x" * 7000, "none": None})
-        tracker.follow("classifier", [record | {"time": 7.0} for record in records(upto)])
-        tracker.metrics({"miou": 50.0, "seconds": upto, "nothing": float("nan")})
+        tracker.log("classifier", write_log(workspace, "again", last))
+        tracker.metrics({"miou": 50.0, "seconds": last, "nothing": float("nan")})
         tracker.metrics({"curve": 1.0}, 3)
-        tracker.flush()
+        tracker.follow("classifier", [])
+        while len(history(tracker, "classifier.epoch")) < last:
+            time.sleep(0.1)
     tracker.finish("FINISHED")
     (run,) = runs(tracker, "again")
     assert run.info.status == "FINISHED"
     assert run.data.params == {"seed": "0", "scales": "0.5, 1.0", "long": "x" * 5999 + "…", "none": "None"}
-    history = tracker.client.get_metric_history(run.info.run_id, "classifier.loss")
-    assert [(m.step, m.value) for m in history] == [(r["step"], r["loss"]) for r in records(1000)]
-    speeds = tracker.client.get_metric_history(run.info.run_id, "classifier.speed")
-    assert [m.value for m in speeds] == [700] * 700 + [1000] * 300
-    assert [m.value for m in tracker.client.get_metric_history(run.info.run_id, "miou")] == [50.0]
-    assert [m.value for m in tracker.client.get_metric_history(run.info.run_id, "seconds")] == [700, 1000]
-    assert len(tracker.client.get_metric_history(run.info.run_id, "nothing")) == 1
-    assert [m.step for m in tracker.client.get_metric_history(run.info.run_id, "curve")] == [3]
-
-
-def test_a_kill_before_the_id_is_written_down_makes_no_second_run(workspace: Workspace) -> None:
-    first = Tracker(workspace, "early", identity="same")
-    record = read_json(workspace.run("early").tracking)
-    del record["run_id"]
-    write_json(workspace.run("early").tracking, record)  # as it was while MLflow made the run
-    again = Tracker(workspace, "early", identity="same")
-    assert again.run_id == first.run_id
-    again.finish("FINISHED")
-    assert [run.info.status for run in runs(again, "early")] == ["FINISHED"]
+    assert history(tracker, "classifier.loss") == [(step, str(1 / step)) for step in range(1, 1001)]
+    assert [value for _, value in history(tracker, "classifier.speed")] == ["700.0"] * 700 + ["1000.0"] * 300
+    assert history(tracker, "miou") == [(0, "50.0")]
+    assert history(tracker, "seconds") == [(0, "700.0"), (0, "1000.0")]
+    assert history(tracker, "nothing") == [(0, "nan")]
+    assert history(tracker, "curve") == [(3, "1.0")]
 
 
 def test_another_configuration_starts_another_run_and_leaves_none_running(workspace: Workspace) -> None:
     first = Tracker(workspace, "changed", identity="one")
     first.metrics({"miou": 50.0})
     second = Tracker(workspace, "changed", identity="two")
-    third = Tracker(workspace, "changed", identity="two", afresh=True)
+    third = Tracker(workspace, "changed", identity="two", new_run=True)
     third.finish("FINISHED")
     statuses = {run.info.run_id: run.info.status for run in runs(third, "changed")}
     assert statuses == {first.run_id: "KILLED", second.run_id: "KILLED", third.run_id: "FINISHED"}
@@ -106,16 +105,11 @@ def missed(workspace: Workspace, name: str, away: Callable[[bool], None]) -> Tra
     """The tracker of a run whose store goes and does not come back."""
     tracker = Tracker(workspace, name, identity="one")
     away(True)
-    folder = workspace.run(name)
-    folder.report.write_text(name)
-    log = workspace.store / f"train_classifier-{name}" / "steps.jsonl"
-    log.parent.mkdir()
-    log.write_text("".join(json.dumps(record) + "\n" for record in records(30)))
-    tracker.follow("classifier", records(30))
-    tracker.log("classifier", log)
+    workspace.run(name).report.write_text(name)
+    tracker.log("classifier", write_log(workspace, name, 30))
     tracker.metrics({"miou": 50.0, "nothing": float("nan")})
     tracker.metrics({"curve": 1.5}, 7)
-    tracker.artifact(folder.report)
+    tracker.artifact(workspace.run(name).report)
     tracker.finish("FINISHED")
     away(False)
     return tracker
@@ -123,10 +117,10 @@ def missed(workspace: Workspace, name: str, away: Callable[[bool], None]) -> Tra
 
 def content(tracker: Tracker) -> tuple[Any, ...]:
     """What MLflow has of a run."""
-    client, run = tracker.client, tracker.client.get_run(tracker.run_id)
-    keys = ("classifier.loss", "curve", "miou", "nothing")
-    curves = [[(m.step, str(m.value)) for m in client.get_metric_history(run.info.run_id, key)] for key in keys]
-    return run.info.status, run.info.end_time, curves, [file.path for file in client.list_artifacts(run.info.run_id)]
+    run = tracker.client.get_run(tracker.run_id)
+    curves = [history(tracker, key) for key in ("classifier.loss", "curve", "miou", "nothing")]
+    files = [file.path for file in tracker.client.list_artifacts(tracker.run_id)]
+    return run.info.status, run.info.end_time, curves, files
 
 
 def test_what_mlflow_missed_is_sent_by_sync_once(
@@ -140,7 +134,7 @@ def test_what_mlflow_missed_is_sent_by_sync_once(
     assert sync(workspace) == "sent: missed\n"
     status, _, (loss, *others), files = content(tracker)
     assert (status, files) == ("FINISHED", ["report.html"])
-    assert loss == [(r["step"], str(r["loss"])) for r in records(30)]
+    assert loss == [(step, str(1 / step)) for step in range(1, 31)]
     assert others == [[(7, "1.5")], [(0, "50.0")], [(0, "nan")]]
     before = content(tracker)
     assert sync(workspace) == "MLflow lacks nothing of the runs that have ended\n"
@@ -148,7 +142,7 @@ def test_what_mlflow_missed_is_sent_by_sync_once(
     assert content(tracker) == before
 
 
-@pytest.mark.parametrize("change", [{}, {"afresh": True}, {"identity": "two"}])
+@pytest.mark.parametrize("change", [{}, {"new_run": True}, {"identity": "two"}])
 def test_what_mlflow_missed_is_sent_whatever_the_next_call_is(
     workspace: Workspace, away: Callable[[bool], None], change: dict[str, Any]
 ) -> None:

@@ -1,5 +1,6 @@
 """MLflow's server, away and back: a run goes on meanwhile, and MLflow has everything in the end."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +12,8 @@ from typer.testing import CliRunner
 from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
 from mcis.platform.networks.served import log_segmenter
-from mcis.platform.runs import tracking
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
-
-
-def records(first: int, last: int) -> list[dict[str, Any]]:
-    return [{"step": step, "time": time.time(), "epoch": 1.0, "loss": 1 / step} for step in range(first, last + 1)]
 
 
 @pytest.mark.slow
@@ -27,16 +23,23 @@ def test_a_server_that_is_away_costs_no_time_and_nothing_that_was_logged(
     """It is there at the start, comes back, and is away when the run ends; `mcis sync` then sends the rest."""
     server = tracking_server()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    monkeypatch.setattr(tracking, "PATIENCE", 1.0)
     folder = trained(2)
     workspace = Workspace(folder.parent.parent)
     tracker = Tracker(workspace, "drawn", identity="same", log_model=log_segmenter)
-    tracker.follow("classifier", records(1, 5))
-    tracker.flush()
+    steps = workspace.store / "steps.jsonl"
+    tracker.log("classifier", steps)
+
+    def train(first: int, last: int) -> None:
+        with steps.open("a") as file:
+            for step in range(first, last + 1):
+                print(json.dumps({"step": step, "time": time.time(), "epoch": 1.0, "loss": 1 / step}), file=file)
+                file.flush()
+                tracker.follow("classifier", [])
+
+    train(1, 5)
     server.stop()
     began = time.monotonic()
-    for step in range(6, 31):
-        tracker.follow("classifier", records(step, step))
+    train(6, 30)
     assert time.monotonic() - began < 1, "who logs does not wait"
     server.start()
     client = tracker.client

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
-from mcis.platform.runs.tracking_store import store_environment, store_error, tracking_uri
+from mcis.platform.runs.tracking_store import store_environment, store_errors, tracking_uri
 from mcis.platform.runs.workspace import Workspace
 
 SECRET = "hunter2%2Fcorrect"
@@ -72,8 +72,8 @@ def test_without_an_address_runs_are_kept_in_the_workspace(
 def test_errors_repeat_no_password_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
     monkeypatch.setenv("PGPASSWORD", "swordfish")
-    told = store_error("http://127.0.0.1:1", ConnectionError("Bearer hunter2 refused by swordfish"))
-    assert "Bearer *** refused by ***" in told.found
+    with pytest.raises(UserError, match=r"Bearer \*\*\* refused by \*\*\*"), store_errors("http://127.0.0.1:1"):
+        raise ConnectionError("Bearer hunter2 refused by swordfish")
 
 
 def test_trials_are_given_what_mlflow_finds_its_store_by(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,7 +272,7 @@ def test_workers_and_micro_batches_train_the_same_weights(
         assert record["loss"] == pytest.approx(sum(expected.values()), rel=1e-4)
         assert {name: record[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
         assert record["epoch"] == pytest.approx(record["step"] * batch / 24, abs=1e-3)
-    tracker.flush()
+    tracker.finish("FINISHED")
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [(m.step, m.value) for m in logged] == [(r["step"], r["loss"]) for r in records]
     waiting = tracker.client.get_metric_history(tracker.run_id, "classifier.waiting")
@@ -424,7 +424,7 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
         assert [r["step"] for r in records if "val_map" in r] == [10, 20]
         assert result.val_ap is not None
         val_maps[workers] = [r["val_map"] for r in records]
-        tracker.flush()
+        tracker.finish("FINISHED")
         logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
         assert [(m.step, m.value) for m in logged] == list(zip([10, 20], val_maps[workers], strict=True))
         if workers == 1:
@@ -518,7 +518,7 @@ def test_a_training_that_was_cut_ends_in_the_same_bits(
     assert not (tmp_path / CHECKPOINT).exists(), "it is of no more use"
     assert fit(learner, tmp_path, compute, tracker, label="classifier") == result, "it has ended"
     check_that_it_went_on(tmp_path, here.learner)
-    tracker.flush()
+    tracker.finish("FINISHED")
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [m.step for m in logged] == [10, 20]
 
