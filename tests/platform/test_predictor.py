@@ -8,11 +8,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from PIL import Image
@@ -20,11 +20,13 @@ from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, decode_labels, fit_picture
+from mcis.datasets.tables.shards import Shards
 from mcis.models.crf import CrfParameters
 from mcis.models.grids import pixel_grids
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import predictor
 from mcis.platform.networks.refiner import Refiner
+from mcis.platform.runs.output_tables import map_rows
 from mcis.platform.stages import predict, pseudo_masks
 
 
@@ -177,14 +179,15 @@ def test_a_process_that_refines_loads_no_torch() -> None:
 
 
 @pytest.mark.parametrize("background", ["saliency", "crf"])
-def test_pseudo_masks_have_the_size_at_which_their_images_are_read(rows: pa.Table, background: str) -> None:
+def test_pseudo_masks_have_the_size_at_which_their_images_are_read(
+    rows: pa.Table, background: str, tmp_path: Path
+) -> None:
     assignments = ["data.max_side=40", f"pseudo_masks.background={background}", "pseudo_masks.crf.iterations=1"]
     config = resolve("voc", "small", assignments=assignments).config
-    maps = np.zeros((1, 6, 8), np.float32)
+    maps = np.zeros((1, 8, 8), np.float32)
     maps[..., :4] = 1000
-    of_image = SimpleNamespace(maps=maps, grids=pixel_grids(6, 8), classes=np.array([0]))
-    shards: Any = SimpleNamespace(maps=lambda image_id: of_image)
-    (row,) = pseudo_masks.MakeMasks(config, shards, None, False)(rows).to_pylist()
+    pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-0.parquet")
+    (row,) = pseudo_masks.MakeMasks(config, Shards(tmp_path), None, False)(rows).to_pylist()
     labels = decode_labels(row["labels"])
     assert labels.shape == (30, 40)
     assert (labels[:, :16] == 1).all()
