@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
+from mcis.datasets.registry import Registry
 from mcis.datasets.section import Section
 from mcis.models.crf import CrfParameters, dense_crf
 
@@ -85,86 +86,79 @@ def _labels(winners: NDArray[np.int64], tags: NDArray[np.int64]) -> NDArray[np.u
     return np.concatenate([[0], tags + 1]).astype(np.uint8)[winners]
 
 
-def from_saliency(
-    maps: NDArray[np.float32],
-    tags: NDArray[np.int64],
-    saliency: NDArray[np.uint8],
-    *,
-    stretch: bool = True,
-    floor: float = 0.3,
-    conflict: float = 0.99,
-    confident: float = 0.95,
-    doubt: int = 32,
-    smallest: float = 0.01,
+def by_saliency(
+    maps: TaggedMaps, *, floor: float, conflict: float, confident: float, doubt: int, smallest: float
 ) -> PseudoMask:
     """Pseudo mask in which 1 - saliency is the score of the background (RELEASED_RECIPE, "Pseudo masks").
 
+    Each map is min-max normalized first; maps that share a scale compete as they are.
+
     Args:
-        maps: (T, H, W) in [0, 1], one per tag.
-        tags: (T,) class indices.
-        saliency: (H, W), 0..255, class-agnostic.
-        stretch: whether each map is min-max normalized first; else maps compete as they are.
         floor: scores below it count as 0.
         conflict: a pixel where two or more scores exceed it is ignored.
         confident: a background pixel where a map exceeds it is ignored.
         doubt: a background pixel whose saliency is at least this, of 255, is ignored.
         smallest: an image whose foreground covers less than this fraction is ignored as a whole.
     """
-    if stretch:
-        low = maps.min(axis=(1, 2), keepdims=True)
-        high = maps.max(axis=(1, 2), keepdims=True)
-        maps = (maps - low) / np.maximum(high - low, 1e-6)
-    background = 1 - saliency.astype(np.float32) / 255
-    scores = np.concatenate([background[None], maps])
+    assert maps.saliency is not None
+    classes = maps.scores
+    if not maps.one_scale:
+        low = classes.min(axis=(1, 2), keepdims=True)
+        high = classes.max(axis=(1, 2), keepdims=True)
+        classes = (classes - low) / np.maximum(high - low, 1e-6)
+    background = 1 - maps.saliency.astype(np.float32) / 255
+    scores = np.concatenate([background[None], classes])
     scores[scores < floor] = 0
-    winners = scores.argmax(axis=0)
-    labels = _labels(winners, tags)
+    labels = _labels(scores.argmax(axis=0), maps.tags)
     mask = labels.copy()
     mask[(scores > conflict).sum(axis=0) >= 2] = IGNORE
-    salient = np.maximum(saliency, np.where((maps > confident).any(axis=0), 255, 0))
+    salient = np.maximum(maps.saliency, np.where((classes > confident).any(axis=0), 255, 0))
     mask[(labels == 0) & (salient >= doubt)] = IGNORE
     if (labels > 0).mean() < smallest:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
 
 
-def from_crf(
-    rgb: NDArray[np.uint8],
-    maps: NDArray[np.float32],
-    tags: NDArray[np.int64],
-    *,
-    threshold: float = 0.3,
-    background_threshold: float = 0.1,
-    certainty: float = 0.7,
-    parameters: CrfParameters,
-) -> PseudoMask:
+_CERTAINTY = 0.7
+"""Probability of the label that wins at a pixel, before the CRF."""
+
+
+def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, crf: CrfParameters) -> PseudoMask:
     """Pseudo mask without saliency: two background thresholds refined by the dense CRF, ignored where they disagree.
 
-    The maps compete with a constant background score. The label that wins gets the probability `certainty` at its
-    pixels, and the CRF moves its edges to those of the image (after Ahn et al., CVPR 2019, section 4). Pixels that are
-    foreground against `threshold` are foreground, pixels that are background against `background_threshold` are
-    background, and the others are ignored.
+    The maps compete with a constant background score. The label that wins gets a probability of 0.7 at its pixels, and
+    the CRF moves its edges to those of the image (after Ahn et al., CVPR 2019, section 4). Pixels that are foreground
+    against `threshold` are foreground, pixels that are background against `background_threshold` are background, and
+    the others are ignored.
 
     Args:
-        rgb: the image, (H, W, 3).
-        maps: (T, H, W) in [0, 1], one per tag.
-        tags: (T,) class indices.
         threshold: background score that foreground has to exceed.
         background_threshold: background score, at most `threshold`, that background has to win with.
-        certainty: probability of the label that wins at a pixel, before the CRF.
-        parameters: of the CRF.
+        crf: parameters of the CRF.
     """
+    rgb = maps.read_rgb()
 
     def refined(background: float) -> NDArray[np.uint8]:
-        scores = np.concatenate([np.full((1, *maps.shape[1:]), background, np.float32), maps])
-        winners = scores.argmax(axis=0)
-        count = len(scores)
-        probabilities = np.full(scores.shape, (1 - certainty) / max(count - 1, 1), np.float32)
-        np.put_along_axis(probabilities, winners[None], certainty, axis=0)
-        return _labels(dense_crf(rgb, probabilities, parameters).argmax(axis=0), tags)
+        scores = np.concatenate([np.full((1, *maps.scores.shape[1:]), background, np.float32), maps.scores])
+        rest = (1 - _CERTAINTY) / max(len(scores) - 1, 1)
+        probabilities = np.full(scores.shape, rest, np.float32)
+        np.put_along_axis(probabilities, scores.argmax(axis=0)[None], _CERTAINTY, axis=0)
+        return _labels(dense_crf(rgb, probabilities, crf).argmax(axis=0), maps.tags)
 
     labels = refined(threshold)
     mask = labels.copy()
     mask[labels == 0] = IGNORE
     mask[(labels == 0) & (refined(background_threshold) == 0)] = 0
     return PseudoMask(labels, mask)
+
+
+MASK_RULES = Registry[MaskRule](
+    "mask_rules",
+    {
+        "saliency": MaskRule(make=by_saliency, reads_saliency=True),
+        "crf": MaskRule(make=by_crf),
+        "affinity": MaskRule(make=by_crf, walks=True),
+        "thresholds": "mcis.models.threshold_masks:THRESHOLDS",
+    },
+)
+"""What the values of `pseudo_masks.background` mean; packages add to them by entry points of `mcis.mask_rules`."""

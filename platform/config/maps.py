@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 from mcis.datasets.sampling.related_images import RELATED
 from mcis.datasets.section import Fraction, Positive, Rate, Section, with_records
 from mcis.models.crf import CrfParameters
-from mcis.models.mask_rules import MASK_RULES
+from mcis.models.pseudo_masks import MASK_RULES
 
 
 class MethodConfig(Section):
@@ -141,7 +141,7 @@ class PseudoMasksConfig(Section):
     """The rule by which masks are made, and what tells background from foreground. `saliency`: saliency maps, which
     every tagged training image must have; `crf`: thresholds refined by the dense CRF; `affinity`: the same, of maps
     that have walked over the affinities of `affinity_net`, which is trained for it; `auto`: saliency for images with a
-    map, crf for those without; or another rule of `models/mask_rules.py`."""
+    map, crf for those without; or another rule of `models/pseudo_masks.py`."""
     floor: Fraction = 0.3
     """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
     conflict: Fraction = 0.99

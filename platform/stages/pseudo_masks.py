@@ -19,8 +19,7 @@ from mcis.datasets.images.masks import SALIENT, read_saliency
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamps
 from mcis.datasets.tables.shards import Shards
-from mcis.models.mask_rules import MASK_RULES
-from mcis.models.pseudo_masks import PseudoMask, decided_by_maps
+from mcis.models.pseudo_masks import MASK_RULES, PseudoMask, decided_by_maps
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table

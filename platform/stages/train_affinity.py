@@ -16,7 +16,7 @@ from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.index import Listing
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
-from mcis.models.mask_rules import MASK_RULES
+from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.learnt import LossTrend

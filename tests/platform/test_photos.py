@@ -10,8 +10,8 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tables.shards import Shards
-from mcis.models.mask_rules import MASK_RULES
 from mcis.models.pretrained import bundled_file, load_pretrained
+from mcis.models.pseudo_masks import MASK_RULES
 from mcis.models.timm_backbones import timm_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
