@@ -97,7 +97,7 @@ class Ranges(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Members:
-    """The images of each class: those of class k are images[start[k]:start[k + 1]], of the domain source from split[k].
+    """The images of each class: those of class k are images[start[k]:start[k + 1]].
 
     Positions ascend within a class and domain.
     """
@@ -106,8 +106,6 @@ class Members:
     """(T,) positions in the index, class by class, in each class those of the domain target first."""
     start: NDArray[np.int64]
     """(K + 1,) where each class begins in `images`, and where the last one ends."""
-    split: NDArray[np.int64]
-    """(K,) where the images of the domain source begin in each class."""
 
     @classmethod
     def of(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "Members":
@@ -128,26 +126,16 @@ class Members:
             shift = next_free - (np.cumsum(counts) - counts)
             images[shift[groups[order]] + np.arange(len(order))] = chunk[order]
             next_free += counts
-        return cls(images=images, start=np.concatenate([[0], ends[1::2]]), split=ends[::2])
+        return cls(images=images, start=np.concatenate([[0], ends[1::2]]))
 
-    def ranges(self, classes: NDArray[np.int64], source: NDArray[np.bool_] | bool | None = None) -> Ranges:
-        """Where in `images` the members of each of some classes begin and end, (B,).
-
-        Args:
-            classes: (B,).
-            source: whether only members of the domain source are meant, or only those of the domain target, for all
-                classes or (B,); None for all members.
-        """
-        start, end = self.start[classes], self.start[classes + 1]
-        if source is None:
-            return Ranges(start, end)
-        split = self.split[classes]
-        return Ranges(np.where(source, split, start), np.where(source, end, split))
+    def ranges(self, classes: NDArray[np.int64]) -> Ranges:
+        """Where in `images` the members of each of some classes, (B,), begin and end, (B,)."""
+        return Ranges(self.start[classes], self.start[classes + 1])
 
     @property
     def nbytes(self) -> int:
         """Bytes of the arrays."""
-        return self.images.nbytes + self.start.nbytes + self.split.nbytes
+        return self.images.nbytes + self.start.nbytes
 
 
 def _chunks(tags: Tags, source: NDArray[np.bool_] | None) -> Iterator[tuple[Numbers, NDArray[Any]]]:

@@ -193,10 +193,9 @@ def lies_upright_as_jpeg(data: bytes) -> bool:
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
 
-def decode_square(data: bytes, size: int, *, middle: bool = False, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """A picture at size x size pixels, (size, size, 3) uint8: bilinear, averaging where it shrinks.
-
-    The whole picture, whose aspect ratio is lost, or with `middle` its middle square.
+def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """A picture at size x size pixels, (size, size, 3) uint8, without its aspect ratio: bilinear, averaging where it
+    shrinks.
 
     Raises:
         RejectedImage: as `decode_rgb` does.
@@ -205,10 +204,7 @@ def decode_square(data: bytes, size: int, *, middle: bool = False, max_pixels: i
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
             image = Image.fromarray(_rgb(image))
-        short = min(image.size)
-        left, top = ((side - short) / 2 if middle else 0 for side in image.size)
-        box = (left, top, image.width - left, image.height - top)
-        return np.array(image.resize((size, size), Image.Resampling.BILINEAR, box=box))
+        return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
 def decode_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:

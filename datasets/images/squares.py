@@ -34,7 +34,6 @@ def read_rgb(
     uri: str,
     size: int | None = None,
     *,
-    middle: bool = False,
     max_side: int | None = None,
     content_hash: str | None = None,
 ) -> NDArray[np.uint8]:
@@ -43,7 +42,6 @@ def read_rgb(
     Args:
         uri: path or URI of the file.
         size: side of the square that the image is made to fit (`decode_square`), pixels; None for the image as it is.
-        middle: whether the square shows the middle of the image, see `decode_square`.
         max_side: longest side of an image that is no square, pixels; a larger one is made to fit (`decode_rgb`).
         content_hash: SHA-256 of the file that the index has, which is compared; None = any file will do.
 
@@ -63,7 +61,7 @@ def read_rgb(
             )
         if size is None:
             return decode_rgb(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side)
-        return decode_square(data, size, middle=middle, max_pixels=MOST_PIXELS)
+        return decode_square(data, size, max_pixels=MOST_PIXELS)
 
     try:
         with noted(uri):
@@ -76,14 +74,14 @@ def read_rgb(
         ) from None
 
 
-def read_squares(rows: pa.Table, size: int, *, middle: bool = False) -> NDArray[np.uint8]:
+def read_squares(rows: pa.Table, size: int) -> NDArray[np.uint8]:
     """The images of some rows of an index as squares, (N, S, S, 3), each the file that was indexed (`read_rgb`).
 
     Raises:
         UserError: as `read_rgb` does.
     """
     files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
-    return np.stack([read_rgb(uri, size, middle=middle, content_hash=digest) for uri, digest in files])
+    return np.stack([read_rgb(uri, size, content_hash=digest) for uri, digest in files])
 
 
 def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, max_side: int | None = None) -> Picture:
@@ -117,14 +115,13 @@ class MakeSquares:
 
     Args:
         size: S, pixels.
-        middle: see `Squares`.
     """
 
-    def __init__(self, size: int, middle: bool = False):
-        self.size, self.middle = size, middle
+    def __init__(self, size: int):
+        self.size = size
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        return cache_table(_COLUMN, read_squares(rows, self.size, middle=self.middle))
+        return cache_table(_COLUMN, read_squares(rows, self.size))
 
 
 class Squares:
@@ -133,7 +130,6 @@ class Squares:
     Args:
         uris: of the N images.
         size: S, pixels.
-        middle: whether an image shows its middle square; else the whole image is squashed, without its aspect ratio.
         cache: folder of shards `part-<first>-<last + 1>.arrow` written by `MakeSquares`, or None.
         hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
     """
@@ -143,11 +139,10 @@ class Squares:
         uris: Sequence[str],
         size: int,
         *,
-        middle: bool = False,
         cache: Path | None = None,
         hashes: Sequence[str] | None = None,
     ):
-        self.uris, self.size, self.middle, self.hashes = uris, size, middle, hashes
+        self.uris, self.size, self.hashes = uris, size, hashes
         self.cache = CachedRows(cache, _COLUMN, (size, size, 3))
 
     @property
@@ -164,10 +159,10 @@ class Squares:
         images = np.empty((len(positions), self.size, self.size, 3), np.uint8)
         for image, position in zip(images, positions.tolist(), strict=True):
             cached = self.cache.row(position)
-            image[:] = self.read(position, self.size, middle=self.middle) if cached is None else cached
+            image[:] = self.read(position, self.size) if cached is None else cached
         return images
 
-    def read(self, position: int, size: int | None = None, *, middle: bool = False) -> NDArray[np.uint8]:
+    def read(self, position: int, size: int | None = None) -> NDArray[np.uint8]:
         """The image at a position, from its file (`read_rgb`)."""
         digest = self.hashes[position] if self.hashes else None
-        return read_rgb(self.uris[position], size, middle=middle, content_hash=digest)
+        return read_rgb(self.uris[position], size, content_hash=digest)

@@ -49,8 +49,6 @@ class Draw(enum.IntEnum):
     """Units that dropout leaves out for a sample: (0, row of the training's stream)."""
     CLASS_BALANCE = 11
     """Whether a class is drawn first for a pair; class, m and n if so: (epoch, position in the epoch)."""
-    RANDOM_PAIR = 12
-    """Whether n of a pair is any tagged image; which one if so: (epoch, position in the epoch)."""
     PAIR_CROP_M = 13
     """Random crop of image m of a pair: (row of the stream of pairs, m)."""
     WRONG_CLASS = 14
@@ -73,13 +71,7 @@ class Order(enum.IntEnum):
 
     IMAGES = 0
     """Tagged images of all domains: (turn)."""
-    TARGETS = 1
-    """Tagged images of the domain target, as m of the pairs of a mix: (turn)."""
-    SOURCES = 2
-    """Tagged images of the domain source, likewise: (turn)."""
-    SLOTS = 3
-    """Pairs of an epoch, which a mix assigns to the kinds: (epoch)."""
-    STATISTICS = 5  # 4 was an order that nothing draws any more
+    STATISTICS = 5  # the numbers between were orders that nothing draws any more
     """Training images, the first of which give the statistics of a backbone's channels: (0)."""
 
 

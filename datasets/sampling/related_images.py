@@ -44,6 +44,29 @@ class ContrastiveImages(NamedTuple):
     start: NDArray[np.int64]
 
 
+class Asked(NamedTuple):
+    """What a rule for related images is given: N images, their T maps, and the configuration's values.
+
+    Attributes:
+        tags: of N images, each with at least one.
+        source: (N,), which images are of the domain source.
+        image, tag: of each map, (T,).
+        related: R.
+        seed: of all draws.
+        may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization maps").
+        vectors: of all images, (N, C), see `nearest_images.rounded`; None for rules that ask for none.
+    """
+
+    tags: Tags
+    source: NDArray[np.bool_]
+    image: NDArray[np.int64]
+    tag: NDArray[np.int64]
+    related: int
+    seed: int
+    may_repeat: bool = False
+    vectors: NDArray[np.float32] | None = None
+
+
 def draw(
     tags: Tags,
     source: NDArray[np.bool_],
@@ -58,43 +81,17 @@ def draw(
     """Draws the images that the maps of all tags are made of.
 
     Args:
-        tags: of N images, each with at least one.
-        source: (N,), which images are of the domain source.
-        related, related_may_repeat: as of `related_images`.
-        related_by: a rule of `RELATED`: `class` as of `related_images`; `nearest` as of `nearest_images`; `itself`:
-            each image alone, once, whatever R; `wrong_class`: as of `wrong_class_images`, and as of `related_images`
-            where every image has the class.
+        tags, source, seed, related, related_may_repeat, vectors: as of `Asked`.
+        related_by: a rule of `RELATED`.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
-        vectors: of all images, (N, C), see `neighbors.rounded`; for `nearest` alone.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    asked = Asked(tags, source, image, tag, related, seed, related_may_repeat, vectors)
-    drawn = RELATED[related_by].draw(asked)
+    drawn = RELATED[related_by].draw(Asked(tags, source, image, tag, related, seed, related_may_repeat, vectors))
     others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
     if contrastive:
         others = contrastive_images(tags, drawn)
     return Relations(start=start, image=image, tag=tag, related=drawn, others=others.images, others_start=others.start)
-
-
-class Asked(NamedTuple):
-    """What a rule for related images is given: the N images and T maps, and the configuration's values.
-
-    Attributes:
-        tags: of N images, each with at least one.
-        source: (N,), which images are of the domain source.
-        image, tag: of each map, (T,).
-        related, seed, may_repeat, vectors: as of `draw`.
-    """
-
-    tags: Tags
-    source: NDArray[np.bool_]
-    image: NDArray[np.int64]
-    tag: NDArray[np.int64]
-    related: int
-    seed: int
-    may_repeat: bool = False
-    vectors: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,117 +116,56 @@ class RelatedRule:
 
 
 def _of_class(asked: Asked) -> NDArray[np.int64]:
-    return related_images(
-        Members.of(asked.tags, asked.source),
-        asked.image,
-        asked.tag,
-        asked.related,
-        seed=asked.seed,
-        related_may_repeat=asked.may_repeat,
-    )
+    """R related images of each map's class (section 3.2), drawn from (seed, image, class).
+
+    The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
+    image of a class is related to itself. The cost does not depend on the sizes of the classes.
+    """
+    members = Members.of(asked.tags, asked.source)
+    related = np.empty((len(asked.tag), asked.related), np.int64)
+    for first in range(0, len(related), _MAPS_AT_ONCE):
+        part = slice(first, first + _MAPS_AT_ONCE)
+        image, tag = asked.image[part], asked.tag[part]
+        low, high = members.ranges(tag)
+        draws = uniforms(Draw.RELATED, asked.seed, tag, image, count=asked.related)
+        if asked.may_repeat:
+            related[part] = members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)]
+        else:
+            drawn = members.images[low[:, None] + _choices(draws, high - low - 1)]
+            # As for partners, the last member, which was left out, stands in for the image itself.
+            related[part] = np.where(drawn == image[:, None], members.images[high - 1][:, None], drawn)
+    return related
 
 
 def _nearest(asked: Asked) -> NDArray[np.int64]:
-    members = Members.of(asked.tags, asked.source)
     assert asked.vectors is not None
+    members = Members.of(asked.tags, asked.source)
     return nearest_images(members, asked.vectors, asked.image, asked.tag, asked.related)
 
 
 def _itself(asked: Asked) -> NDArray[np.int64]:
+    """Each image alone, once, whatever R."""
     return asked.image[:, None][:, : asked.related]
 
 
 def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
-    """Where every image has the class, images of the class."""
-    wrong = wrong_class_images(
-        asked.tags, asked.image, asked.tag, asked.related, seed=asked.seed, related_may_repeat=asked.may_repeat
-    )
-    return np.where(wrong < 0, _of_class(asked), wrong)
+    """R images that lack each map's class, drawn from (seed, image, class): a control of related images.
 
-
-def related_images(
-    members: Members,
-    images: NDArray[np.int64],
-    classes: NDArray[np.int64],
-    related: int,
-    *,
-    seed: int,
-    related_may_repeat: bool = False,
-) -> NDArray[np.int64]:
-    """R related images for each of B images and one of its classes (section 3.2), (B, R) positions in the index.
-
-    Drawn from (seed, image, class); the first r of a row are the related images for R = r. The image itself is not
-    among them and none comes twice while the class has enough; then the row repeats. The only image of a class is
-    related to itself. The cost does not depend on the sizes of the classes.
-
-    Args:
-        members: of all training images.
-        images, classes: (B,); each image has the class.
-        related: R.
-        related_may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization
-            maps").
+    None comes twice while there are enough; then the row repeats. Where every image has the class, images of the class.
     """
-    drawn = np.empty((len(images), related), np.int64)
-    for first in range(0, len(images), _MAPS_AT_ONCE):
-        part = slice(first, first + _MAPS_AT_ONCE)
-        drawn[part] = _related_images(members, images[part], classes[part], related, seed, related_may_repeat)
-    return drawn
-
-
-def _related_images(
-    members: Members,
-    images: NDArray[np.int64],
-    classes: NDArray[np.int64],
-    related: int,
-    seed: int,
-    related_may_repeat: bool,
-) -> NDArray[np.int64]:
-    """As `related_images`, of images whose numbers in between take memory together."""
-    low, high = members.ranges(classes)
-    draws = uniforms(Draw.RELATED, seed, classes, images, count=related)
-    if related_may_repeat:
-        return members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)].astype(np.int64)
-    drawn = members.images[low[:, None] + _choices(draws, high - low - 1)]
-    # As for partners, the last member, which was left out, stands in for the image itself.
-    return np.where(drawn == images[:, None], members.images[high - 1][:, None], drawn).astype(np.int64)
-
-
-def wrong_class_images(
-    tags: Tags,
-    images: NDArray[np.int64],
-    classes: NDArray[np.int64],
-    related: int,
-    *,
-    seed: int,
-    related_may_repeat: bool = False,
-) -> NDArray[np.int64]:
-    """R images that lack the class, for each of B images and one of its classes: a control of related images.
-
-    Drawn from (seed, image, class); the first r of a row are those for R = r. None comes twice while there are enough;
-    then the row repeats.
-
-    Args:
-        tags: of N images.
-        images, classes: (B,); each image has the class.
-        related: R.
-        related_may_repeat: draws with repetition.
-
-    Returns:
-        (B, R) positions in the index; -1 where every image has the class.
-    """
-    members = Members.of(tags)
-    first, last = members.ranges(classes)
-    size = len(tags) - (last - first)
-    draws = uniforms(Draw.WRONG_CLASS, seed, classes, images, count=related)
-    choice = (draws * size[:, None]).astype(np.int64) if related_may_repeat else _choices(draws, size)
+    members = Members.of(asked.tags)
+    first, last = members.ranges(asked.tag)
+    size = len(asked.tags) - (last - first)
+    draws = uniforms(Draw.WRONG_CLASS, asked.seed, asked.tag, asked.image, count=asked.related)
+    choice = (draws * size[:, None]).astype(np.int64) if asked.may_repeat else _choices(draws, size)
     # Before the i-th member of a class, which ascend, lie `member - i` images without it. These numbers of all classes,
     # each class beyond the one before, are in order, so that a binary search tells how many members to step over.
     count = np.diff(members.start)
-    of_member = np.repeat(np.arange(len(count)), count) * (len(tags) + 1)
+    of_member = np.repeat(np.arange(len(count)), count) * (len(asked.tags) + 1)
     before = of_member + members.images - (np.arange(len(members.images)) - np.repeat(members.start[:-1], count))
-    wanted = (classes * (len(tags) + 1))[:, None] + choice
+    wanted = (asked.tag * (len(asked.tags) + 1))[:, None] + choice
     steps = np.searchsorted(before, wanted, side="right") - first[:, None]
-    return np.where(size[:, None] > 0, choice + steps, -1)
+    return np.where(size[:, None] > 0, choice + steps, _of_class(asked))
 
 
 def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -155,24 +155,17 @@ class ClassifierConfig(Section):
     partner_may_be_itself: bool = False
     """Whether an image may be drawn as its own partner, as in the released code (RELEASED_RECIPE, "Classifier").
     Otherwise this happens only where its class has no other image."""
-    sizing: Literal["squash", "short_side", "random_crop"] = "squash"
-    """How training images come to input_size: squash (RELEASED_RECIPE, "Classifier") loses the aspect ratio; short_side
-    shows the middle square; random_crop a part, or all of it with padding. Localization always sees the whole image,
-    squashed."""
+    sizing: Literal["squash", "random_crop"] = "squash"
+    """How training images come to input_size: squash (RELEASED_RECIPE, "Classifier") loses the aspect ratio;
+    random_crop shows a part, or all of it with padding. Localization always sees the whole image, squashed."""
     crop_scales: tuple[Rate, ...] = (1.0,)
     """Factors of the image's size for random_crop, one drawn for each image."""
     kinds: Literal[1, 3] = 1
     """Number of W_P: 1, or one for each of target-target, source-source and target-source pairs (section 3.2)."""
-    pair_mix: tuple[NonNegative, NonNegative, NonNegative] | None = None
-    """Weights of target-target, source-source and target-source pairs; None = as they follow from each image being m
-    once per epoch."""
     epoch_pairs: int | None = Field(default=None, gt=0)
     """Pairs per epoch; None = as many as images with a tag."""
     class_balance: Fraction = 0.0
     """Fraction of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
-    random_pair_rate: Fraction = 0.0
-    """Fraction of the pairs whose n is any other image, whatever its classes (section 3.2: every pair shares one). Two
-    images that share nothing teach the affinity where not to look: without them background attends to objects too."""
     batch: Positive = 5
     """Pairs per step, over all workers (section 3.3)."""
     epochs: Positive = 15

@@ -38,9 +38,7 @@ from mcis.platform.runs.workspace import (
 _GIB = 2**30
 
 
-def decoded_cache(
-    rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig, *, middle: bool = False
-) -> Path | None:
+def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig) -> Path | None:
     """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
 
     The least recently used caches are removed for it. Their readers, if there are any, decode from the files instead.
@@ -49,7 +47,6 @@ def decoded_cache(
     Args:
         rows: rows of the index, in the order that the readers' positions count.
         size: side of the decoded squares, pixels.
-        middle: whether they show the middle square, see `decode_square`.
 
     Returns:
         None where not a single image fits, or the nodes share no disk.
@@ -59,8 +56,9 @@ def decoded_cache(
     if not count or _apart(context):
         return None
     rows = rows.slice(0, count)
-    name = f"{'middle' if middle else 'squash'}{size}"
-    return _made(name, rows, MakeSquares, (size, middle), context, compute, count * image_bytes(size), label="decode")
+    return _made(
+        f"squash{size}", rows, MakeSquares, (size,), context, compute, count * image_bytes(size), label="decode"
+    )
 
 
 def features_cache(

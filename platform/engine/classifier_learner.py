@@ -107,10 +107,8 @@ class ClassifierLearner:
             seed=self.seed,
             partner_may_be_itself=c.partner_may_be_itself,
             source=self.source,
-            pair_mix=c.pair_mix,
             epoch_pairs=c.epoch_pairs,
             class_balance=c.class_balance,
-            random_pair_rate=c.random_pair_rate,
         )
 
     def image_uris(self, batch: PairBatch) -> list[str]:

@@ -122,5 +122,5 @@ def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
     tags = Tags.of_index(rows["tags"], len(opened.classes))
     if not source.any() or not tags.tagged:
         return None
-    drawn = PairSampler(tags, seed=0, source=source).kind_counts(0).drawn
+    drawn = PairSampler(tags, seed=0, source=source).kind_counts(0)
     return dict(zip(KINDS, (drawn / drawn.sum()).tolist(), strict=True))

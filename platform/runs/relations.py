@@ -22,7 +22,7 @@ VECTORS = "vectors"
 
 
 def read_vectors(folder: Path) -> NDArray[np.float32]:
-    """The vectors (N, C') of that table, as `neighbors.nearest_images` takes them."""
+    """The vectors (N, C') of that table, as `nearest_images` takes them."""
     return rounded(np.stack(read_table(folder)["vector"].to_numpy(zero_copy_only=False)).astype(np.float32))
 
 
@@ -33,7 +33,7 @@ def draw_relations(
     source: NDArray[np.bool_],
     vectors: NDArray[np.float32] | None = None,
 ) -> Relations:
-    """The related images of all maps, as configured; arguments as of `relations.draw`."""
+    """The related images of all maps, as configured; arguments as of `related_images.draw`."""
     return draw(
         tags,
         source,

@@ -134,16 +134,15 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     if initial:
         check_initial_classifier(config, initial, context.classes, pretrained)
     features = _features(config, context, rows) if c.from_features else None
-    middle = c.sizing == "short_side"
     cache = None
     if features is None and c.sizing != "random_crop":
-        cache = decoded_cache(rows, c.input_size, context, config.compute, middle=middle)
+        cache = decoded_cache(rows, c.input_size, context, config.compute)
     learner = ClassifierLearner(
         config=c,
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=of_source(rows),
-        images=features or _squares(rows, c.input_size, middle=middle, cache=cache),
+        images=features or _squares(rows, c.input_size, cache=cache),
         pretrained=pretrained,
         initial=initial,
         statistics=_statistics(config, context, rows) if c.standardize and not initial else None,
@@ -151,10 +150,10 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     return learner, 0 if cache is None else len(rows)
 
 
-def _squares(rows: pa.Table, size: int, *, middle: bool = False, cache: Path | None = None) -> Squares:
+def _squares(rows: pa.Table, size: int, *, cache: Path | None = None) -> Squares:
     """The images of an index's rows, each the file that was indexed."""
     uris, hashes = Texts(rows["uri"]), Texts(rows["content_hash"])
-    return Squares(uris, size, middle=middle, cache=cache, hashes=hashes)
+    return Squares(uris, size, cache=cache, hashes=hashes)
 
 
 def _features(config: Config, context: RunContext, rows: pa.Table, images: int | None = None) -> Features | None:
@@ -197,8 +196,8 @@ def _sampler(learner: ClassifierLearner) -> PairSampler:
     except ValueError as error:
         raise UserError(
             f"pairs cannot be drawn: {error}",
-            "images and classifier.pair_mix, epoch_pairs and class_balance that go together",
-            "change these values, or the setting's sources",
+            "tagged training images",
+            "add tags, or images that have some",
         ) from None
 
 
@@ -336,11 +335,6 @@ def _exclusive_precision(config: Config, context: RunContext) -> Facts:
 
 
 def _pair_kinds(sampler: PairSampler) -> Facts:
-    """The kinds among the first epoch's pairs, and a note where classes lack images of a domain."""
-    kinds = sampler.kind_counts(0)
-    counts = {"pairs of the first epoch": dict(zip(KINDS, kinds.drawn.tolist(), strict=True))}
-    moved = int(np.abs(kinds.wanted - kinds.drawn).sum()) // 2
-    if not moved:
-        return Facts(counts, ())
-    note = f"{moved} pair(s) of the first epoch are of another kind than wanted: a class lacks a domain"
-    return Facts(counts, (note,))
+    """The kinds among the first epoch's pairs."""
+    kinds = sampler.kind_counts(0).tolist()
+    return Facts({"pairs of the first epoch": dict(zip(KINDS, kinds, strict=True))}, ())

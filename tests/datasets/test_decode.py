@@ -664,19 +664,6 @@ def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
         decode_square(data[: len(data) // 2], 33)
 
 
-@pytest.mark.parametrize(("height", "width"), [(40, 60), (60, 40), (40, 61), (50, 50)])
-def test_the_middle_square_is_that_of_the_shorter_side(height: int, width: int) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), np.uint8)
-    stream = BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    side = min(height, width)
-    found = decode_square(stream.getvalue(), side, middle=True)
-    if (height - side) % 2 == (width - side) % 2 == 0:  # no resampling is left
-        top, left = (height - side) // 2, (width - side) // 2
-        np.testing.assert_array_equal(found, pixels[top : top + side, left : left + side])
-    assert found.shape == (side, side, 3)
-
-
 def test_a_square_forgets_the_aspect_ratio_and_averages():
     left, right = np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 200, np.uint8)
     squashed = decode_square(encoded(np.concatenate([left, right], 1), "PNG"), 16)

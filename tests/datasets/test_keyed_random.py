@@ -72,7 +72,6 @@ FIRST_DRAWS = {
     Draw.PAIR_CROP_N: 0.5434486091472647,
     Draw.DROPOUT: 0.710587795470082,
     Draw.CLASS_BALANCE: 0.3550741950484392,
-    Draw.RANDOM_PAIR: 0.1711608937311797,
     Draw.PAIR_CROP_M: 0.7683117532847903,
     Draw.WRONG_CLASS: 0.1768286221332237,
     Draw.CHANCE: 0.3212742861874225,
@@ -83,9 +82,6 @@ FIRST_DRAWS = {
 }
 FIRST_ORDERS = {
     Order.IMAGES: 63,
-    Order.TARGETS: 122,
-    Order.SOURCES: 973,
-    Order.SLOTS: 89,
     Order.STATISTICS: 735,
 }
 
@@ -201,18 +197,18 @@ def test_an_order_of_nothing() -> None:
 @given(st.integers(1, 3000), small, small, st.data())
 def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, turn: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=20)), np.int64)
-    whole = permuted(Order.SLOTS, seed, turn, count, np.arange(count))
+    whole = permuted(Order.STATISTICS, seed, turn, count, np.arange(count))
     for turns in (turn, np.full(len(positions), turn)):
-        np.testing.assert_array_equal(permuted(Order.SLOTS, seed, turns, count, positions), whole[positions])
+        np.testing.assert_array_equal(permuted(Order.STATISTICS, seed, turns, count, positions), whole[positions])
 
 
 def test_each_row_may_have_its_own_turn() -> None:
     turns, positions = np.divmod(np.random.default_rng(0).permutation(300), 30)
     expected = [
-        permuted(Order.SLOTS, 5, int(turn), 30, np.array([position]))[0]
+        permuted(Order.STATISTICS, 5, int(turn), 30, np.array([position]))[0]
         for turn, position in zip(turns, positions, strict=True)
     ]
-    assert permuted(Order.SLOTS, 5, turns, 30, positions).tolist() == expected
+    assert permuted(Order.STATISTICS, 5, turns, 30, positions).tolist() == expected
 
 
 def test_positions_in_a_huge_order() -> None:

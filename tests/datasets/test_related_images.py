@@ -1,61 +1,103 @@
-"""Relations of maps to images against lists, and the rounds in which bounded features are kept."""
+"""Related images: against lists, by exact chances, and the same whatever else is drawn."""
 
 from collections import Counter
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.nearest_images import rounded
-from mcis.datasets.sampling.related_images import RELATED, Relations, draw, wrong_class_images
+from mcis.datasets.sampling.related_images import Relations, draw
 from mcis.datasets.tags import Tags
 
 quick = settings(deadline=None, max_examples=60)
+Matrix = NDArray[np.bool_]
 
 
-# --- controls of related images
-
-
-def drawn_by(matrix: NDArray[np.bool_], related: int = 3, **options: Any) -> Relations:
+def drawn_by(matrix: Matrix, related: int = 3, **options: Any) -> Relations:
     return draw(Tags.of_matrix(matrix), np.zeros(len(matrix), bool), related=related, **{"seed": 0, **options})
 
 
-@quick
-@given(
-    arrays(bool, st.tuples(st.integers(1, 10), st.integers(1, 4))), st.integers(0, 9), st.integers(1, 8), st.booleans()
-)
-def test_images_of_the_wrong_class_lack_it_and_repeat_only_where_they_must(
-    matrix: NDArray[np.bool_], seed: int, related: int, may_repeat: bool
-) -> None:
+def related_of(matrix: Matrix, image: int, count: int, **options: Any) -> list[int]:
+    """Of one image of a single class."""
+    return drawn_by(matrix, count, **options).related[image].tolist()
+
+
+@st.composite
+def matrices(draw: st.DrawFn) -> Matrix:
+    """Tags (N, K) of up to 10 images, each with at least one."""
+    matrix = draw(arrays(bool, st.tuples(st.integers(1, 10), st.integers(1, 4))))
     matrix[:, 0] |= ~matrix.any(axis=1)
-    tags, (images, classes) = Tags.of_matrix(matrix), np.nonzero(matrix)
-    options: dict[str, Any] = {"seed": seed, "related_may_repeat": may_repeat}
-    together = wrong_class_images(tags, images, classes, related, **options)
-    fewer = wrong_class_images(tags, images, classes, related - 1, **options)
-    np.testing.assert_array_equal(together[:, :-1], fewer)
-    for number, row in enumerate(together.tolist()):
-        one = slice(number, number + 1)
-        assert wrong_class_images(tags, images[one], classes[one], related, **options).tolist() == [row]
-        lacking = np.flatnonzero(~matrix[:, classes[number]]).tolist()
-        assert set(row) <= set(lacking or [-1])
-        if lacking and not may_repeat:
-            assert len(set(row)) == min(related, len(lacking))
-            assert max(Counter(row).values()) == -(-related // len(lacking))
+    return matrix
+
+
+@quick
+@given(matrices(), st.integers(0, 9), st.integers(1, 8), st.booleans(), st.sampled_from(["class", "wrong_class"]))
+def test_related_images_are_candidates_and_repeat_only_where_they_must(
+    matrix: Matrix, seed: int, related: int, may_repeat: bool, by: str
+) -> None:
+    """Those of the class, or, as a control, those without it, where there are any."""
+    relations = drawn_by(matrix, related, seed=seed, related_may_repeat=may_repeat, related_by=by)
+    assert relations.related.dtype == np.int64
+    for image, tag, row in zip(relations.image, relations.tag, relations.related.tolist(), strict=True):
+        members, others = np.flatnonzero(matrix[:, tag]).tolist(), np.flatnonzero(~matrix[:, tag]).tolist()
+        if by == "wrong_class" and others:
+            candidates = others
+        else:
+            candidates = members if may_repeat else [i for i in members if i != image] or [int(image)]
+        assert set(row) <= set(candidates)
+        if not may_repeat:
+            # As evenly as it goes: all of them once before any comes again.
+            assert len(set(row)) == min(related, len(candidates))
+            assert max(Counter(row).values()) == -(-related // len(candidates))
+
+
+@pytest.mark.parametrize("image", [0, 2, 4])
+def test_all_orders_of_related_images_have_the_same_chance(image: int) -> None:
+    """The 24 orders of the four others, for the first, a middle and the last member."""
+    drawn = [tuple(related_of(np.ones((5, 1), bool), image, 4, seed=seed)) for seed in range(4800)]
+    counts = Counter(drawn)
+    assert all(image not in order for order in counts)
+    assert len(counts) == 24
+    # 23 degrees of freedom: 67 is beyond one chance in 100,000.
+    assert sum((count - 200) ** 2 / 200 for count in counts.values()) < 67
+
+
+def test_related_images_are_drawn_for_each_key_anew() -> None:
+    wide = np.ones((50, 2), bool)
+    base, other = drawn_by(wide, 8), drawn_by(wide, 8, seed=1)
+    np.testing.assert_array_equal(base.related, drawn_by(wide, 8).related)
+    assert len(np.unique(base.related, axis=0)) == 100, "each image and class has its own"
+    assert not (base.related == other.related).all(axis=1).any()
+    # One order for a whole class, with the image itself stepped over, would pass so far.
+    assert len(np.unique(base.related[::2, 0])) > 20
+
+
+def test_related_images_with_repetition_hold_the_image_itself() -> None:
+    rows = [related_of(np.ones((4, 1), bool), 2, 5, seed=seed, related_may_repeat=True) for seed in range(1000)]
+    counts = np.bincount(np.concatenate(rows), minlength=4)
+    assert ((counts - 1250) ** 2 / 1250).sum() < 25
+    assert any(len(set(row)) < 4 for row in rows)
+    assert related_of(np.ones((1, 1), bool), 0, 3, related_may_repeat=True) == [0, 0, 0]
+
+
+# --- controls
 
 
 def test_all_images_of_the_wrong_class_have_the_same_chance() -> None:
     """Of classes whose members lie at the ends, in the middle and everywhere but at one place."""
     matrix = np.zeros((9, 3), bool)
     matrix[[0, 1, 8], 0] = matrix[[3, 4, 6], 1] = matrix[[0, 1, 2, 3, 4, 5, 7, 8], 2] = True
-    tags, images = Tags.of_matrix(matrix), np.array([0, 4, 8])
-    drawn = np.stack([wrong_class_images(tags, images, np.arange(3), 2, seed=seed) for seed in range(4000)])
+    matrix = np.concatenate([matrix, np.ones((1, 3), bool)])  # an image of all classes, whose maps are looked at
+    drawn = np.stack([drawn_by(matrix, 2, seed=seed, related_by="wrong_class").related[-3:] for seed in range(4000)])
     for k in range(3):
         lacking = ~matrix[:, k]
         for column in drawn[:, k].T:
-            counts = np.bincount(column, minlength=9)
+            counts = np.bincount(column, minlength=10)
             assert not counts[~lacking].any()
             expected = 4000 / lacking.sum()
             # At most 5 degrees of freedom: 30 is beyond one chance in 50,000.
@@ -64,18 +106,15 @@ def test_all_images_of_the_wrong_class_have_the_same_chance() -> None:
 
 def test_images_of_the_wrong_class_are_drawn_for_each_key_anew() -> None:
     matrix = np.repeat(np.eye(3, dtype=bool), 20, axis=0)
-    base = drawn_by(matrix, 8, related_by="wrong_class").related
-    np.testing.assert_array_equal(drawn_by(matrix, 8, related_by="wrong_class").related, base)
+    base, other = (drawn_by(matrix, 8, related_by="wrong_class", seed=seed).related for seed in (0, 1))
     assert len(np.unique(base, axis=0)) == 60
-    other = drawn_by(matrix, 8, related_by="wrong_class", seed=1).related
-    assert not [row for row, of_other in zip(base.tolist(), other.tolist(), strict=True) if row == of_other]
+    assert not (base == other).all(axis=1).any()
 
 
 @quick
-@given(arrays(bool, st.tuples(st.integers(1, 10), st.just(3))), st.integers(1, 4))
-def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) -> None:
+@given(matrices(), st.integers(1, 4))
+def test_a_control_needs_what_it_draws(matrix: Matrix, related: int) -> None:
     """An image itself, or images without the class; where there are none, those of the class."""
-    matrix[:, 0] |= ~matrix.any(axis=1)
     usual, itself, wrong = (drawn_by(matrix, related, related_by=by) for by in ("class", "itself", "wrong_class"))
     np.testing.assert_array_equal(itself.related, usual.image[:, None])
     everywhere = matrix[:, usual.tag].all(axis=0)
@@ -88,13 +127,13 @@ def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) 
 
 @quick
 @given(
-    matrix=arrays(bool, st.tuples(st.integers(1, 10), st.just(4))),
+    matrix=matrices(),
     how=st.sampled_from(
         [
-            {},
             {"contrastive": True},
             {"related_may_repeat": True, "contrastive": True},
             {"related_by": "wrong_class"},
+            {"related_by": "wrong_class", "related_may_repeat": True},
             {"related_by": "itself"},
             {"related_by": "nearest", "contrastive": True},
         ]
@@ -102,9 +141,8 @@ def test_a_control_needs_what_it_draws(matrix: NDArray[np.bool_], related: int) 
     seed=st.integers(0, 9),
 )
 def test_what_fewer_related_images_make_is_the_first_of_what_more_make(
-    matrix: NDArray[np.bool_], how: dict[str, Any], seed: int
+    matrix: Matrix, how: dict[str, Any], seed: int
 ) -> None:
-    matrix[:, 0] |= ~matrix.any(axis=1)
     tags, source = Tags.of_matrix(matrix), np.arange(len(matrix)) % 3 == 0
     if how.get("related_by") == "nearest":
         alike = np.random.default_rng(seed).integers(-1, 2, (len(matrix), 3))  # whole numbers make many ties
@@ -113,9 +151,3 @@ def test_what_fewer_related_images_make_is_the_first_of_what_more_make(
     for related in range(1, 7):
         fewer = draw(tags, source, seed=seed, related=related, **how)
         np.testing.assert_array_equal(most.related[:, :related], fewer.related)
-
-
-def test_a_rule_is_found_by_its_name_and_says_what_it_asks_for() -> None:
-    assert list(RELATED) == ["class", "nearest", "itself", "wrong_class"]
-    assert [name for name, rule in RELATED.items() if rule.vectors] == ["nearest"]
-    assert [name for name, rule in RELATED.items() if rule.control] == ["itself", "wrong_class"]

@@ -59,22 +59,14 @@ def test_members_are_the_images_of_each_class(lists: list[list[int]], data: st.D
         members = Members.of(tags, source)
         assert members.images.dtype == np.uint32
         for k in range(CLASSES):
-            by_domain = [
-                [i for i, row in enumerate(lists) if k in row and bool(source is not None and source[i]) == domain]
+            expected = [
+                i
                 for domain in (False, True)
+                for i, row in enumerate(lists)
+                if k in row and bool(source is not None and source[i]) == domain
             ]
-            for domain, expected in (
-                (False, by_domain[0]),
-                (True, by_domain[1]),
-                (None, by_domain[0] + by_domain[1]),
-            ):
-                low, high = members.ranges(np.array([k]), domain)
-                assert members.images[low[0] : high[0]].tolist() == expected
-        rows = np.arange(CLASSES)
-        wanted = rows % 2 == 1
-        of_either, of_source, of_target = (members.ranges(rows, domain) for domain in (wanted, True, False))
-        for bound, source_bound, target_bound in zip(of_either, of_source, of_target, strict=True):
-            np.testing.assert_array_equal(bound, np.where(wanted, source_bound, target_bound))
+            low, high = members.ranges(np.array([k]))
+            assert members.images[low[0] : high[0]].tolist() == expected
 
 
 def test_members_are_the_same_sorted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +76,7 @@ def test_members_are_the_same_sorted_in_chunks(monkeypatch: pytest.MonkeyPatch) 
     whole = Members.of(tags, source)
     monkeypatch.setattr(mcis.datasets.tags, "_IMAGES_PER_CHUNK", 7)
     parts = Members.of(tags, source)
-    for name in ("images", "start", "split"):
+    for name in ("images", "start"):
         np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
 
 

@@ -530,7 +530,6 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
     [
         (("predict.split=test",), "predict", "predict.split is test, which has no image"),
         (("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "24 of 24 training images"),
-        (("localize.related_from=source",), "localize", "no tagged training image of setting voc is of it"),
     ],
 )
 def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(
