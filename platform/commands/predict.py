@@ -51,6 +51,9 @@ def predict(
             photographs = list_photographs(images, leave_out=out, allow_absolute=allow)
         for line in photographs.notes:
             console.print(line, markup=False)
+        console.print(
+            f"photographs are predicted at up to {trained.max_side} pixels a side (data.max_side)", markup=False
+        )
 
         from mcis.platform.reporting.photographs import predict_photographs
 
