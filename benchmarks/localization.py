@@ -31,7 +31,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
-from mcis.platform.runs.relations import draw_relations
+from mcis.platform.outputs.relations import draw_relations
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 TARGETS = {"paper": 7.0, "released": 2.2}

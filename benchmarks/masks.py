@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from mcis.datasets.classes import IGNORE, VOC_CLASSES
 from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
+from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace, write_table

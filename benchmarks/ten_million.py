@@ -148,7 +148,7 @@ def verdicts(folder: Path, rows: int) -> None:
 def _tags(folder: Path) -> tuple[Any, Any]:
     """The tags of the training images of the index, and which of them are of the domain source."""
     from mcis.datasets.tags import Tags
-    from mcis.platform.runs.read_index import of_source, rows_of_split
+    from mcis.platform.outputs.read_index import of_source, rows_of_split
     from mcis.platform.runs.workspace import Workspace
 
     file = Workspace(folder / "workspace", create=False).outputs(NAME)["index"] / "index.parquet"

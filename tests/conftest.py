@@ -263,8 +263,8 @@ def scored() -> Callable[..., Path]:
         from mcis.models.counts import MASK_PARTS
         from mcis.platform.config.experiment import experiment_text
         from mcis.platform.config.resolve import resolve
-        from mcis.platform.runs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
-        from mcis.platform.runs.output_tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
+        from mcis.platform.outputs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
+        from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
         from mcis.platform.runs.scores import CURVES, SCORES
         from mcis.platform.runs.workspace import Workspace, write_json, write_table, write_text
         from mcis.platform.stages.evaluation.scoring import Scorer

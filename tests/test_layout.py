@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
 """The folders at the top: each imports from itself and from those before it."""
-LAYERS = ("config", "runs", "networks", "engine", "reporting", "stages", "pipeline", "commands", "cli")
+LAYERS = ("config", "runs", "outputs", "networks", "engine", "reporting", "stages", "pipeline", "commands", "cli")
 """The packages and modules of platform/, likewise."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 READERS = {
     "decode_mask": {"datasets/images/masks.py"},
-    "read_truth": {"platform/runs/read_index.py"},  # as truth_of_row
+    "read_truth": {"platform/outputs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
         "platform/reporting/compared_images.py",  # the pictures of a comparison
         "platform/reporting/gallery.py",  # the report's pictures

@@ -13,8 +13,8 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import check_trials, ray_session
+from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.listing import listing
-from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.record import recorded
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker

@@ -77,7 +77,7 @@ def _index(
 
 def _show_index(workspace: "Workspace", name: str) -> None:
     from mcis.platform.commands.terminal import show_index
-    from mcis.platform.runs.read_index import open_index
+    from mcis.platform.outputs.read_index import open_index
 
     opened = open_index(workspace, name, ["domain", "split", "tags", "content_hash"])
     show_index(opened.index, opened.rejects, opened.classes, opened.notes)
@@ -177,8 +177,8 @@ def index_show(
         _show_index(opened, name)
         if check_masks:
             from mcis.platform.commands.terminal import show_disagreements
+            from mcis.platform.outputs.read_index import open_index
             from mcis.platform.runs.arguments import errors_name_keys
-            from mcis.platform.runs.read_index import open_index
 
             index = open_index(opened, name)
             with errors_name_keys({"classes": "data.classes"}):
@@ -197,8 +197,8 @@ def index_browse(
 
         opened = Workspace(workspace, create=False)
 
+        from mcis.platform.outputs.read_index import open_index, pair_kind_shares
         from mcis.platform.reporting.index_page import browse_page
-        from mcis.platform.runs.read_index import open_index, pair_kind_shares
 
         index = open_index(opened, name)
         page = browse_page(

@@ -63,7 +63,7 @@ def show_result(result: "RunResult") -> None:
 def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
     """What a run can expect of its images, and what it takes of the disk of a workspace where nothing is finished."""
     from mcis.platform.networks.disk import COLUMNS, disk_use, in_parts, uncached
-    from mcis.platform.runs.expectations import expectations
+    from mcis.platform.reporting.expectations import expectations
 
     images = listing.table.select(COLUMNS)
     uses = disk_use(config, images, len(listing.classes))

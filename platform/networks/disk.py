@@ -18,8 +18,8 @@ from mcis.datasets.tables.backbone_outputs import features_bytes
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.features import features_shape
+from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_split
 from mcis.platform.runs.workspace import bytes_in, free_bytes, in_words, read_table
 
 COLUMNS = ["split", "tags"]

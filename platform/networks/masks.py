@@ -21,7 +21,7 @@ from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.affinities import load_affinity_net
 from mcis.platform.networks.build import move_channels_last
-from mcis.platform.runs.output_tables import image_maps
+from mcis.platform.outputs.tables import image_maps
 
 
 class PixelScores(NamedTuple):

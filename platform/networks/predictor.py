@@ -26,7 +26,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import move_channels_last
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.networks.segmenter import load_segmenter
-from mcis.platform.runs.read_index import of_split, open_index
+from mcis.platform.outputs.read_index import of_split, open_index
 from mcis.platform.runs.workspace import Workspace
 
 K = TypeVar("K")

@@ -15,10 +15,10 @@ from mcis.models.coattention import positions
 from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
+from mcis.platform.outputs.relations import MapRelations
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.panels import Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import image_maps
-from mcis.platform.runs.relations import MapRelations
 
 _SHOWN = 3
 """Related images that are shown of a map's."""

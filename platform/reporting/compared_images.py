@@ -14,11 +14,11 @@ from mcis.datasets.images.decode import decode_labels, fitted, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
+from mcis.platform.outputs.counts import PLAIN, WITH_CRF
+from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import Comparison
 from mcis.platform.reporting.panels import Panel
-from mcis.platform.runs.counts import PLAIN, WITH_CRF
-from mcis.platform.runs.read_index import truth_of_row
 from mcis.platform.runs.workspace import read_table
 
 _MAX_SIDE = 480

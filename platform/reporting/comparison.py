@@ -12,8 +12,8 @@ from mcis.datasets.index import shown
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
+from mcis.platform.outputs.counts import ImageCounts, read_counts
 from mcis.platform.reporting.compared_runs import Case, KeyRow, Run, differing_keys, merged
-from mcis.platform.runs.counts import ImageCounts, read_counts
 from mcis.platform.runs.scores import CURVES, HEADINGS, ORIGIN, Score, Scored
 from mcis.platform.runs.workspace import read_json
 

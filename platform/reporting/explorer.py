@@ -21,12 +21,12 @@ from mcis.datasets.images.decode import fit_picture, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.relations import MapRelations
+from mcis.platform.outputs.tables import ImageMaps, image_maps
 from mcis.platform.reporting.html import picture_uri, shown
 from mcis.platform.reporting.panels import Panel, Steps, Tile, labels
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import ImageMaps, image_maps
-from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.relations import MapRelations
 
 SIDE = 512
 """Longest side of an embedded picture and of what is computed with it, pixels."""

@@ -15,13 +15,13 @@ from mcis.datasets.index import shown
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network
+from mcis.platform.outputs.read_index import open_index
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.files import labels_table, names_of, table_of, write_all, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.reporting.voc_folder import export_masks
 from mcis.platform.reporting.voc_server import export_submission
-from mcis.platform.runs.output_tables import image_maps
-from mcis.platform.runs.read_index import open_index
 from mcis.platform.runs.workspace import Workspace, read_table, shards_in
 
 

@@ -15,10 +15,10 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.predictor import Predictor
+from mcis.platform.outputs.read_index import split_rows, truth_of_row
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import image_maps
-from mcis.platform.runs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.results import PredictResult
 
 

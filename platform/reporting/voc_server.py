@@ -20,9 +20,9 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_shape
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import read_bytes
+from mcis.platform.outputs.read_index import open_index
 from mcis.platform.reporting.files import names_of, table_of
 from mcis.platform.runs.progress import bar
-from mcis.platform.runs.read_index import open_index
 from mcis.platform.runs.results import PredictResult, read_result
 from mcis.platform.runs.workspace import Workspace, read_table, shards_in, written_aside
 

@@ -1,10 +1,12 @@
-"""The version of the project that is running: its release, its commit, and the code that a stage runs."""
+"""Versions that results depend on: of the project, its commit, the code that a stage runs, and what is below it."""
 
 import ast
 import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
+import platform
 import re
 import subprocess
 from collections.abc import Iterator
@@ -12,18 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-_COMPUTE_NOTHING = tuple(
-    f"mcis.platform.{name}"
-    for name in (
-        "commands", "config", "reporting", "pipeline",
-        *(f"runs.{name}" for name in (
-            "arguments", "context", "data_sets", "environment", "expectations", "garbage", "inventory", "listing",
-            "locks", "progress", "record", "results", "scores", "stage", "sync",
-            "tracking", "tracking_store", "verdicts", "version", "workspace",
-        )),
-    )
-)  # fmt: skip
-"""Modules, or the beginnings of their names, that no output depends on: values of the configuration are in keys."""
+_COMPUTE_NOTHING = tuple(f"mcis.platform.{name}" for name in ("commands", "config", "pipeline", "reporting", "runs"))
+"""Packages and modules that no output depends on: values of the configuration are in keys."""
+_PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
 _ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
 """An entry of a table that is imported when it is first asked for."""
 
@@ -152,3 +145,15 @@ def made_with(module: str, device: str | None) -> dict[str, str | None]:
 def project_version() -> str:
     """The version of the installed project."""
     return importlib.metadata.version("mcis")
+
+
+def environment(device: str) -> dict[str, str]:
+    """Versions of Python, the machine, the packages and the project's own code, and the class of device."""
+    versions = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
+    versions["cores"] = str(os.cpu_count())
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "absent"
+    return versions | {"mcis": project_version(), "code": code_digest(), "device": device}

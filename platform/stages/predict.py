@@ -14,9 +14,9 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import cpus_per_gpu
 from mcis.platform.networks.predictor import Prediction, Predictor
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import PREDICTIONS_SCHEMA
-from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 

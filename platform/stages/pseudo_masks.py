@@ -24,9 +24,9 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
+from mcis.platform.outputs.read_index import of_split, split_rows, truth_of_row
+from mcis.platform.outputs.tables import MASKS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import MASKS_SCHEMA
-from mcis.platform.runs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace, file_stamps, read_table

@@ -9,6 +9,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
+from mcis.platform.outputs.relations import MapRelations, relations_of_run
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.explorer import explorer_of_run
@@ -17,12 +18,10 @@ from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.environment import environment
 from mcis.platform.runs.progress import console, read_records
-from mcis.platform.runs.relations import MapRelations, relations_of_run
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores, scores_as_csv
-from mcis.platform.runs.version import git_revision
+from mcis.platform.runs.version import environment, git_revision
 from mcis.platform.runs.workspace import Workspace, read_json, read_table, write_json, write_text
 
 _STEP_BY_STEP = 3

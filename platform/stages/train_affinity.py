@@ -26,9 +26,9 @@ from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.build import build_backbone, freeze, load_classifier
 from mcis.platform.networks.masks import pixel_scores, tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.tables import LABELS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import LABELS_SCHEMA
-from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 

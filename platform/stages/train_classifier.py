@@ -35,8 +35,8 @@ from mcis.platform.networks.trained import (
     load_trained_classifier,
     trained_classifier,
 )
+from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_source, split_rows
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 

@@ -17,8 +17,8 @@ from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, freeze, load_classifier
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.networks.segmenter import build_segmenter
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, content_digest, read_table
 

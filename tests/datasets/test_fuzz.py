@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_mask, decode_mat_labels, decode_rgb
 from mcis.datasets.index import LISTING_SCHEMA, REJECTIONS, verify
 from mcis.platform.cli import app
-from mcis.platform.runs.read_index import open_index
+from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.workspace import Workspace
 
 FILES = 2500

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards, keep_shards
 from mcis.models.grids import Grid
-from mcis.platform.runs.output_tables import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, image_maps, map_rows
+from mcis.platform.outputs.tables import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, image_maps, map_rows
 
 quick = settings(deadline=None, max_examples=40)
 

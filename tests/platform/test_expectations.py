@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.expectations import expectations
+from mcis.platform.reporting.expectations import expectations
 
 
 def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Listing:

@@ -28,14 +28,14 @@ from mcis.models.localization import SCALES, score_maps
 from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
+from mcis.platform.outputs.counts import read_counts
+from mcis.platform.outputs.relations import MapRelations, relations_of_run
+from mcis.platform.outputs.tables import ImageMaps, map_rows
 from mcis.platform.reporting import explorer as explorer_module
 from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_data, explorer_of_run
 from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_page import write_report
-from mcis.platform.runs.counts import read_counts
-from mcis.platform.runs.output_tables import ImageMaps, map_rows
-from mcis.platform.runs.relations import MapRelations, relations_of_run
 from mcis.platform.runs.scores import CURVES, Curve, Score
 from mcis.platform.runs.workspace import RunFolder, Workspace, read_json
 

@@ -25,11 +25,11 @@ from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
+from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.reporting import files
 from mcis.platform.reporting.export import _files_of_classes, export
 from mcis.platform.reporting.files import names_of
 from mcis.platform.reporting.voc_server import submission_problems
-from mcis.platform.runs.output_tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
 from mcis.platform.runs.workspace import Workspace, write_table
 

@@ -30,10 +30,10 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import MapResult
 from mcis.platform.networks.build import build_classifier, load_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.relations import draw_relations
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.output_tables import image_maps
-from mcis.platform.runs.read_index import split_rows
-from mcis.platform.runs.relations import draw_relations
 from mcis.platform.runs.workspace import Workspace, read_table, write_table
 from mcis.platform.stages import localization
 from mcis.platform.stages.localization.features import FeatureFiles, write_features

@@ -18,8 +18,8 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.affinities import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
-from mcis.platform.runs.output_tables import image_maps
-from mcis.platform.runs.relations import VECTORS, read_vectors
+from mcis.platform.outputs.relations import VECTORS, read_vectors
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_table
 from mcis.platform.stages import train_classifier

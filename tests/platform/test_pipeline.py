@@ -18,13 +18,13 @@ from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import user_error_in
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs import stage as stage_of_runs
-from mcis.platform.runs.output_tables import image_maps
 from mcis.platform.runs.record import pointers
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.version import git_commit

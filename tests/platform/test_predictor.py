@@ -26,7 +26,7 @@ from mcis.models.grids import pixel_grids
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import predictor
 from mcis.platform.networks.refiner import Refiner
-from mcis.platform.runs.output_tables import map_rows
+from mcis.platform.outputs.tables import map_rows
 from mcis.platform.stages import predict, pseudo_masks
 
 

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.config.resolve import resolve
+from mcis.platform.reporting.expectations import expectations
 from mcis.platform.runs import progress
-from mcis.platform.runs.expectations import expectations
 from mcis.platform.runs.progress import bar, follow, read_records
 
 EVERY = 0.01

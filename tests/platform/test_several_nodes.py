@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards
-from mcis.platform.runs.output_tables import image_maps
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.workspace import read_table
 
 NODES = """

@@ -16,7 +16,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.settings import sources_of
-from mcis.platform.runs.read_index import open_index
+from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult, TrainingResult
 from mcis.platform.runs.workspace import Workspace, read_table
 

@@ -15,8 +15,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamps
 from mcis.platform.config.sections import Config
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import split_rows
 from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES
 from mcis.platform.runs.workspace import Workspace, file_stamps, write_json

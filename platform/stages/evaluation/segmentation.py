@@ -10,9 +10,9 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
+from mcis.platform.outputs.counts import PLAIN, PREDICTED_IMAGES, WITH_CRF, CountsTable, sum_counts
+from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.counts import PLAIN, PREDICTED_IMAGES, WITH_CRF, CountsTable, sum_counts
-from mcis.platform.runs.read_index import truth_of_row
 from mcis.platform.stages.evaluation.scoring import Evaluation, Scorer
 
 

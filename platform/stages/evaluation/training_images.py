@@ -21,8 +21,7 @@ from mcis.models.localization import score_maps
 from mcis.models.metrics import best_tag_mask, iou, mean, random_tag_mask, sweep
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.counts import (
+from mcis.platform.outputs.counts import (
     BEST_TAG,
     PSEUDO_MASKS,
     RANDOM_TAG,
@@ -32,8 +31,9 @@ from mcis.platform.runs.counts import (
     CountsTable,
     sum_counts,
 )
-from mcis.platform.runs.output_tables import image_maps
-from mcis.platform.runs.read_index import truth_of_row
+from mcis.platform.outputs.read_index import truth_of_row
+from mcis.platform.outputs.tables import image_maps
+from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import Curve, Score
 from mcis.platform.runs.workspace import read_shards, read_table

@@ -25,9 +25,9 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import cached, features_cache
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.pretrained import classifier_weights
+from mcis.platform.outputs.read_index import of_source, split_rows
+from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_source, split_rows
-from mcis.platform.runs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import Workspace, fingerprint

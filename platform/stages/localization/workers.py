@@ -20,7 +20,7 @@ from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier, move_channels_last
-from mcis.platform.runs.output_tables import map_rows
+from mcis.platform.outputs.tables import map_rows
 from mcis.platform.stages.localization.features import FeatureFiles, write_features
 
 

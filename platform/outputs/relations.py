@@ -13,8 +13,8 @@ from mcis.datasets.sampling.related_images import RELATED, Relations, draw
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
+from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.read_index import of_source, split_rows
 from mcis.platform.runs.workspace import read_table
 
 VECTORS = "vectors"

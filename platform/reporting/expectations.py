@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 
 from mcis.datasets.index import Listing, shown
 from mcis.platform.config.sections import Config
-from mcis.platform.runs.read_index import of_split
+from mcis.platform.outputs.read_index import of_split
 
 _FEW = 10
 """Training images of a class that teach little of it."""
