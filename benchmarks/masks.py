@@ -73,7 +73,7 @@ def predicted(truth: NDArray[np.uint8], rng: np.random.Generator) -> NDArray[np.
 def evaluable(root: Path, paths: list[Path], *, name: str = "masks", seed: int = 1) -> RunContext:
     """A run of a workspace that has come to predictions of these masks, two of each: `plain` and `crf`."""
     workspace = Workspace(root)
-    index, output = (workspace.finished(stage, name) for stage in ("index", "predict"))
+    index, output = (workspace.output(stage, name) for stage in ("index", "predict"))
     rows, predictions = [], []
     for number, path in enumerate(paths):
         truth = decode_labels(path.read_bytes())
@@ -89,6 +89,6 @@ def evaluable(root: Path, paths: list[Path], *, name: str = "masks", seed: int =
         write_table(output / "predictions" / f"part-{first:08d}-{first + len(shard):08d}.parquet", shard)
     write_result(index, IndexResult(classes=VOC_CLASSES), stage="index", key=name, seconds=0.0)
     write_result(output, PredictResult(split="val"), stage="predict", key=name, seconds=0.0)
-    inputs, part = {"index": index, "predict": output}, workspace.part("evaluate", name)
+    inputs, part = {"index": index, "predict": output}, workspace.output("evaluate", name)
     tracker = Tracker(workspace, name, identity="")
     return RunContext(workspace=workspace, name=name, part=part, tracker=tracker, origins={}, inputs=inputs)

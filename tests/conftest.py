@@ -274,7 +274,7 @@ def scored() -> Callable[..., Path]:
         resolved = resolve("voc", recipe, assignments=assignments)
         rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
         stages = ("index", "pseudo_masks", "predict", "evaluate")
-        outputs = {stage: opened.finished(stage, name) for stage in stages}
+        outputs = {stage: opened.output(stage, name) for stage in stages}
         rows: dict[str, list[dict[str, object]]] = {"index": [], "predictions": [], "masks": []}
         counted = CountsTable()
         for number in range(images):
@@ -351,7 +351,7 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         from mcis.platform.runs.workspace import Workspace, write_table, write_text
 
         workspace = Workspace(tmp_path / "workspace")
-        index, segmenter = (workspace.finished(stage, "drawn") for stage in ("index", "train_segmenter"))
+        index, segmenter = (workspace.output(stage, "drawn") for stage in ("index", "train_segmenter"))
         row = {"domain": "target", "split": "train", "tags": [0], "height": 16}
         texts = {"image_id", "uri", "content_hash"}
         rows = [row | {"width": side} | dict.fromkeys(texts, str(n)) for n, side in enumerate(sides)]

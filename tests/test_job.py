@@ -110,7 +110,7 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
     with subprocess.Popen(
         call, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
     ) as following:
-        wait_for(lambda: any((workspace / "store").glob("train_classifier-*.part/steps.jsonl")), following)
+        wait_for(lambda: any((workspace / "store").glob("train_classifier-*/steps.jsonl")), following)
         following.send_signal(signal.SIGINT)
         out, errors = following.communicate(timeout=60)
     assert following.returncode == 130, out + errors

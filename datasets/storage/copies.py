@@ -6,8 +6,7 @@ names the same COPIES (the variable MCIS_COPIES). The bucket holds the truth. Wh
 once, what it reads is fetched before unless the copy is of the same size and time, and names are those that the bucket
 lists. For any other path the functions here are those of the operating system.
 
-A folder `NAME.part` and its final name are one place in the bucket, which has no renaming: what is in progress there is
-told from what is finished by a file that is written last. What lies in a folder of LOCAL is a machine's own.
+What lies in a folder of LOCAL is a machine's own.
 """
 
 import errno
@@ -44,7 +43,6 @@ PLACE = "MCIS_COPIES"
 """The variable that names the folder of all copies, the same on all machines of a cluster."""
 LOCAL = ("cache", "data", "mlflow", "mlflow.db")
 """Names, in a folder at a URI, of what never goes to the bucket."""
-PART = ".part"
 AGAIN = "repeat the stage that wrote it"
 """What to do about an output's file that is damaged."""
 _T = TypeVar("_T")
@@ -104,7 +102,7 @@ def uri_of(path: Path) -> str | None:
     text = str(path)
     for top in _tops(os.environ.get(PLACE) or f"/tmp/mcis-copies-{os.geteuid()}"):
         if text.startswith(top):
-            parts = [part.removesuffix(PART) for part in text.removeprefix(top).split("/")]
+            parts = text.removeprefix(top).split("/")
             if len(parts) < 2 or any(part in LOCAL for part in parts[2:]):
                 return None
             return f"{parts[0]}://{'/'.join(parts[1:])}"

@@ -3,7 +3,6 @@ all runs.
 """
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from mcis.platform.runs.workspace import (
     Workspace,
     bytes_in,
     content_digest,
+    discard,
     disk_errors,
     fingerprint,
     rename_folder,
@@ -153,11 +153,8 @@ def cached(name: str, fill: Callable[[Path], None], context: RunContext, size: i
 def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
     """Removes whole caches, the least recently used first, until those beside `part` take at most `allowed` bytes.
 
-    A part that was left half made is one of them, but not one whose lock is held: another run is making it. A folder is
-    renamed before it is removed, so a folder under its final name is whole.
+    A part that was left half made is one of them, but not one whose lock is held: another run is making it.
     """
-    for gone in workspace.cache.glob("*.gone"):
-        shutil.rmtree(gone, ignore_errors=True)
     caches = (path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name))
     others = (path for path in caches if path != part)
     folders = sorted(others, key=lambda path: path.stat().st_mtime)
@@ -168,8 +165,7 @@ def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
             return
         try:
             with workspace.lock("cache", folder.stem).acquire(blocking=False):
-                gone = folder.rename(folder.with_suffix(".gone"))
+                discard(folder)
         except Timeout:
             continue
-        shutil.rmtree(gone, ignore_errors=True)
         left -= size

@@ -17,7 +17,7 @@ class RunContext:
     Attributes:
         workspace: all file names.
         name: of the run.
-        part: the folder that the stage writes into; a kept output gets its final name when the stage returns.
+        part: the folder that the stage writes into; it is the finished output once the stage has returned.
         tracker: MLflow.
         origins: where each value of the configuration comes from, by its key.
         recompute: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.

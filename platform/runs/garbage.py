@@ -164,9 +164,8 @@ def _outputs(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[
         if match is None:
             if path.suffix != ".lock" and not ASIDE.fullmatch(path.name) and path.name not in pointed:
                 notes.append(f"{path.relative_to(workspace.root)} stays: not the output of a stage")
-        elif match["name"] not in pointed:
-            why = "unfinished, and no run points to it" if match["part"] else "no run points to it"
-            found.append(_garbage(path, why, (match["stage"], match["key"])))
+        elif path.name not in pointed:
+            found.append(_garbage(path, "no run points to it", (match["stage"], match["key"])))
     return found
 
 
@@ -175,23 +174,19 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
     used: set[str] = set()
     silent = []
     for name in sorted(pointed):
-        finished, part = workspace.folders_of(name)
+        folder = workspace.store / name
         try:
-            summary = read_json(finished / SUMMARY) if is_there(finished / SUMMARY) else {}
-            used.update(summary["caches"])
-        except (BadFile, KeyError, TypeError):
-            if is_there(finished) or is_there(part):
+            used.update(read_json(folder / SUMMARY)["caches"])
+        except (FileNotFoundError, BadFile, KeyError, TypeError):
+            if is_there(folder):
                 silent.append(name)
     found = []
     for path in _inside(workspace.cache):
         match = CACHE.fullmatch(path.name)
         if match is None or not path.is_dir():
             continue  # the table of verdicts, which every run uses, and what is being written
-        lock = ("cache", match["name"])
-        if match["suffix"] == ".gone":
-            found.append(_garbage(path, "left over by a process that is gone", lock))
-        elif not silent and match["name"] not in used:
-            found.append(_garbage(path, "no output that remains was computed from it", lock))
+        if not silent and match["name"] not in used:
+            found.append(_garbage(path, "no output that remains was computed from it", ("cache", match["name"])))
     if silent:
         notes.append(f"cache/ stays: {shown(silent)} does not say what it was computed from, or is unfinished")
     return found

@@ -202,7 +202,7 @@ def _scores(folder: RunFolder, record: RunRecord | None) -> dict[str, float]:
 def _bytes_of(workspace: Workspace, outputs: frozenset[str], sizes: dict[str, int]) -> int:
     """Bytes of folders below store/, finished or not, which `sizes` keeps."""
     for name in outputs - sizes.keys():
-        sizes[name] = sum(map(bytes_in, workspace.folders_of(name)))
+        sizes[name] = bytes_in(workspace.store / name)
     return sum(sizes[name] for name in outputs)
 
 

@@ -5,6 +5,7 @@
 
 import dataclasses
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
+from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.threads import in_threads
 from mcis.platform.runs.workspace import ASIDE, SUMMARY, files_in, read_json, table_rows, write_json
 
@@ -114,8 +116,10 @@ def write_result(
     seconds: float,
     caches: Sequence[str] = (),
 ) -> None:
-    """Writes a stage's result into the folder of its output: with its name, key, seconds, the caches it read, and by
-    name the bytes of its files and the rows of those that are tables, which `flaw` goes by.
+    """Finishes a stage's output: writes its result, once all names in its folder are on the disk.
+
+    Beside the result stand stage, key, seconds, the caches that it read, and by name the bytes of its files and the
+    rows of those that are tables, which `flaw` goes by.
 
     Args:
         but_code: what the key would be the fingerprint of if it left out the code.
@@ -137,6 +141,8 @@ def write_result(
     tables = [name for name in files if name.endswith(".parquet")]
     counted = in_threads(table_rows, (folder / name for name in tables), threads=16, name="footers")
     rows = dict(zip(tables, counted, strict=True))
+    for parent in (str(folder.parent), *(parent for parent, _, _ in os.walk(folder))):
+        sync(Path(parent))
     write_json(folder / SUMMARY, about | record | {"files": files, "rows": rows})
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
-from mcis.datasets.storage.copies import in_bucket, is_there
+from mcis.datasets.storage.copies import is_there
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.locks import hold_stage
@@ -90,7 +90,7 @@ def run_stage(
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
     parts = key_parts(stage, config, context)
-    folder = workspace.finished(stage.name, fingerprint(parts))
+    folder = workspace.output(stage.name, fingerprint(parts))
     if stage.name in context.reuse and flaw(folder) is not None:
         folder = _of_other_code(stage, parts, workspace)
         context = dataclasses.replace(context, reused=(*context.reused, stage.name))
@@ -163,24 +163,21 @@ def _compute(
         if goes_on:
             console.print(f"note: {stage.name} goes on with what the call before has computed again")
         elif recompute:
-            workspace.forget(stage.name, key)
+            discard(folder)
             begin_recompute(workspace, context.name, folder)
-        if flaw(folder) is None:
+        if (lacks := flaw(folder)) is None:
             return False
-        # In a bucket an output and its part are one place.
-        if is_there(folder / SUMMARY if in_bucket(folder) else folder):
-            console.print(f"note: {folder.name} is computed again: {flaw(folder)}", markup=False)
-            if in_bucket(folder):
-                discard(folder)
+        if is_there(folder / SUMMARY):
+            console.print(f"note: {folder.name} is computed again: {lacks}", markup=False)
+            discard(folder)
         if before:
             before()
-        part, began, caches = workspace.part(stage.name, key), time.monotonic(), list[str]()
+        began, caches = time.monotonic(), list[str]()
         fresh = recompute and not goes_on  # what earlier calls kept is of images that were read before
-        with disk_errors(part):
-            part.mkdir(parents=True, exist_ok=True)
-            result = stage.module.run(config, dataclasses.replace(context, part=part, recompute=fresh, caches=caches))
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            result = stage.module.run(config, dataclasses.replace(context, part=folder, recompute=fresh, caches=caches))
         seconds = time.monotonic() - began
         but_code = _but_code(parts)
-        write_result(part, result, stage=stage.name, key=key, but_code=but_code, seconds=seconds, caches=caches)
-        workspace.finish(stage.name, key)
+        write_result(folder, result, stage=stage.name, key=key, but_code=but_code, seconds=seconds, caches=caches)
         return True

@@ -1,8 +1,8 @@
 """Every file name of a workspace, and atomic writing: a file is written aside and then renamed.
 
 WORKSPACE/
-  store/<stage>-<key>/       finished outputs of a stage, shared by all runs with the same key
-  store/<stage>-<key>.part/  work in progress, which a restart continues
+  store/<stage>-<key>/       outputs of a stage, shared by all runs with the same key; finished once the summary is
+                             there, which is written last, until then work in progress, which a restart continues
   store/.<what>-<name>.lock  locks, whose files stay; see `runs.locks`
   runs/<name>/               files of one run or study, see `RunFolder`
   cache/                     verdicts on image files and decoded images, shared by all runs; may be removed between runs
@@ -58,7 +58,7 @@ from mcis.datasets.tables.shards import read_parquet
 _FOOTER = 2**20
 """Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""
 SUMMARY = "summary.json"
-"""The file beside a stage's output that holds its result."""
+"""The file in a stage's output that holds its result, and says that it is finished: it is written last."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -161,10 +161,10 @@ def aside_of(path: Path) -> Path:
 
 ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)")
 """Names as `aside_of` makes them."""
-OUTPUT = re.compile(r"(?P<name>(?P<stage>[a-z_]+)-(?P<key>[0-9a-f]{16}))(?P<part>\.part)?")
-"""Names in store/ of outputs, finished and in progress, whose keys are fingerprints."""
-CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(?P<suffix>\.part|\.gone)?")
-"""Names in cache/ of caches: whole, in the making, and half removed."""
+OUTPUT = re.compile(r"(?P<stage>[a-z_]+)-(?P<key>[0-9a-f]{16})")
+"""Names in store/ of outputs, whose keys are fingerprints."""
+CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
+"""Names in cache/ of caches: whole and in the making."""
 
 
 @contextlib.contextmanager
@@ -528,26 +528,17 @@ class Workspace:
         return {stage: self.root / folder for stage, folder in folders.items()}
 
     def outputs_of(self, stage: str) -> list[Path]:
-        """The folders of all finished outputs of a stage."""
-        names = (name for name in names_in(self.store) if name.startswith(f"{stage}-") and not name.endswith(".part"))
-        return [self.store / name for name in names]
+        """The folders of all outputs of a stage, finished or not."""
+        return [self.store / name for name in names_in(self.store) if name.startswith(f"{stage}-")]
 
     def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
         """Writes down what `outputs` reads."""
         folders = {stage: str(folder.relative_to(self.root)) for stage, folder in outputs.items()}
         write_json(self.run(name).stages, folders)
 
-    def finished(self, stage: str, key: str) -> Path:
-        """The folder of a stage's finished output; it exists once the stage is done."""
+    def output(self, stage: str, key: str) -> Path:
+        """The folder of a stage's output; it is finished once SUMMARY is there."""
         return self.store / f"{stage}-{key}"
-
-    def part(self, stage: str, key: str) -> Path:
-        """The folder of a stage's work in progress."""
-        return self.store / f"{stage}-{key}.part"
-
-    def folders_of(self, output: str) -> tuple[Path, Path]:
-        """The folders of an output by its name in store/: finished, and in progress."""
-        return self.store / output, self.store / f"{output}.part"
 
     def lock_file(self, what: str, name: str) -> Path:
         """The file of the lock of a stage and its key, of `run` and its name, or of another part of the workspace."""
@@ -560,21 +551,6 @@ class Workspace:
     def lock(self, what: str, name: str) -> FileLock:
         """A lock for what takes a moment; `runs.locks` has those whose holder says who it is."""
         return FileLock(self.lock_file(what, name), fallback_to_soft=False)
-
-    def finish(self, stage: str, key: str) -> Path:
-        """Renames the work in progress to the finished output, in place of an older one."""
-        final = self.finished(stage, key)
-        if in_bucket(final):  # where both are one place, and copies alone are renamed
-            shutil.rmtree(final, ignore_errors=True)
-        else:
-            discard(final)
-        rename_folder(self.part(stage, key), final)
-        return final
-
-    def forget(self, stage: str, key: str) -> None:
-        """Removes a stage's output and work in progress."""
-        discard(self.finished(stage, key))
-        discard(self.part(stage, key))
 
 
 def is_output(folder: Any) -> bool:

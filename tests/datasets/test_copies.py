@@ -23,7 +23,6 @@ def test_a_path_says_of_what_it_is_a_copy(place: Path) -> None:
     folder = copies.place_of("s3://bucket/some/work/")
     assert folder == place / "s3/bucket/some/work"
     assert copies.uri_of(folder / "store/maps-1/part-0.parquet") == "s3://bucket/some/work/store/maps-1/part-0.parquet"
-    assert copies.uri_of(folder / "store/maps-1.part/a") == "s3://bucket/some/work/store/maps-1/a", "one place for both"
     for name in ("cache/a", "mlflow.db", "data/VOC2012/a.jpg", "mlflow/1/a"):
         assert copies.uri_of(folder / name) is None, "a machine's own"
     assert copies.uri_of(place) is None

@@ -165,7 +165,7 @@ def test_a_run_that_was_killed_ends_on_another_machine(bucket: dict[str, str], o
         start_new_session=True,
     ) as running:
         until = time.monotonic() + 300
-        while not any(first.glob("s3/bucket/killed/store/train_classifier-*.part/checkpoint.pt")):
+        while not any(first.glob("s3/bucket/killed/store/train_classifier-*/checkpoint.pt")):
             assert running.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)

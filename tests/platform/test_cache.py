@@ -82,8 +82,6 @@ def test_no_more_images_than_fit(context: RunContext, tmp_path: Path) -> None:
 
 def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path: Path) -> None:
     old, used = (cached(pictures(tmp_path / "images", name, 3), context) for name in "ab")
-    half_removed = context.workspace.cache / f"squash64-{'c' * 16}.gone"
-    half_removed.mkdir()
     notes = context.workspace.cache / "notes"
     notes.mkdir()
     (notes / "large").write_bytes(bytes(20 * image_bytes(SIZE)))

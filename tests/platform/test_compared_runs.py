@@ -116,7 +116,7 @@ def test_unfinished_runs_and_studies_are_refused(copied: Workspace) -> None:
 
 
 def test_other_classes_and_runs_of_one_seed_are_refused(copied: Workspace) -> None:
-    file = copied.finished("evaluate", "b") / SCORES
+    file = copied.output("evaluate", "b") / SCORES
     file.write_text(file.read_text().replace('"cat"', '"lynx"'))
     with pytest.raises(UserError, match="run 'a-s0' has the classes cat, dog, run 'b' lynx, dog"):
         open_cases(copied.root, ["a-s0", "b"], what=ALL)
@@ -130,7 +130,7 @@ def test_damaged_files_are_named(copied: Workspace) -> None:
     copied.run("b").config.write_text("= no TOML")
     with pytest.raises(UserError, match=r"config\.toml is no TOML"):
         open_cases(copied.root, ["a-s0", "b"], what=ALL)
-    file = copied.finished("evaluate", "a-s1") / SCORES
+    file = copied.output("evaluate", "a-s1") / SCORES
     file.write_text(json.dumps([{"what": "?"}]))
     with pytest.raises(UserError, match="has a score that cannot be read"):
         open_cases(copied.root, ["a-s0", "a-s1"], what=ALL)

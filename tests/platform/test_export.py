@@ -53,13 +53,13 @@ def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...]
             height, width = width, height
         row = {"image_id": image_id, "uri": str(path), "domain": "target", "split": "test", "tags": [0]}
         rows.append(row | {"height": height, "width": width, "content_hash": image_id})
-    index = workspace.finished("index", "made")
+    index = workspace.output("index", "made")
     write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
     write_table(index / "rejects.parquet", pa.table({"image_id": pa.array([], pa.string())}))
     write_result(index, IndexResult(classes=classes, counts={"images": {}}), stage="index", key="made", seconds=0.0)
     outputs = {"index": index}
     for stage, table in tables.items():
-        outputs[stage] = workspace.finished(stage, "made")
+        outputs[stage] = workspace.output(stage, "made")
         name = {"pseudo_masks": "masks", "predict": "predictions"}[stage]
         write_table(outputs[stage] / name / "part-00000000.parquet", table)
         write_result(outputs[stage], PredictResult(split="test"), stage=stage, key="made", seconds=0.0)

@@ -54,7 +54,7 @@ def test_ctrl_c_in_the_middle_of_training_keeps_what_is_finished(root: Path, tmp
         long, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         for _ in range(600):
-            logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+            logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
             if logs and logs[0].stat().st_size:
                 break
             assert run.poll() is None, run.communicate()
@@ -64,7 +64,7 @@ def test_ctrl_c_in_the_middle_of_training_keeps_what_is_finished(root: Path, tmp
     assert run.returncode == 130, out + errors
     assert "interrupted: what is finished is kept" in errors
     assert "Traceback" not in out + errors
-    finished = [p for p in (workspace / "store").glob("index-*") if not p.name.endswith(".part")]
+    finished = list((workspace / "store").glob("index-*"))
     assert len(finished) == 1
     assert (finished[0] / "index.parquet").is_file()
 
@@ -77,7 +77,7 @@ def kill_in_training(call: list[str], workspace: Path) -> None:
     """Gives a command and ends it by SIGKILL, with nothing of its own to end in order, while a network is trained."""
     with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as run:
         for _ in range(900):
-            logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+            logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
             if logs and logs[0].stat().st_size:
                 break
             assert run.poll() is None, run.communicate()
@@ -197,14 +197,15 @@ def running(call: list[str], until: Callable[[], Any], environment: dict[str, st
 
 def steps_logged(workspace: Path) -> int:
     """Lines of the classifier's log, while it is trained."""
-    logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+    logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
     return len(logs[0].read_text().splitlines()) if logs else 0
 
 
 def half_written(workspace: Path) -> list[str]:
     """What is under a temporary name, or unfinished, once a run has ended."""
-    found = [path for pattern in ("store/*.part", "**/.*.*") for path in workspace.glob(pattern)]
-    return sorted(str(path.relative_to(workspace)) for path in found if path.suffix != ".lock")
+    unfinished = [path for path in workspace.glob("store/[a-z]*") if flaw(path)]
+    found = [*unfinished, *(path for path in workspace.glob("**/.*.*") if path.suffix != ".lock")]
+    return sorted(str(path.relative_to(workspace)) for path in found)
 
 
 @pytest.mark.slow
@@ -221,7 +222,7 @@ def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
     assert run.returncode == 128 + signal.SIGTERM, shown
     assert "interrupted: what is finished is kept" in shown
     assert "Traceback" not in shown
-    (part,) = (workspace / "store").glob("train_classifier-*.part")
+    (part,) = (workspace / "store").glob("train_classifier-*")
     done = torch.load(part / "checkpoint.pt", weights_only=True)["step"]
     assert 20 < done < 800
     (listed,) = json.loads(
@@ -265,11 +266,11 @@ def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
         with running(call, functools.partial(files_of, workspace, stage)) as run:
             run.kill()
             assert run.wait() == -signal.SIGKILL
-    with running(call, lambda: list((workspace / "store").glob("evaluate-*[0-9a-f]"))) as run:
+    with running(call, lambda: list((workspace / "store").glob("evaluate-*/summary.json"))) as run:
         run.kill()
         assert run.wait() == -signal.SIGKILL
     assert not (workspace / "runs" / "run" / "report.html").exists()
-    finished = [path for path in (workspace / "store").iterdir() if path.suffix != ".part" and path.name[0] != "."]
+    finished = [path for path in (workspace / "store").iterdir() if (path / "summary.json").exists()]
     assert len(finished) == len(KEPT)
     assert [flaw(path) for path in finished] == [None] * len(KEPT)
     last = run_to_the_end(call)
@@ -337,7 +338,7 @@ def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_sam
     disk = small_disk("64m")
     workspace = prepared(disk / "workspace", mlflow_store)
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=10")
-    with running(call, lambda: list((workspace / "store").glob("train_classifier-*.part/checkpoint.pt"))) as run:
+    with running(call, lambda: list((workspace / "store").glob("train_classifier-*/checkpoint.pt"))) as run:
         with contextlib.suppress(OSError), (disk / "ballast").open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
@@ -346,7 +347,7 @@ def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_sam
     assert "Traceback" not in shown
     assert "error: no space left on" in shown
     assert "remedy:" in shown
-    (part,) = (workspace / "store").glob("train_classifier-*.part")
+    (part,) = (workspace / "store").glob("train_classifier-*")
     assert torch.load(part / "checkpoint.pt", weights_only=True)["step"] >= 10
     (disk / "ballast").unlink()
     run_to_the_end(call)
@@ -404,7 +405,7 @@ def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_and_what_
         long, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         for _ in range(1200):
-            logs = list((workspace / "store").glob("train_classifier-*.part/steps.jsonl"))
+            logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
             if logs and logs[0].stat().st_size:
                 break
             assert run.poll() is None, run.communicate()

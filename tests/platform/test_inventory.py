@@ -30,7 +30,7 @@ def finished(workspace: Workspace, name: str, **sizes: int) -> None:
 
 
 def reach(workspace: Workspace, name: str, **sizes: int) -> None:
-    outputs = {stage: workspace.finished(stage, f"{size:016x}") for stage, size in sizes.items()}
+    outputs = {stage: workspace.output(stage, f"{size:016x}") for stage, size in sizes.items()}
     for stage, size in sizes.items():
         point_to(workspace, name, stage, outputs[stage])
         outputs[stage].mkdir(exist_ok=True)

@@ -19,7 +19,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
     """A call of a run that reaches these stages, with these keys, and then ends, with an error if one is given."""
-    outputs = {stage: workspace.finished(stage, key) for stage, key in keys.items()}
+    outputs = {stage: workspace.output(stage, key) for stage, key in keys.items()}
     with contextlib.suppress(*([type(error)] if error else [])), recorded(workspace, "run", whole=whole):
         for number, (stage, output) in enumerate(outputs.items(), 1):
             point_to(workspace, "run", stage, output)
@@ -83,7 +83,7 @@ def test_a_call_up_to_a_stage_keeps_what_lies_behind_it(workspace: Workspace) ->
 
 
 def test_runs_of_earlier_versions_point_to_what_they_reached(workspace: Workspace) -> None:
-    workspace.record_outputs("run", {"index": workspace.finished("index", "a")})
+    workspace.record_outputs("run", {"index": workspace.output("index", "a")})
     assert read_record(workspace.run("run")) is None
     assert pointers(workspace, "run") == {"index": ["index-a"]}
 

@@ -157,7 +157,7 @@ def finish(call: list[str], env: dict[str, str], folder: Path) -> str:
 
 def output(workspace: Path, stage: str) -> Path:
     (folder,) = (path for path in (workspace / "store").glob(f"{stage}-*") if path.is_dir())
-    assert folder.suffix != ".part"
+    assert (folder / "summary.json").exists()
     return folder
 
 
@@ -262,9 +262,9 @@ def test_a_node_that_is_lost_while_maps_are_made_changes_nothing(
         nodes.add(name, num_cpus=2)
     workspace = tmp_path / "workspace"
     with running(command(root, workspace), nodes.env, nodes.folder) as run:
-        wait_for(lambda: any(workspace.glob("store/localize-*.part/*/part-*")), run)
+        wait_for(lambda: any(workspace.glob("store/localize-*/*/part-*")), run)
         nodes.remove("b")
-        assert any(workspace.glob("store/localize-*.part")), "it came too late"
+        assert not any(workspace.glob("store/localize-*/summary.json")), "it came too late"
         said, _ = run.communicate(timeout=1500)
     assert run.returncode == 0, said[-5000:]
     differ = differences(workspace, undisturbed[1])
@@ -282,7 +282,7 @@ def test_nodes_that_are_lost_while_a_network_is_trained_change_nothing(
     checkpoints: set[int] = set()
 
     def writes_another() -> bool:
-        for file in workspace.glob("store/train_classifier-*.part/checkpoint.pt"):
+        for file in workspace.glob("store/train_classifier-*/checkpoint.pt"):
             with contextlib.suppress(FileNotFoundError):
                 checkpoints.add(file.stat().st_ino)
                 return len(checkpoints) > before

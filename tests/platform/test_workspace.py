@@ -352,46 +352,16 @@ def test_other_names_of_runs_are_refused(workspace: Workspace, name: str) -> Non
 
 def test_the_outputs_that_a_run_has_reached_are_remembered_wherever_the_workspace_lies(workspace: Workspace) -> None:
     assert workspace.outputs("run") == {}
-    folder = workspace.finished("index", "k1")
+    folder = workspace.output("index", "k1")
     workspace.record_outputs("run", {"index": folder})
     moved = Workspace(workspace.root.rename(workspace.root.with_name("moved")))
-    assert moved.outputs("run") == {"index": moved.finished("index", "k1")}
-    assert moved.finished("index", "k1") != folder
+    assert moved.outputs("run") == {"index": moved.output("index", "k1")}
+    assert moved.output("index", "k1") != folder
 
 
 def test_a_name_that_is_too_long_is_the_users_error(workspace: Workspace) -> None:
     with pytest.raises(UserError, match="File name too long"):
         workspace.run("a" * 300)
-
-
-def test_work_in_progress_becomes_the_output(workspace: Workspace) -> None:
-    part = workspace.part("index", "k1")
-    part.mkdir()
-    (part / "summary.json").write_text("new")
-    assert not workspace.finished("index", "k1").exists()
-    final = workspace.finish("index", "k1")
-    assert final == workspace.finished("index", "k1") == workspace.store / "index-k1"
-    assert (final / "summary.json").read_text() == "new"
-    assert names(workspace.store) == ["index-k1"]
-
-
-def test_finishing_again_replaces_the_older_output(workspace: Workspace) -> None:
-    for content in ("old", "new"):
-        part = workspace.part("index", "k1")
-        part.mkdir()
-        (part / content).touch()
-        final = workspace.finish("index", "k1")
-    assert names(final) == ["new"]
-
-
-def test_forgetting_removes_one_stage_alone(workspace: Workspace) -> None:
-    for stage, key in (("index", "k1"), ("index", "k2"), ("localize", "k1")):
-        for folder in (workspace.finished(stage, key), workspace.part(stage, key)):
-            folder.mkdir()
-            (folder / "file").touch()
-    workspace.forget("index", "k1")
-    assert names(workspace.store) == ["index-k2", "index-k2.part", "localize-k1", "localize-k1.part"]
-    workspace.forget("index", "k1")  # nothing is left to remove, which is no error
 
 
 def test_a_stage_is_computed_once_at_a_time(workspace: Workspace) -> None:

@@ -41,7 +41,7 @@ def trains(workspace: Path, trial: str) -> bool:
     if not record.exists():
         return False
     outputs = json.loads(record.read_text())["current"].get("train_classifier", [])
-    logs = [workspace / "store" / f"{name}.part" / "steps.jsonl" for name in outputs]
+    logs = [workspace / "store" / name / "steps.jsonl" for name in outputs]
     return any(log.exists() and log.stat().st_size for log in logs)
 
 
