@@ -24,8 +24,8 @@ from scipy import ndimage
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import SCORES
-from mcis.platform.runs.workspace import read_json
 from mcis.platform.stages import evaluation
 
 LABELS = len(VOC_CLASSES) + 1

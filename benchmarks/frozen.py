@@ -24,7 +24,7 @@ from mcis.models.losses import pair_losses
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
 from mcis.platform.networks.features import features_shape
-from mcis.platform.runs.workspace import write_table
+from mcis.platform.runs.files import write_table
 
 TARGET = 10.0
 CLASSES, IMAGES = 20, 128

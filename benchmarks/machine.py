@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mcis.platform.runs.workspace import RunFolder, read_json
+from mcis.platform.runs.files import read_json
+from mcis.platform.runs.workspace import RunFolder
 
 
 def cores() -> int:

@@ -16,9 +16,10 @@ from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import write_table
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, write_table
+from mcis.platform.runs.workspace import Workspace
 
 WIDTH, HEIGHT, RING = 500, 375, 5
 """Size of a drawn mask and width of the ignored ring around its objects, pixels; as VOC has them."""

@@ -39,8 +39,8 @@ from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
+from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing
-from mcis.platform.runs.workspace import write_table
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.segmentation import ScoreVal
 from mcis.platform.stages.evaluation.training_images import ScoreTrain

@@ -22,7 +22,8 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
-from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.runs.files import read_table
+from mcis.platform.runs.workspace import Workspace
 
 TARGET = 2.0
 CLASSES, SIZE, SHARD = 5, 256, 8

@@ -24,7 +24,7 @@ from mcis.datasets.sampling.batches import PairBatch
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.optimizers import build_optimizer
-from mcis.platform.runs.workspace import write_table
+from mcis.platform.runs.files import write_table
 
 TARGET = 0.95
 

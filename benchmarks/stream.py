@@ -27,7 +27,7 @@ from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tags import Tags
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
-from mcis.platform.runs.workspace import write_table
+from mcis.platform.runs.files import write_table
 
 SIZE, BATCH, CLASSES = 256, 8, 20
 SKIPPED = 20  # batches before the clock starts, so that what was prepared beforehand counts for neither side

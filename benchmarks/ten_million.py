@@ -107,7 +107,7 @@ def keys(folder: Path, rows: int) -> None:
     """Computes what the index's key is made of: the listing, and the stamp of every file."""
     from mcis.datasets.sources.tagged import list_tagged
     from mcis.datasets.tables.large_tables import digest
-    from mcis.platform.runs.workspace import file_stamps
+    from mcis.platform.runs.files import file_stamps
 
     table = list_tagged(folder / "table.parquet").table
     digest([table])

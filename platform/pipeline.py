@@ -12,13 +12,14 @@ from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import bookkept, index_is_made
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.tracking import Watch
-from mcis.platform.runs.workspace import Workspace, read_json
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import (
     evaluation,
     index,

@@ -265,8 +265,9 @@ def scored() -> Callable[..., Path]:
         from mcis.platform.config.resolve import resolve
         from mcis.platform.outputs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
         from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
+        from mcis.platform.runs.files import write_json, write_table, write_text
         from mcis.platform.runs.scores import CURVES, SCORES
-        from mcis.platform.runs.workspace import Workspace, write_json, write_table, write_text
+        from mcis.platform.runs.workspace import Workspace
         from mcis.platform.stages.evaluation.scoring import Scorer
         from mcis.platform.stages.evaluation.segmentation import ScoreVal
 
@@ -347,8 +348,9 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         from mcis.platform.config.resolve import resolve
         from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
         from mcis.platform.networks.segmenter import build_segmenter
+        from mcis.platform.runs.files import write_table, write_text
         from mcis.platform.runs.results import IndexResult, write_result
-        from mcis.platform.runs.workspace import Workspace, write_table, write_text
+        from mcis.platform.runs.workspace import Workspace
 
         workspace = Workspace(tmp_path / "workspace")
         index, segmenter = (workspace.output(stage, "drawn") for stage in ("index", "train_segmenter"))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
+from mcis.platform.runs.bookkeeping import stopped
+from mcis.platform.runs.files import write_json, written_aside
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import stopped
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.sync import end_run
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import write_json, written_aside
 from mcis.tuning.found import Found, trial_name
 from mcis.tuning.pictures import search_picture
 from mcis.tuning.search_space import SearchSpace, check_space, running, write_best

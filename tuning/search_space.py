@@ -14,11 +14,12 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.runtime import check_trials, ray_session
 from mcis.platform.outputs.read_index import of_split
+from mcis.platform.runs.bookkeeping import recorded
+from mcis.platform.runs.files import fingerprint, write_text
 from mcis.platform.runs.listing import listing
-from mcis.platform.runs.record import recorded
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import RunFolder, Workspace, fingerprint, write_text
+from mcis.platform.runs.workspace import RunFolder, Workspace
 from mcis.tuning.axes import ends
 from mcis.tuning.cases import trial_values
 from mcis.tuning.trials import Common, Trial, miou_of, short_names

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import fetched, in_bucket
 from mcis.platform.config.keys import Values
-from mcis.platform.runs.workspace import fingerprint, written_aside
+from mcis.platform.runs.files import fingerprint, written_aside
 from mcis.tuning.axes import lies_on
 from mcis.tuning.found import Found, Tried
 

@@ -18,12 +18,13 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_trials, ray_session
+from mcis.platform.runs.bookkeeping import recorded
+from mcis.platform.runs.files import fingerprint, write_json, write_text, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import recorded
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace, fingerprint, write_json, write_text, written_aside
+from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.cases import Case, Difference
 from mcis.tuning.figures import (
     Figures,

@@ -32,7 +32,7 @@ def show(
 
         resolved = configuration.resolve()
         if save:
-            from mcis.platform.runs.workspace import write_text
+            from mcis.platform.runs.files import write_text
 
             write_text(save, experiment_text(resolved.config, resolved.origins))
             typer.echo(f"experiment: {save}")

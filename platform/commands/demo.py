@@ -8,8 +8,9 @@ from mcis.platform.config.keys import explicit
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
+from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.workspace import Workspace, disk_errors
+from mcis.platform.runs.workspace import Workspace
 
 # The embedded images are small and few: smaller inputs, more passes and fewer updates than for photographs.
 SIZES = Config(

@@ -100,7 +100,7 @@ def _mlflow(workspace: Path) -> Check:
 
 
 def _disk(workspace: Path, wanted: int) -> Check:
-    from mcis.platform.runs.workspace import free_bytes, in_words
+    from mcis.platform.runs.files import free_bytes, in_words
 
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
     if not os.access(folder, os.W_OK):
@@ -123,7 +123,7 @@ def _temporary() -> Check:
 
 
 def _cores() -> Check:
-    from mcis.platform.runs.workspace import in_words
+    from mcis.platform.runs.files import in_words
 
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{cores} cores, {in_words(memory)}"

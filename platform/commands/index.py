@@ -193,7 +193,8 @@ def index_browse(
 ) -> None:
     """One HTML page of an index: counts, co-occurrence, pair mix, thumbnails with tags, rejects with reasons."""
     with plain_errors():
-        from mcis.platform.runs.workspace import Workspace, write_text
+        from mcis.platform.runs.files import write_text
+        from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
 

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from mcis.platform.commands.doctor import Check
 from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
+from mcis.platform.runs.files import free_bytes, in_words
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.workspace import free_bytes, in_words
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing

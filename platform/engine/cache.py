@@ -21,19 +21,11 @@ from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import bytes_in, content_digest, discard, disk_errors, fingerprint, rename_folder
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import (
-    CACHE,
-    Workspace,
-    bytes_in,
-    content_digest,
-    discard,
-    disk_errors,
-    fingerprint,
-    rename_folder,
-)
+from mcis.platform.runs.workspace import CACHE, Workspace
 
 _GIB = 2**30
 

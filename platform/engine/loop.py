@@ -34,7 +34,7 @@ from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.runs.workspace import disk_errors, write_json
+from mcis.platform.runs.files import disk_errors, write_json
 
 FIT = "fit.json"
 DECODING = "decoding"

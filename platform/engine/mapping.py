@@ -23,8 +23,8 @@ from mcis.datasets.storage.copies import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes
 from mcis.platform.engine.runtime import ANYWHERE, cpus, deaths, give_memory_back, memory_errors
+from mcis.platform.runs.files import write_table
 from mcis.platform.runs.progress import bar
-from mcis.platform.runs.workspace import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
 Instead = Callable[[pa.Table, str], pa.Table]

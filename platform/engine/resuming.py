@@ -13,7 +13,7 @@ from torch import nn
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import in_bucket, is_there, read_file, remove
 from mcis.platform.networks.checkpoints import load_tensors, save
-from mcis.platform.runs.workspace import write_text
+from mcis.platform.runs.files import write_text
 
 CHECKPOINT = "checkpoint.pt"
 _ASKED = "checkpoint.asked"

@@ -23,8 +23,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.copies import PLACE
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.runs.files import full_disk
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.workspace import full_disk
 
 _GIB = 2**30
 _ENVIRONMENT = {

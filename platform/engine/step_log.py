@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mcis.datasets.storage.copies import fetched, in_bucket, is_there
-from mcis.platform.runs.workspace import write_text
+from mcis.platform.runs.files import write_text
 
 STEPS = "steps.jsonl"
 _EVERY = 5.0

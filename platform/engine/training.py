@@ -28,9 +28,9 @@ from mcis.platform.engine.runtime import (
 )
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import read_json
 
 _RAY_TRAIN = "ray-train"
 """Ray Train's own folder within a training's, of workers that are a group."""

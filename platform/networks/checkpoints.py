@@ -10,7 +10,7 @@ from torch import nn
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.copies import read_file
-from mcis.platform.runs.workspace import written_aside
+from mcis.platform.runs.files import written_aside
 
 WEIGHTS = "weights.pt"
 

@@ -20,7 +20,7 @@ from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.features import features_shape
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.workspace import bytes_in, free_bytes, in_words, read_table
+from mcis.platform.runs.files import bytes_in, free_bytes, in_words, read_table
 
 COLUMNS = ["split", "tags"]
 """Of an index or a listing, which sizes follow from."""

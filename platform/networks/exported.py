@@ -11,7 +11,8 @@ from mcis.models.exported import LEAST_SIDE, MOST_SIDE, export
 from mcis.models.networks import normalization_of
 from mcis.platform.networks.predictor import trained_run
 from mcis.platform.networks.segmenter import load_segmenter
-from mcis.platform.runs.workspace import Workspace, written_aside
+from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.workspace import Workspace
 
 ABOUT = "about.json"
 """The file inside of the exported one that says what goes in and what comes out."""

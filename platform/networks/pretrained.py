@@ -18,7 +18,8 @@ from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretr
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.checkpoints import save
 from mcis.platform.runs.arguments import errors_name_keys
-from mcis.platform.runs.workspace import Workspace, disk_errors
+from mcis.platform.runs.files import disk_errors
+from mcis.platform.runs.workspace import Workspace
 
 
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:

@@ -20,8 +20,9 @@ from mcis.datasets.storage.copies import fetched
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.predictor import Predictor, TrainedRun, trained_run
+from mcis.platform.runs.files import write_text
 from mcis.platform.runs.version import project_version
-from mcis.platform.runs.workspace import RunFolder, write_text
+from mcis.platform.runs.workspace import RunFolder
 
 if TYPE_CHECKING:
     from mlflow.entities import LoggedModel

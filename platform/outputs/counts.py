@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.models.counts import Counts, add_counts, mask_counts
+from mcis.platform.runs.files import read_shards
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.workspace import read_shards
 
 COUNTS_SCHEMA = pa.schema(
     [

@@ -17,8 +17,9 @@ from mcis.datasets.tables.large_tables import take
 from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import OpenedTable, read_table
 from mcis.platform.runs.results import IndexResult, read_result
-from mcis.platform.runs.workspace import SUMMARY, OpenedTable, Workspace, read_table
+from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 
 class OpenedIndex(NamedTuple):

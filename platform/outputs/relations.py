@@ -15,7 +15,7 @@ from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.workspace import read_table
+from mcis.platform.runs.files import read_table
 
 VECTORS = "vectors"
 """The table of the images' vectors in the output of the stage localize, where its maps are related to nearest ones."""

@@ -10,8 +10,9 @@ from mcis.datasets.errors import UserError
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.reporting.run_data import Bound
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import SCORES, Score, read_scores
-from mcis.platform.runs.workspace import RunFolder, Workspace, read_json
+from mcis.platform.runs.workspace import RunFolder, Workspace
 
 
 def upper_bound(workspace: Workspace, name: str, scores: Sequence[Score]) -> tuple[Bound | None, list[str]]:

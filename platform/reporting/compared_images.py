@@ -19,7 +19,7 @@ from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import Comparison
 from mcis.platform.reporting.panels import Panel
-from mcis.platform.runs.workspace import read_table
+from mcis.platform.runs.files import read_table
 
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""

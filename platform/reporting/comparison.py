@@ -14,8 +14,8 @@ from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
 from mcis.platform.outputs.counts import ImageCounts, read_counts
 from mcis.platform.reporting.compared_runs import Case, KeyRow, Run, differing_keys, merged
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, HEADINGS, ORIGIN, Score, Scored
-from mcis.platform.runs.workspace import read_json
 
 
 class Settings(NamedTuple):

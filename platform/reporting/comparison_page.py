@@ -16,8 +16,8 @@ from mcis.platform.reporting.comparison import ComparedScore, Comparison, ScoreR
 from mcis.platform.reporting.html import data_uri, picture_uri, render
 from mcis.platform.reporting.panels import Panel, cells, describe, labels, legend
 from mcis.platform.reporting.plots import THEMES, Bars, compared_iou_chart
+from mcis.platform.runs.files import disk_errors, fingerprint, write_text
 from mcis.platform.runs.scores import HEADINGS
-from mcis.platform.runs.workspace import disk_errors, fingerprint, write_text
 
 MOST_BARS = 40
 """Labels that a chart of IoU holds; with more, those that differ most are drawn."""

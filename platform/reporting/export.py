@@ -22,7 +22,8 @@ from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.reporting.voc_folder import export_masks
 from mcis.platform.reporting.voc_server import export_submission
-from mcis.platform.runs.workspace import Workspace, read_table, shards_in
+from mcis.platform.runs.files import read_table, shards_in
+from mcis.platform.runs.workspace import Workspace
 
 
 def export(workspace: Workspace, name: str, what: str, out: Path) -> str:

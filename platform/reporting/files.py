@@ -12,8 +12,9 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import name_below
 from mcis.datasets.storage.threads import in_threads
+from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.progress import bar
-from mcis.platform.runs.workspace import Workspace, written_aside
+from mcis.platform.runs.workspace import Workspace
 
 _AT_ONCE = 4
 """Threads that write pictures."""

@@ -16,7 +16,8 @@ from mcis.platform.reporting.plots import Plot, iou_chart, loss_chart, threshold
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_view import MOST_BARS, run_view, training_name
 from mcis.platform.reporting.score_table import iou_table
-from mcis.platform.runs.workspace import RunFolder, written_aside
+from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.workspace import RunFolder
 
 _PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|losses|thresholds|training-\w+)\.png")
 

@@ -14,7 +14,8 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import is_remote, read_bytes
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, table_of, write_all, write_bytes
-from mcis.platform.runs.workspace import Workspace, read_table, shards_in, written_aside
+from mcis.platform.runs.files import read_table, shards_in, written_aside
+from mcis.platform.runs.workspace import Workspace
 
 _QUALITY = 95
 """Of the JPEGs that images of other formats become."""

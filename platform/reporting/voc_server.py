@@ -22,9 +22,10 @@ from mcis.datasets.index import shown
 from mcis.datasets.storage.files import read_bytes
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.reporting.files import names_of, table_of
+from mcis.platform.runs.files import read_table, shards_in, written_aside
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.results import PredictResult, read_result
-from mcis.platform.runs.workspace import Workspace, read_table, shards_in, written_aside
+from mcis.platform.runs.workspace import Workspace
 
 COUNTS = {"test": 1456, "val": 1449, "train": 1464}
 """Images of VOC 2012's lists of segmentation; the server takes those of test."""

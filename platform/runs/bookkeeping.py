@@ -1,21 +1,97 @@
 """What is written down of a run beside its outputs: its record, its configuration, and its MLflow run."""
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
-from mcis.datasets.storage.copies import place_of
+from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import AGAIN, place_of
 from mcis.datasets.tables.large_tables import give_back
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.data_sets import data_sets
-from mcis.platform.runs.record import point_to, recomputed, recorded
+from mcis.platform.runs.files import fingerprint, read_table, write_text
+from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.record import RunRecord, now, write_record
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.sync import LogModel
 from mcis.platform.runs.tracking import Tracker, Watch
-from mcis.platform.runs.workspace import Workspace, fingerprint, read_table, write_text
+from mcis.platform.runs.workspace import Workspace
+
+
+@contextlib.contextmanager
+def recorded(
+    workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
+) -> Iterator[None]:
+    """Holds a run's name while the block runs, and writes down when that began and how it ended.
+
+    Args:
+        whole: whether the block goes to the last stage, so that a stage that it does not reach is none of the run's.
+
+    Raises:
+        UserError: another process holds the name.
+    """
+    with hold_run(workspace, name):
+        began = RunRecord(kind=kind, study=study, began=now())
+        if earlier := workspace.record(name):
+            begun = [] if earlier.outcome == "finished" else earlier.recomputed
+            began = dataclasses.replace(began, reached=earlier.reached, outputs=earlier.outputs, recomputed=begun)
+        write_record(workspace.run(name).record, began)
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(UserError, OSError):  # the error that ended the block is the one to report
+                _update(workspace, name, ended=now(), **_end_by(error))
+            raise
+        record = workspace.record(name) or began
+        outputs = {stage: [output] for stage, output in (record.reached | record.current).items()}
+        outputs = outputs if whole else record.outputs | outputs
+        _update(workspace, name, ended=now(), outcome="finished", reason=None, outputs=outputs, recomputed=[])
+
+
+def _end_by(error: BaseException) -> dict[str, Any]:
+    """What the record says of a call that an error ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"outcome": "interrupted"}
+    if not isinstance(error, UserError):
+        return {"outcome": "failed", "reason": type(error).__name__}
+    once_more = "--from" in error.remedy or AGAIN in error.remedy  # what was computed again is to be so once more
+    return {"outcome": "failed", "reason": error.found} | ({"recomputed": []} if once_more else {})
+
+
+def _update(workspace: Workspace, name: str, **changes: Any) -> None:
+    record = workspace.record(name) or RunRecord(began=now())
+    write_record(workspace.run(name).record, dataclasses.replace(record, **changes))
+
+
+def point_to(workspace: Workspace, name: str, stage: str, output: Path) -> None:
+    """Writes down that a run points to the output of a stage, before it is computed."""
+    record = workspace.record(name) or RunRecord(began=now())
+    every = list(dict.fromkeys([*record.outputs.get(stage, []), output.name]))
+    current = record.current | {stage: output.name}
+    _update(workspace, name, outputs=record.outputs | {stage: every}, current=current)
+
+
+def recomputed(workspace: Workspace, name: str) -> list[str]:
+    """See `RunRecord.recomputed`."""
+    record = workspace.record(name)
+    return record.recomputed if record else []
+
+
+def begin_recompute(workspace: Workspace, name: str, output: Path) -> None:
+    """Writes down that an output is computed again, once the former one is gone."""
+    _update(workspace, name, recomputed=[*recomputed(workspace, name), output.name])
+
+
+def stopped(workspace: Workspace, name: str, reason: str) -> None:
+    """Writes down that somebody else ended the process of a run, and why."""
+    record = workspace.record(name)
+    if record and record.outcome is None:
+        _update(workspace, name, ended=now(), outcome="interrupted", reason=reason)
 
 
 @contextlib.contextmanager
@@ -43,7 +119,7 @@ def bookkept(
     """
     config, folder, values = resolved.config, workspace.run(name, create=False), dict(leaves(resolved.config))
     with recorded(workspace, name, whole=whole, study=study):
-        if not folder.stages.exists():
+        if not workspace.outputs(name):
             write_text(folder.config, experiment_text(config, resolved.origins))
         for key, value in leaves(config.weights):  # which may be another run's
             output = place_of(value or "").parent
@@ -68,7 +144,7 @@ def bookkept(
 def index_is_made(resolved: Resolved, context: RunContext) -> None:
     """Writes down the configuration and the images of a run that has an index; frees what it was listed with.
 
-    Until then the outputs that the run's folder names are those of an earlier call.
+    Until then the outputs that the run's record names are those of an earlier call.
     """
     if context.sources:
         context.sources.forget()

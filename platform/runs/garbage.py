@@ -7,41 +7,30 @@ point to, so that after a kill the next call finds the rest.
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from filelock import Timeout
+import psutil
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
-from mcis.datasets.storage.copies import in_bucket, is_there, names_in
-from mcis.platform.runs.inventory import ended, is_run, studies
-from mcis.platform.runs.record import pointers, read_record
-from mcis.platform.runs.workspace import (
-    ASIDE,
-    CACHE,
-    OUTPUT,
-    SUMMARY,
-    RunFolder,
-    Workspace,
-    bytes_in,
-    discard,
-    host_name,
-    read_json,
-)
+from mcis.datasets.storage.copies import is_there, names_in
+from mcis.platform.runs.files import ASIDE, bytes_in, discard, host_name, read_json
+from mcis.platform.runs.inventory import records
+from mcis.platform.runs.record import RunRecord
+from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, Workspace
 
 _ABANDONED = 24 * 3600.0
 """Seconds after which a file that a process of another machine was writing counts as left over."""
 
 
 class Garbage(NamedTuple):
-    """A file or folder to remove: why, its bytes, and the name of the lock of who would be computing it, if any."""
+    """A file or folder to remove: why, and its bytes."""
 
     path: Path
     why: str
     size: int
-    lock: tuple[str, str] | None = None
 
 
 class Plan(NamedTuple):
@@ -62,10 +51,21 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
     Raises:
         UserError: there is no such run; or what another run points to cannot be read.
     """
-    runs = _with_trials(workspace, names)
-    garbage = [_garbage(workspace.run(name, create=False).path, "asked for by --run") for name in runs]
-    notes: list[str] = []
-    pointed = _pointed(workspace, set(runs), notes)
+    found = records(workspace)
+    present = [name for name, record in found.items() if record]
+    for name in names:
+        if name not in present:
+            folder = workspace.run(name, create=False).path
+            raise UserError(
+                f"--run {name}: {folder} is {'nothing that mcis wrote' if folder.exists() else 'absent'}",
+                f"a run or study of {workspace.root}: {shown(present)}",
+                "see `mcis runs`",
+            )
+    trials = [name for name, record in found.items() if isinstance(record, RunRecord) and record.study in names]
+    removed = list(dict.fromkeys([*trials, *names]))
+    garbage = [_garbage(workspace.runs / name, "asked for by --run") for name in removed]
+    notes = [f"runs/{name} stays: nothing that mcis wrote" for name, record in found.items() if record is None]
+    pointed = _pointed({name: record for name, record in found.items() if name not in removed})
     garbage += _outputs(workspace, pointed, notes)
     garbage += _caches(workspace, pointed, notes)
     inside = {each.path for each in garbage}
@@ -75,84 +75,28 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
 
 def remove(workspace: Workspace, plan: Plan) -> list[str]:
     """Removes what a plan holds, while `hold_workspace` does; returns what could not be removed, with the reason."""
-    failed = []
-    for path, _, _, lock in plan.garbage:
-        try:
-            with workspace.lock(*lock).acquire(timeout=1) if lock else contextlib.nullcontext():
-                if not discard(path):
-                    failed.append(f"{path.relative_to(workspace.root)}: a part of it cannot be removed")
-        except Timeout:
-            failed.append(f"{path.relative_to(workspace.root)}: a process of an earlier version is computing it")
-    return failed
+    left = [each.path for each in plan.garbage if not discard(each.path)]
+    return [f"{path.relative_to(workspace.root)}: a part of it cannot be removed" for path in left]
 
 
-def _garbage(path: Path, why: str, lock: tuple[str, str] | None = None) -> Garbage:
-    with contextlib.suppress(FileNotFoundError):  # beside a run in progress, which may finish a stage meanwhile
-        whole = in_bucket(path) or (path.is_dir() and not path.is_symlink())
-        size = bytes_in(path) if whole else path.lstat().st_size
-        return Garbage(path, why, size, lock)
-    return Garbage(path, why, 0, lock)
+def _garbage(path: Path, why: str) -> Garbage:
+    try:
+        return Garbage(path, why, path.lstat().st_size if path.is_symlink() or path.is_file() else bytes_in(path))
+    except FileNotFoundError:  # beside a run in progress, which may rename a file meanwhile
+        return Garbage(path, why, 0)
 
 
-def _with_trials(workspace: Workspace, names: Sequence[str]) -> list[str]:
-    """The runs of these names, and the trials of the studies among them, before these."""
-    present = _names(workspace)
-    for name in names:
-        folder = workspace.run(name, create=False)
-        if name not in present:
-            raise UserError(
-                f"--run {name}: {folder.path} is {'nothing that mcis wrote' if folder.path.exists() else 'absent'}",
-                f"a run or study of {workspace.root}: {shown(present)}",
-                "see `mcis runs`",
-            )
-    study = studies(workspace)
-    trials = [name for name in present if study.get(name) in names]
-    return list(dict.fromkeys([*trials, *names]))
-
-
-def _names(workspace: Workspace) -> list[str]:
-    """The names of all runs and studies."""
-    names = []
-    for path in workspace.in_runs():
-        try:
-            if not in_bucket(path):
-                path.stat()  # a link to a disk that is not there now may be to a run
-            if is_run(RunFolder(path)):
-                names.append(workspace.run(path.name, create=False).path.name)
-        except OSError as error:
-            raise UserError(
-                f"{path} cannot be read ({error.strerror})",
-                "runs that say what they point to, or any output might be theirs",
-                "make it readable, or remove it",
-            ) from None
-        except UserError as error:
-            raise UserError(f"{path}: {error.found}", error.expected, "rename the folder, or remove it") from None
-    return names
-
-
-def _pointed(workspace: Workspace, removed: set[str], notes: list[str]) -> set[str]:
-    """The names of the folders below store/ that the remaining runs point to."""
-    names = _names(workspace)
-    notes += (
-        f"{path.relative_to(workspace.root)} stays: nothing that mcis wrote"
-        for path in workspace.in_runs()
-        if path.name not in names
-    )
+def _pointed(found: Mapping[str, RunRecord | UserError | None]) -> set[str]:
+    """The names of the folders below store/ that runs point to."""
     pointed: set[str] = set()
-    for name in names:
-        if name in removed:
-            continue
-        try:
-            pointed.update(output for outputs in pointers(workspace, name).values() for output in outputs)
-            folder = workspace.run(name, create=False)
-            if ended(read_record(folder), folder) == "unfinished":
-                notes.append(f"run {name}, of an earlier version, does not say what it was computing: repeat it first")
-        except UserError as error:
+    for name, record in found.items():
+        if isinstance(record, UserError):
             raise UserError(
-                f"what run {name} points to cannot be told: {error.found}",
+                f"what run {name} points to cannot be told: {record.found}",
                 "runs that say what they point to, or any output might be theirs",
                 f"repeat the run's command once the file is removed, or remove the run too (--run {name})",
-            ) from None
+            )
+        pointed.update(output for outputs in (record.outputs if record else {}).values() for output in outputs)
     return pointed
 
 
@@ -165,7 +109,7 @@ def _outputs(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[
             if path.suffix != ".lock" and not ASIDE.fullmatch(path.name) and path.name not in pointed:
                 notes.append(f"{path.relative_to(workspace.root)} stays: not the output of a stage")
         elif path.name not in pointed:
-            found.append(_garbage(path, "no run points to it", (match["stage"], match["key"])))
+            found.append(_garbage(path, "no run points to it"))
     return found
 
 
@@ -186,7 +130,7 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
         if match is None or not path.is_dir():
             continue  # the table of verdicts, which every run uses, and what is being written
         if not silent and match["name"] not in used:
-            found.append(_garbage(path, "no output that remains was computed from it", ("cache", match["name"])))
+            found.append(_garbage(path, "no output that remains was computed from it"))
     if silent:
         notes.append(f"cache/ stays: {shown(silent)} does not say what it was computed from, or is unfinished")
     return found
@@ -207,21 +151,10 @@ def _is_left_over(path: Path) -> bool:
     if match is None:
         return False
     if match["host"] == host_name():
-        return int(match["pid"]) == os.getpid() or not _is_alive(int(match["pid"]))
-    try:
+        return int(match["pid"]) == os.getpid() or not psutil.pid_exists(int(match["pid"]))
+    with contextlib.suppress(FileNotFoundError):
         return time.time() - path.lstat().st_mtime > _ABANDONED
-    except FileNotFoundError:
-        return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid or 2**40, 0)  # 0 would be the processes of this group
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        return True
-    return True
+    return False
 
 
 def _inside(folder: Path) -> list[Path]:

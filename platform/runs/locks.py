@@ -8,7 +8,6 @@ takes the workspace first and looks for names that are held then, so that one of
 """
 
 import contextlib
-import datetime
 import errno
 import fcntl
 import functools
@@ -23,8 +22,10 @@ from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import uri_of
+from mcis.platform.runs.files import disk_errors, host_name
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.workspace import Workspace, disk_errors, host_name
+from mcis.platform.runs.record import now
+from mcis.platform.runs.workspace import Workspace
 
 _LOOK = 1.0
 """Seconds after which a lock counts as held. Those who only look whether one is held share it for a moment."""
@@ -40,11 +41,6 @@ class Holder(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.who} (host {self.host}, process {self.pid}, since {self.since})"
-
-
-def now() -> str:
-    """The time, UTC, to the second: 2020-08-23T12:00:00+00:00."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 @contextlib.contextmanager

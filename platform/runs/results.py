@@ -17,7 +17,8 @@ from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.threads import in_threads
-from mcis.platform.runs.workspace import ASIDE, SUMMARY, files_in, read_json, table_rows, write_json
+from mcis.platform.runs.files import ASIDE, files_in, read_json, table_rows, write_json
+from mcis.platform.runs.workspace import SUMMARY
 
 
 @dataclass(frozen=True, kw_only=True)

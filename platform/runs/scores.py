@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import pydantic
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.workspace import read_json
+from mcis.platform.runs.files import read_json
 
 SCORES, CURVES = "scores.json", "curves.json"
 """Files of the output of the stage `evaluate`: a list of scores, and curves by name."""

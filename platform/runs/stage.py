@@ -16,13 +16,14 @@ from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
 from mcis.datasets.storage.copies import is_there
 from mcis.platform.config.sections import Config
+from mcis.platform.runs.bookkeeping import begin_recompute, point_to, recomputed
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import discard, disk_errors, fingerprint, read_json
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import begin_recompute, point_to, recomputed
 from mcis.platform.runs.results import StageResult, flaw, write_result
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import SUMMARY, Workspace, discard, disk_errors, fingerprint, read_json
+from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 
 class StageModule(Protocol):

@@ -7,9 +7,10 @@ from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.data_sets import DataSet
+from mcis.platform.runs.files import read_json, write_json
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.tracking_store import client_of, experiment_of, store_errors, tracking_uri
-from mcis.platform.runs.workspace import RunFolder, Workspace, read_json, write_json
+from mcis.platform.runs.workspace import RunFolder, Workspace
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.files import SECRET, holds_credentials
-from mcis.platform.runs.workspace import Workspace, full_disk
+from mcis.platform.runs.files import full_disk
+from mcis.platform.runs.workspace import Workspace
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient

@@ -18,8 +18,9 @@ from mcis.datasets.index import VERDICT_FIELDS
 from mcis.datasets.storage.copies import is_there
 from mcis.datasets.storage.files import stamps_of_column
 from mcis.datasets.tables.large_tables import hashes, in_shards, take
+from mcis.platform.runs.files import OpenedTable, write_batches
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.workspace import OpenedTable, Workspace, write_batches
+from mcis.platform.runs.workspace import Workspace
 
 VERDICT_SCHEMA = pa.schema(
     [

@@ -1,4 +1,4 @@
-"""Every file name of a workspace, and atomic writing: a file is written aside and then renamed.
+"""Every file name of a workspace.
 
 WORKSPACE/
   store/<stage>-<key>/       outputs of a stage, shared by all runs with the same key; finished once the summary is
@@ -17,322 +17,26 @@ A workspace at a URI is worked on through copies of its files (`datasets.copies`
 once it is whole, what is read is fetched. Caches, data that was drawn and MLflow's own store stay on the machine.
 """
 
-import contextlib
-import errno
-import functools
-import hashlib
-import json
-import os
+import dataclasses
 import re
-import shutil
-import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-import pyarrow.feather
-import pyarrow.parquet as pq
 from filelock import FileLock
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import RULES
-from mcis.datasets.storage.copies import (
-    fetch_below,
-    fetched,
-    files_below,
-    in_bucket,
-    is_there,
-    names_in,
-    read_end,
-    read_file,
-    remove,
-    send,
-    uri_of,
-)
-from mcis.datasets.storage.files import Stamp, stamps, stamps_of_column, sync
-from mcis.datasets.tables.large_tables import digest, in_shards
-from mcis.datasets.tables.shards import read_parquet
+from mcis.datasets.storage.copies import fetch_below, in_bucket, is_there, names_in, uri_of
+from mcis.platform.runs.files import ASIDE, disk_errors
+from mcis.platform.runs.record import RunRecord, now, read_record, write_record
 
-_FOOTER = 2**20
-"""Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""
 SUMMARY = "summary.json"
 """The file in a stage's output that holds its result, and says that it is finished: it is written last."""
-
-
-def fingerprint(*parts: Any) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of the parts' canonical JSON."""
-    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def file_stamps(uris: pa.ChunkedArray) -> str:
-    """Fingerprint of names, sizes and modification times of files; null is no file."""
-    named = uris.drop_null()
-    return digest([stamps_of_column(named).append_column("uri", named)])
-
-
-def content_digest(file: Path) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
-    file = fetched(file)
-    return _content_digest(file, *stamps([str(file)]))
-
-
-@functools.lru_cache
-def _content_digest(file: Path, stamp: Stamp | None) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
-
-
-def files_in(folder: Path) -> dict[str, int]:
-    """Bytes of each file below a folder by its path from there; what is renamed or removed meanwhile is left out."""
-    return {name: at.size for name, at in files_below(folder).items()}
-
-
-def bytes_in(folder: Path) -> int:
-    """Bytes of the files below a folder, 0 if it is absent."""
-    return sum(files_in(folder).values())
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes free on the disk of a folder, or of the folder that it will be made in."""
-    return shutil.disk_usage(next(path for path in (folder, *folder.resolve().parents) if path.exists())).free
-
-
-def in_words(count: float) -> str:
-    """Bytes as a person reads them."""
-    unit, size = next(((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
-    return f"{count / size:.1f} {unit}"
-
-
-_FULL = re.compile(
-    "No space left on device|Disk quota exceeded|File too large"  # the system
-    "|database or disk is full|Local disk is full"  # SQLite, Ray
-    r"|PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear"  # torch
-)
-
-
-def full_disk(error: BaseException, disk: str) -> UserError | None:
-    """The UserError of a disk without space where an error says so, in a number or, as libraries hand it on, in words.
-
-    Args:
-        disk: which disk it is, in words.
-    """
-    said = _FULL.search(str(error))
-    why = said[0] if said else None
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        why = error.strerror
-    if isinstance(error, UserError) or why is None:
-        return None
-    return UserError(
-        f"no space left on {disk} ({why})",
-        "space for the next file",
-        "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
-    )
-
-
-@contextlib.contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns errors of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
-    try:
-        yield
-    except Exception as error:
-        if full := full_disk(error, f"the disk of {folder}"):
-            raise full from None
-        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
-            raise UserError(
-                f"{folder} cannot be written ({error.strerror})",
-                "a writable workspace",
-                "choose another --workspace DIR",
-            ) from None
-        raise
-
-
-def host_name() -> str:
-    """The name of this machine, of letters, digits and hyphens alone."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
-
-
-def aside_of(path: Path) -> Path:
-    """The name beside a path under which this process writes or removes it; `ASIDE` matches such names."""
-    return path.with_name(f".{path.name}.{host_name()}.{os.getpid()}")
-
-
-ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d+)")
-"""Names as `aside_of` makes them."""
 OUTPUT = re.compile(r"(?P<stage>[a-z_]+)-(?P<key>[0-9a-f]{16})")
 """Names in store/ of outputs, whose keys are fingerprints."""
 CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
 """Names in cache/ of caches: whole and in the making."""
-
-
-@contextlib.contextmanager
-def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
-
-    Args:
-        durable: whether the content is on the disk before it has the name; otherwise a machine that loses power may
-            leave an empty file under it. False for files that are easily written again.
-    """
-    aside = aside_of(path)
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield aside
-            if durable:
-                sync(aside)
-            send(aside, path)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
-
-
-def rename_folder(folder: Path, final: Path) -> None:
-    """Renames a folder of files that were written aside, once all names in it are on the disk, and has the new name
-    there too."""
-    with disk_errors(folder):
-        for parent, _, _ in os.walk(folder):
-            sync(Path(parent))
-        os.replace(folder, final)
-        sync(final.parent)
-
-
-def discard(path: Path) -> bool:
-    """Removes a file, a link or a folder, under another name, so that what has its own name is always whole.
-
-    Returns:
-        Whether nothing is left of it. What could not be removed keeps the other name, and `mcis gc` removes it.
-    """
-    if in_bucket(path):
-        remove(path / SUMMARY)  # what is without is not finished
-        remove(path)
-        return True
-    aside = aside_of(path)
-    with disk_errors(path.parent):
-        remove(aside)  # of an earlier process with the same number
-        try:
-            os.rename(path, aside)
-        except FileNotFoundError:
-            return True
-        remove(aside)
-    return not os.path.lexists(aside)
-
-
-_LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
-
-
-def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, lists of numbers on a line each, atomically."""
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # No string of JSON holds a line break, so that only lists are matched.
-    write_text(path, _LIST_OF_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Writes a text file atomically."""
-    with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file of the workspace.
-
-    Raises:
-        FileNotFoundError: there is none.
-        UserError: it cannot be read at present, or is damaged (`BadFile`).
-    """
-    return read_file(path, _parse_json, "JSON written by mcis", "remove it and repeat the command")
-
-
-def _parse_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
-def write_table(path: Path, table: pa.Table) -> None:
-    """Writes a table atomically: as Parquet, or uncompressed for memory-mapping where the name ends in .arrow."""
-    with written_aside(path) as aside:
-        if path.suffix == ".arrow":
-            pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
-        else:
-            pq.write_table(table, aside, compression="zstd")
-
-
-def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Writes a Parquet table atomically of tables that need not be in memory together."""
-    with written_aside(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
-        for table in in_shards(tables):
-            writer.write_table(table)
-
-
-class OpenedTable:
-    """A Parquet file that stays open: it has the same rows whatever takes its name meanwhile.
-
-    Raises:
-        UserError: it is damaged, here or in `batches`.
-    """
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
-
-    @property
-    def groups(self) -> int:
-        """How many groups of rows the file has; one for each shard that was written."""
-        return int(self._file.num_row_groups)
-
-    def batches(self, columns: list[str] | None = None, group: int | None = None) -> Iterator[pa.Table]:
-        """The rows of all groups, or of one, in order, some at a time."""
-        for each in range(self.groups) if group is None else [group]:
-            yield read_parquet(self._path, functools.partial(self._read, each, columns), fetch=False)
-
-    def _read(self, group: int, columns: list[str] | None, _: Path) -> pa.Table:
-        return self._file.read_row_group(group, columns)
-
-
-def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Reads a Parquet file, or all shards of a folder in the order of their names.
-
-    Raises:
-        UserError: the folder has no shard, or a file is damaged.
-    """
-    return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
-
-
-def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """The shards of a folder, one at a time, in the order of their names.
-
-    Raises:
-        UserError: the folder has no shard, or a file is damaged.
-    """
-    files = shards_in(folder)
-    if not files:
-        raise UserError(
-            f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
-        )
-    yield from _read_files(files, columns)
-
-
-def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa.Table]:
-    return (read_parquet(file, functools.partial(pq.read_table, columns=columns)) for file in files)
-
-
-def shards_in(folder: Path) -> list[Path]:
-    """The Parquet shards of a folder, in the order of their names; whoever opens one fetches it first."""
-    return [folder / name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
-
-
-def table_rows(file: Path) -> int:
-    """The number of rows of a Parquet file, by its footer alone.
-
-    Raises:
-        UserError: it is damaged, or cannot be read at present.
-    """
-    return int(read_parquet(file, _read_footer, fetch=False).num_rows)
-
-
-def _read_footer(file: Path) -> pq.FileMetaData:
-    return pq.read_metadata(pa.BufferReader(read_end(file, _FOOTER)))
 
 
 @dataclass(frozen=True)
@@ -344,11 +48,6 @@ class RunFolder:
     """
 
     path: Path
-
-    @property
-    def stages(self) -> Path:
-        """Where the output of each finished stage lies; see `Workspace.outputs`."""
-        return self.path / "run.json"
 
     @property
     def record(self) -> Path:
@@ -515,26 +214,31 @@ class Workspace:
         """What lies in runs/, by name, but for what is being written or removed."""
         return [self.runs / name for name in names_in(self.runs) if not ASIDE.fullmatch(name)]
 
+    def record(self, name: str) -> RunRecord | None:
+        """The record of a run; None of an absent one.
+
+        Raises:
+            UserError: it is damaged.
+        """
+        return read_record(self.run(name, create=False).record)
+
     def outputs(self, name: str) -> dict[str, Path]:
         """The folder of the finished output of each stage that a run has reached, by stage; none of an absent run.
 
         Raises:
-            UserError: the file that says so is damaged.
+            UserError: the run's record is damaged.
         """
-        file = self.run(name, create=False).stages
-        folders = read_json(file) if file.exists() else {}
-        if not isinstance(folders, dict) or not all(map(is_output, folders.values())):
-            raise UserError(f"{file} is damaged", "stages and folders of store/", "remove it and repeat the command")
-        return {stage: self.root / folder for stage, folder in folders.items()}
+        record = self.record(name)
+        return {stage: self.store / output for stage, output in record.reached.items()} if record else {}
+
+    def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
+        """Writes down what `outputs` reads."""
+        record, reached = self.record(name) or RunRecord(began=now()), {s: path.name for s, path in outputs.items()}
+        write_record(self.run(name).record, dataclasses.replace(record, reached=reached))
 
     def outputs_of(self, stage: str) -> list[Path]:
         """The folders of all outputs of a stage, finished or not."""
         return [self.store / name for name in names_in(self.store) if name.startswith(f"{stage}-")]
-
-    def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
-        """Writes down what `outputs` reads."""
-        folders = {stage: str(folder.relative_to(self.root)) for stage, folder in outputs.items()}
-        write_json(self.run(name).stages, folders)
 
     def output(self, stage: str, key: str) -> Path:
         """The folder of a stage's output; it is finished once SUMMARY is there."""
@@ -551,9 +255,3 @@ class Workspace:
     def lock(self, what: str, name: str) -> FileLock:
         """A lock for what takes a moment; `runs.locks` has those whose holder says who it is."""
         return FileLock(self.lock_file(what, name), fallback_to_soft=False)
-
-
-def is_output(folder: Any) -> bool:
-    """Whether a text names a folder of store/ itself, and nothing below or outside of it."""
-    first, _, name = folder.partition("/") if isinstance(folder, str) else ("", "", "")
-    return first == "store" and name not in ("", ".", "..") and "/" not in name and "\0" not in name

@@ -36,17 +36,10 @@ from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import OpenedTable, file_stamps, fingerprint, read_table, write_batches, write_table
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.verdicts import KeptVerdicts, image_files, keep_verdicts
-from mcis.platform.runs.workspace import (
-    OpenedTable,
-    Workspace,
-    file_stamps,
-    fingerprint,
-    read_table,
-    write_batches,
-    write_table,
-)
+from mcis.platform.runs.workspace import Workspace
 
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
 _BLOCK = 2**20

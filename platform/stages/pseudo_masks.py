@@ -27,9 +27,10 @@ from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
 from mcis.platform.outputs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.outputs.tables import MASKS_SCHEMA
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import file_stamps, read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent
-from mcis.platform.runs.workspace import Workspace, file_stamps, read_table
+from mcis.platform.runs.workspace import Workspace
 
 _LEAST = 0.002
 """Share of foreground, and of background, over all masks, below which these teach nothing."""

@@ -18,11 +18,12 @@ from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_json, read_table, write_json, write_text
 from mcis.platform.runs.progress import console, read_records
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores, scores_as_csv
 from mcis.platform.runs.version import environment, git_revision
-from mcis.platform.runs.workspace import Workspace, read_json, read_table, write_json, write_text
+from mcis.platform.runs.workspace import Workspace
 
 _STEP_BY_STEP = 3
 """Images of the gallery whose maps are shown step by step."""

@@ -37,8 +37,9 @@ from mcis.platform.networks.trained import (
 )
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import content_digest, read_table
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, content_digest, read_table
+from mcis.platform.runs.workspace import Workspace
 
 _VAL_PAIRS = 512  # at most
 _SAMPLE = 256

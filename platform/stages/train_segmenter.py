@@ -19,8 +19,9 @@ from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.networks.segmenter import build_segmenter
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import content_digest, read_table
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, content_digest, read_table
+from mcis.platform.runs.workspace import Workspace
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:

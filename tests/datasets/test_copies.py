@@ -12,7 +12,7 @@ import pytest
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage import copies, files
 from mcis.datasets.tables.shards import Shards
-from mcis.platform.runs.workspace import table_rows, write_table
+from mcis.platform.runs.files import table_rows, write_table
 
 
 def folder_of(system: pafs.FileSystem) -> Path:

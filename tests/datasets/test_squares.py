@@ -17,7 +17,7 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import MakeSquares, Squares, image_bytes, read_rgb
 from mcis.datasets.storage.files import stamps
-from mcis.platform.runs.workspace import write_table
+from mcis.platform.runs.files import write_table
 
 SIZE = 20
 

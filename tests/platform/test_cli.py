@@ -258,7 +258,7 @@ def test_doctor_says_what_a_run_takes_of_the_disk(root: Path, tmp_path: Path, mo
     assert "decoded images" in done.output
     assert "the run takes" in done.output
     assert not (tmp_path / "none").exists()
-    monkeypatch.setattr("mcis.platform.runs.workspace.free_bytes", lambda folder: 2**10)
+    monkeypatch.setattr("mcis.platform.runs.files.free_bytes", lambda folder: 2**10)
     done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
     assert done.exit_code == 1, done.output
     assert "of 1.0 KiB free" in done.output

@@ -1,6 +1,5 @@
 """The images of a comparison: those that differ most and some at random, the same in every call, with every mask."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from mcis.datasets.tables.shards import Shards
 from mcis.platform.reporting.compared_images import ComparedImages, choose, compared_images
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.runs.workspace import Workspace
 
 NAN = float("nan")
 
@@ -119,10 +119,8 @@ def test_only_images_of_all_runs_are_shown_and_none_where_none_are_asked_for(roo
 
 def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "workspace")
-    file = tmp_path / "workspace" / "runs" / "b" / "run.json"
-    outputs = json.loads(file.read_text())
-    del outputs["predict"]
-    file.write_text(json.dumps(outputs))
+    workspace = Workspace(tmp_path / "workspace")
+    workspace.record_outputs("b", {s: path for s, path in workspace.outputs("b").items() if s != "predict"})
     predictions, masks = shown(tmp_path / "workspace", "a-s0", "b")
     assert (predictions.common, predictions.images, len(masks.images)) == (0, [], 4)
 

@@ -12,9 +12,10 @@ from PIL import Image
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.counts import crc_of_truth, read_counts
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.results import write_result
 from mcis.platform.runs.scores import SCORES, read_scores
-from mcis.platform.runs.workspace import Workspace, read_json
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
 
 ROOT = Path(__file__).resolve().parents[2]

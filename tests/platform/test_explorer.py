@@ -36,8 +36,9 @@ from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, e
 from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_data import ReportData
 from mcis.platform.reporting.run_page import write_report
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Curve, Score
-from mcis.platform.runs.workspace import RunFolder, Workspace, read_json
+from mcis.platform.runs.workspace import RunFolder, Workspace
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome

@@ -30,8 +30,9 @@ from mcis.platform.reporting import files
 from mcis.platform.reporting.export import _files_of_classes, export
 from mcis.platform.reporting.files import names_of
 from mcis.platform.reporting.voc_server import submission_problems
+from mcis.platform.runs.files import write_table
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
-from mcis.platform.runs.workspace import Workspace, write_table
+from mcis.platform.runs.workspace import Workspace
 
 FOLDER = "results/VOC2012/Segmentation/comp6_test_cls"
 

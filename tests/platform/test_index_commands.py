@@ -32,8 +32,8 @@ def test_after_a_download_the_command_of_the_run_that_finds_this_index_is_named(
     assert f"data.sbd={data / 'benchmark_RELEASE'}" in words
     walked = runner.invoke(app, [*words[1:], "--recipe", "small", "--until", "index"])
     assert walked.exit_code == 0, walked.output
-    indexed, run = (json.loads((tmp_path / "ws/runs" / n / "run.json").read_text()) for n in ("index-voc", "NAME"))
-    assert indexed["index"] == run["index"]
+    indexed, run = (json.loads((tmp_path / "ws/runs" / n / "record.json").read_text()) for n in ("index-voc", "NAME"))
+    assert indexed["reached"]["index"] == run["reached"]["index"]
 
     shown = runner.invoke(app, ["index", "show", "--name", "index-voc", "--workspace", "ws", "--check-masks"])
     assert "tags that disagree with the mask: 0 of 8 images" in shown.output

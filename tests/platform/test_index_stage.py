@@ -17,10 +17,11 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.verdicts import KeptVerdicts
-from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import index
 from mcis.platform.stages.index import Verify
 

@@ -9,10 +9,11 @@ import pytest
 from typer.testing import CliRunner
 
 from mcis.platform.cli import app
+from mcis.platform.runs.bookkeeping import point_to, recorded
+from mcis.platform.runs.files import aside_of, write_json
 from mcis.platform.runs.inventory import Entry, entries
 from mcis.platform.runs.locks import hold_run
-from mcis.platform.runs.record import point_to, recorded
-from mcis.platform.runs.workspace import Workspace, aside_of, write_json
+from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
 
@@ -104,33 +105,6 @@ def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
     assert "failed, photos[/x] [2J" in shown(workspace)
 
 
-def test_runs_of_earlier_versions_are_listed(workspace: Workspace) -> None:
-    for name in ("whole", "half"):
-        reach(workspace, name, index=10)
-        score(workspace, name)
-        workspace.run(name).record.unlink()
-    os.utime(workspace.run("half").scores, (1, 1))
-    cases = [{"case": {"name": "r0"}, "seeds": [0]}, {"case": {"name": "co"}, "seeds": [3, 4]}]
-    write_json(workspace.run("table7").study, {"setting": "voc", "recipe": "small", "cases": cases})
-    for name in ("table7-r0", "table7-co-s4"):
-        reach(workspace, name, index=10)
-        workspace.run(name).record.unlink()
-    finished(workspace, "table7-co-s3", index=10)  # a later run of its own
-    states = {each.name: (each.kind, each.state, each.setting) for each in entries(workspace)}
-    assert states == {
-        "half": ("run", "unfinished", "voc+web"),
-        "table7": ("study", "finished", "voc"),
-        "whole": ("run", "finished", "voc+web"),
-        "table7-r0": ("run", "unfinished", "voc+web"),
-        "table7-co-s4": ("run", "unfinished", "voc+web"),
-        "table7-co-s3": ("run", "finished", "voc+web"),
-    }
-    assert [each.name for each in entries(workspace) if each.study == "table7"] == ["table7-co-s4", "table7-r0"]
-    assert entry(workspace, "table7").trials == 2
-    assert entry(workspace, "half").scores == {}, "its scores are older than what it reached"
-    assert entry(workspace, "whole").ended is not None
-
-
 def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: Workspace) -> None:
     finished(workspace, "table", index=5000)
     for name in ("table7-r0", "table7-r1"):
@@ -148,11 +122,9 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
 
 
 DAMAGED = {
-    "run.json": ["{", "[]", '{"index": "../../etc"}', '{"index": 3}'],
     "record.json": ["", "[]", '{"began": "x"}', '{"began": "2026-01-01", "outputs": 3}'],
     "scores.json": ["{", "[]", '{"scores": 3}', '{"scores": [3]}', '{"scores": [{"what": []}]}'],
     "config.toml": ["[", "setting = ["],
-    "study.json": ["{"],
 }
 
 
@@ -160,8 +132,6 @@ DAMAGED = {
 def test_a_damaged_run_has_a_row_that_says_so(workspace: Workspace, file: str, content: str) -> None:
     finished(workspace, "good", index=10)
     finished(workspace, "first", index=10)
-    if file == "study.json":
-        workspace.run("first").config.unlink()
     (workspace.runs / "first" / file).write_text(content)
     found = entry(workspace, "first")
     assert found.state == "damaged"

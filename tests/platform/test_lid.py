@@ -16,8 +16,9 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.segmenter import build_segmenter
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult, TrainingResult
-from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.runs.workspace import Workspace
 
 TINY = (
     "pseudo_masks.smallest=0",

@@ -34,7 +34,8 @@ from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.relations import draw_relations
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.workspace import Workspace, read_table, write_table
+from mcis.platform.runs.files import read_table, write_table
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import localization
 from mcis.platform.stages.localization.features import FeatureFiles, write_features
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows

@@ -16,6 +16,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs import locks
+from mcis.platform.runs.files import host_name
 from mcis.platform.runs.locks import (
     hold_run,
     hold_stage,
@@ -24,7 +25,7 @@ from mcis.platform.runs.locks import (
     run_holder,
     runs_in_progress,
 )
-from mcis.platform.runs.workspace import Workspace, host_name
+from mcis.platform.runs.workspace import Workspace
 
 PROCESS = """
 import sys

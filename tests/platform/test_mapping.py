@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import MapResult, map_table
 from mcis.platform.engine.runtime import cpus, user_error_in
-from mcis.platform.runs.workspace import read_table, write_table
+from mcis.platform.runs.files import read_table, write_table
 
 TABLE = pa.table({"id": [f"i{n}" for n in range(23)], "value": range(23), "list": [[n] * (n % 3) for n in range(23)]})
 CUT = ["part-00000000-00000005.parquet", "part-00000005-00000010.parquet", "part-00000010-00000015.parquet"]
@@ -455,7 +455,7 @@ from pathlib import Path
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import ray_session
-from mcis.platform.runs.workspace import read_table
+from mcis.platform.runs.files import read_table
 
 rows = [np.random.default_rng(n).bytes(2**20) for n in range(240)]
 table = pa.table({"n": range(240), "noise": rows})

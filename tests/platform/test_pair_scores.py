@@ -16,7 +16,7 @@ from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pair_scores import PAIR_SCORES_SCHEMA, ScorePairs
-from mcis.platform.runs.workspace import write_table
+from mcis.platform.runs.files import write_table
 
 
 @pytest.mark.parametrize("kinds", [1, 3])

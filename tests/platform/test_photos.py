@@ -20,8 +20,9 @@ from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import TrainingResult
-from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import train_classifier
 
 TINY = (

@@ -25,10 +25,10 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs import stage as stage_of_runs
-from mcis.platform.runs.record import pointers
+from mcis.platform.runs.files import read_json, read_table
 from mcis.platform.runs.results import IndexResult, MasksResult, StageResult, TrainingResult
 from mcis.platform.runs.version import git_commit
-from mcis.platform.runs.workspace import Workspace, read_json, read_table
+from mcis.platform.runs.workspace import Workspace
 
 TINY = (
     "classifier.epochs=2",
@@ -486,11 +486,15 @@ def test_a_training_starts_from_initial_weights_and_reads_no_pretrained_ones(
     assert further.counts["steps"] == 6
     assert f"the classifier's training began from {tmp_path / 'mine.pt'}" in further.notes
     assert bytes_of(trained) == bytes_of(weights)
-    assert "weights.initial" not in pointers(workspace, "further")
+    record = workspace.record("further")
+    assert record
+    assert "weights.initial" not in record.outputs
     other = settings(root, *values[1:], f"weights.initial={trained}")
     again = pipeline.run(other, workspace, "further", until="train_classifier")
     assert not again.context.computed["train_classifier"]
-    assert pointers(workspace, "further")["weights.initial"] == [trained.parent.name]
+    record = workspace.record("further")
+    assert record
+    assert record.outputs["weights.initial"] == [trained.parent.name]
 
 
 @pytest.mark.parametrize("key", ["classifier", "initial"])

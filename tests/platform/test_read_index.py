@@ -9,7 +9,7 @@ import pytest
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables import large_tables
 from mcis.platform.outputs.read_index import of_split, rows_of_split
-from mcis.platform.runs.workspace import OpenedTable, write_batches
+from mcis.platform.runs.files import OpenedTable, write_batches
 
 ROWS = 23
 

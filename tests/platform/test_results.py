@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.platform.runs.files import read_json
 from mcis.platform.runs.results import (
     IndexResult,
     MasksResult,
@@ -14,7 +15,7 @@ from mcis.platform.runs.results import (
     read_result,
     write_result,
 )
-from mcis.platform.runs.workspace import SUMMARY, read_json
+from mcis.platform.runs.workspace import SUMMARY
 
 RESULTS = (
     StageResult(busy=1.5, counts={"images": 3, "domains": {"target": 3}}, notes=("one", "two"), identity="content"),

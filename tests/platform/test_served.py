@@ -16,8 +16,9 @@ from mlflow.tracking import MlflowClient
 from mcis.datasets.errors import UserError
 from mcis.platform.networks.predictor import Predictor, trained_run
 from mcis.platform.networks.served import log_segmenter, write_network
+from mcis.platform.runs.files import bytes_in
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import RunFolder, Workspace, bytes_in
+from mcis.platform.runs.workspace import RunFolder, Workspace
 
 PREDICT = ("predict.scales=[1.0]", "predict.mirror=false", "predict.crf.iterations=1")
 

@@ -26,7 +26,7 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.runs.workspace import read_table
+from mcis.platform.runs.files import read_table
 
 NODES = """
 import json, sys

@@ -17,8 +17,9 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.settings import sources_of
 from mcis.platform.outputs.read_index import open_index
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult, TrainingResult
-from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.runs.workspace import Workspace
 
 TINY = (
     "classifier.epochs=1",

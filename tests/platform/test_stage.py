@@ -15,11 +15,12 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import AGAIN
 from mcis.platform.config.sections import Config
+from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.record import recorded
+from mcis.platform.runs.files import read_json, read_table, write_json, write_table, write_text
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.stage import Stage, run_stage
-from mcis.platform.runs.workspace import SUMMARY, Workspace, read_json, read_table, write_json, write_table, write_text
+from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 
 def a_run(workspace: Workspace, name: str = "a") -> RunContext:

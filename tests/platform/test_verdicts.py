@@ -11,8 +11,9 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import VERDICT_FIELDS, Verdict, within
+from mcis.platform.runs.files import free_bytes
 from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
-from mcis.platform.runs.workspace import Workspace, free_bytes
+from mcis.platform.runs.workspace import Workspace
 
 SOUND = Verdict(40, 50, "abc", None)
 BROKEN = Verdict(0, 0, "def", "empty: 0 bytes")

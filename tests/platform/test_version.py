@@ -23,7 +23,8 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.version import code_digest
-from mcis.platform.runs.workspace import Workspace, fingerprint
+from mcis.platform.runs.files import fingerprint
+from mcis.platform.runs.workspace import Workspace
 
 name = "mcis.platform.stages.train_classifier"
 module = SimpleNamespace(__name__=name, inputs=lambda config, context: None, run=lambda config, context: StageResult())

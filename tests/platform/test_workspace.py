@@ -23,10 +23,7 @@ from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights, save, save_weights
-from mcis.platform.runs.results import flaw
-from mcis.platform.runs.workspace import (
-    SUMMARY,
-    Workspace,
+from mcis.platform.runs.files import (
     disk_errors,
     fingerprint,
     read_json,
@@ -36,6 +33,8 @@ from mcis.platform.runs.workspace import (
     write_table,
     written_aside,
 )
+from mcis.platform.runs.results import flaw
+from mcis.platform.runs.workspace import SUMMARY, Workspace
 from mcis.platform.stages.localization.features import FeatureFiles, write_features
 
 OF_IMAGES = pa.table({"image_id": ["a", "a", "b"]})
@@ -188,7 +187,7 @@ def test_a_file_over_the_limit_is_the_users_error(tmp_path: Path) -> None:
     """Where no disk can be mounted: a process that may write 20 KB a file."""
     code = (
         "import sys; from pathlib import Path; from mcis.datasets.errors import UserError\n"
-        "from mcis.platform.runs.workspace import write_json\n"
+        "from mcis.platform.runs.files import write_json\n"
         "try: write_json(Path(sys.argv[1]), ['x' * 100_000])\n"
         "except UserError as error: print(error)"
     )

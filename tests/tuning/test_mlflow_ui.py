@@ -16,7 +16,8 @@ from PIL import Image
 
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.workspace import Workspace, read_json
+from mcis.platform.runs.files import read_json
+from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.studies import references
 
 if TYPE_CHECKING:

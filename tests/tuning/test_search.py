@@ -12,7 +12,6 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage import copies
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.record import read_record
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.axes import lies_on, parse_axes
 from mcis.tuning.found import Found
@@ -258,7 +257,7 @@ def test_a_search_on_ray_tune_stops_what_what_lags_and_goes_on_where_it_ended(ra
     for number, state in states.items():
         run = runs[f"wide-t{number:03d}"]
         assert run.info.status == ("FINISHED" if state == "done" else "KILLED")
-        kept = read_record(workspace.run(f"wide-t{number:03d}"))
+        kept = workspace.record(f"wide-t{number:03d}")
         assert kept
         assert kept.outcome == ("finished" if state == "done" else "interrupted")
         assert run.data.tags["mlflow.parentRunId"] == runs["wide"].info.run_id

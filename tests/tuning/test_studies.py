@@ -17,9 +17,10 @@ from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.garbage import plan_removal
 from mcis.platform.runs.inventory import entries
-from mcis.platform.runs.workspace import Workspace, read_table
+from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.studies import effect, references
 
 TINY = (

@@ -17,9 +17,10 @@ from mcis.datasets.storage.files import stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES
-from mcis.platform.runs.workspace import Workspace, file_stamps, write_json
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.segmentation import evaluate_predictions
 from mcis.platform.stages.evaluation.training_images import evaluate_training_images
 

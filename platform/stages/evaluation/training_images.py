@@ -34,9 +34,9 @@ from mcis.platform.outputs.counts import (
 from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_shards, read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import Curve, Score
-from mcis.platform.runs.workspace import read_shards, read_table
 from mcis.platform.stages.evaluation.scoring import Evaluation, Scorer
 
 

@@ -28,9 +28,10 @@ from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import Workspace, fingerprint
+from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"

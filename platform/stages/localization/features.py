@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.storage.copies import names_in, read_file
-from mcis.platform.runs.workspace import written_aside
+from mcis.platform.runs.files import written_aside
 
 
 def write_features(folder: Path, first: int, values: NDArray[Any]) -> None:

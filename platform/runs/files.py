@@ -1,0 +1,296 @@
+"""Files of a workspace: text, JSON and tables that are written aside and then renamed, read, measured and removed."""
+
+import contextlib
+import errno
+import functools
+import hashlib
+import json
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.storage.copies import fetched, files_below, in_bucket, names_in, read_end, read_file, remove, send
+from mcis.datasets.storage.files import Stamp, stamps, stamps_of_column, sync
+from mcis.datasets.tables.large_tables import digest, in_shards
+from mcis.datasets.tables.shards import read_parquet
+
+_FOOTER = 2**20
+"""Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""
+
+
+def fingerprint(*parts: Any) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of the parts' canonical JSON."""
+    text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def file_stamps(uris: pa.ChunkedArray) -> str:
+    """Fingerprint of names, sizes and modification times of files; null is no file."""
+    named = uris.drop_null()
+    return digest([stamps_of_column(named).append_column("uri", named)])
+
+
+def content_digest(file: Path) -> str:
+    """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
+    file = fetched(file)
+    return _content_digest(file, *stamps([str(file)]))
+
+
+@functools.lru_cache
+def _content_digest(file: Path, stamp: Stamp | None) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+
+
+def files_in(folder: Path) -> dict[str, int]:
+    """Bytes of each file below a folder by its path from there; what is renamed or removed meanwhile is left out."""
+    return {name: at.size for name, at in files_below(folder).items()}
+
+
+def bytes_in(folder: Path) -> int:
+    """Bytes of the files below a folder, 0 if it is absent."""
+    return sum(files_in(folder).values())
+
+
+def free_bytes(folder: Path) -> int:
+    """Bytes free on the disk of a folder, or of the folder that it will be made in."""
+    return shutil.disk_usage(next(path for path in (folder, *folder.resolve().parents) if path.exists())).free
+
+
+def in_words(count: float) -> str:
+    """Bytes as a person reads them."""
+    unit, size = next(((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
+    return f"{count / size:.1f} {unit}"
+
+
+_FULL = re.compile(
+    "No space left on device|Disk quota exceeded|File too large"  # the system
+    "|database or disk is full|Local disk is full"  # SQLite, Ray
+    r"|PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear"  # torch
+)
+
+
+def full_disk(error: BaseException, disk: str) -> UserError | None:
+    """The UserError of a disk without space where an error says so, in a number or, as libraries hand it on, in words.
+
+    Args:
+        disk: which disk it is, in words.
+    """
+    said = _FULL.search(str(error))
+    why = said[0] if said else None
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        why = error.strerror
+    if isinstance(error, UserError) or why is None:
+        return None
+    return UserError(
+        f"no space left on {disk} ({why})",
+        "space for the next file",
+        "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
+    )
+
+
+@contextlib.contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turns errors of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
+    try:
+        yield
+    except Exception as error:
+        if full := full_disk(error, f"the disk of {folder}"):
+            raise full from None
+        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
+            raise UserError(
+                f"{folder} cannot be written ({error.strerror})",
+                "a writable workspace",
+                "choose another --workspace DIR",
+            ) from None
+        raise
+
+
+def host_name() -> str:
+    """The name of this machine, of letters, digits and hyphens alone."""
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
+
+
+def aside_of(path: Path) -> Path:
+    """The name beside a path under which this process writes or removes it; `ASIDE` matches such names."""
+    return path.with_name(f".{path.name}.{host_name()}.{os.getpid()}")
+
+
+ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
+"""Names as `aside_of` makes them."""
+
+
+@contextlib.contextmanager
+def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
+
+    Args:
+        durable: whether the content is on the disk before it has the name; otherwise a machine that loses power may
+            leave an empty file under it. False for files that are easily written again.
+    """
+    aside = aside_of(path)
+    with disk_errors(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield aside
+            if durable:
+                sync(aside)
+            send(aside, path)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def rename_folder(folder: Path, final: Path) -> None:
+    """Renames a folder of files that were written aside, once all names in it are on the disk, and has the new name
+    there too."""
+    with disk_errors(folder):
+        for parent, _, _ in os.walk(folder):
+            sync(Path(parent))
+        os.replace(folder, final)
+        sync(final.parent)
+
+
+def discard(path: Path) -> bool:
+    """Removes a file, a link or a folder, under another name, so that what has its own name is always whole.
+
+    Returns:
+        Whether nothing is left of it. What could not be removed keeps the other name, and `mcis gc` removes it.
+    """
+    if in_bucket(path):
+        remove(path)
+        return True
+    aside = aside_of(path)
+    with disk_errors(path.parent):
+        remove(aside)  # of an earlier process with the same number
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            return True
+        remove(aside)
+    return not os.path.lexists(aside)
+
+
+_LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes indented JSON, lists of numbers on a line each, atomically."""
+    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    # No string of JSON holds a line break, so that only lists are matched.
+    write_text(path, _LIST_OF_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file atomically."""
+    with written_aside(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file of the workspace.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UserError: it cannot be read at present, or is damaged (`BadFile`).
+    """
+    return read_file(path, _parse_json, "JSON written by mcis", "remove it and repeat the command")
+
+
+def _parse_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Writes a table atomically: as Parquet, or uncompressed for memory-mapping where the name ends in .arrow."""
+    with written_aside(path) as aside:
+        if path.suffix == ".arrow":
+            pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
+        else:
+            pq.write_table(table, aside, compression="zstd")
+
+
+def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
+    """Writes a Parquet table atomically of tables that need not be in memory together."""
+    with written_aside(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+        for table in in_shards(tables):
+            writer.write_table(table)
+
+
+class OpenedTable:
+    """A Parquet file that stays open: it has the same rows whatever takes its name meanwhile.
+
+    Raises:
+        UserError: it is damaged, here or in `batches`.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
+
+    @property
+    def groups(self) -> int:
+        """How many groups of rows the file has; one for each shard that was written."""
+        return int(self._file.num_row_groups)
+
+    def batches(self, columns: list[str] | None = None, group: int | None = None) -> Iterator[pa.Table]:
+        """The rows of all groups, or of one, in order, some at a time."""
+        for each in range(self.groups) if group is None else [group]:
+            yield read_parquet(self._path, functools.partial(self._read, each, columns), fetch=False)
+
+    def _read(self, group: int, columns: list[str] | None, _: Path) -> pa.Table:
+        return self._file.read_row_group(group, columns)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """Reads a Parquet file, or all shards of a folder in the order of their names.
+
+    Raises:
+        UserError: the folder has no shard, or a file is damaged.
+    """
+    return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
+
+
+def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """The shards of a folder, one at a time, in the order of their names.
+
+    Raises:
+        UserError: the folder has no shard, or a file is damaged.
+    """
+    files = shards_in(folder)
+    if not files:
+        raise UserError(
+            f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
+        )
+    yield from _read_files(files, columns)
+
+
+def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa.Table]:
+    return (read_parquet(file, functools.partial(pq.read_table, columns=columns)) for file in files)
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """The Parquet shards of a folder, in the order of their names; whoever opens one fetches it first."""
+    return [folder / name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
+
+
+def table_rows(file: Path) -> int:
+    """The number of rows of a Parquet file, by its footer alone.
+
+    Raises:
+        UserError: it is damaged, or cannot be read at present.
+    """
+    return int(read_parquet(file, _read_footer, fetch=False).num_rows)
+
+
+def _read_footer(file: Path) -> pq.FileMetaData:
+    return pq.read_metadata(pa.BufferReader(read_end(file, _FOOTER)))
