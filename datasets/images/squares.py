@@ -23,7 +23,6 @@ from mcis.datasets.images.decode import (
     decode_rgb,
     decode_square,
 )
-from mcis.datasets.images.noted import noted
 from mcis.datasets.storage.files import error_text, read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
@@ -64,8 +63,7 @@ def read_rgb(
         return decode_square(data, size, max_pixels=MOST_PIXELS)
 
     try:
-        with noted(uri):
-            return read_decoded(uri, decode)
+        return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
         raise UserError(
             f"{uri} cannot be read any more ({error})",

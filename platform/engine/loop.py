@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.noted import NotingDecoder, noting
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches
 from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
@@ -37,8 +36,6 @@ from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.runs.files import disk_errors, write_json
 
 FIT = "fit.json"
-DECODING = "decoding"
-"""The folder in that of a training where its processes write down which images they decode."""
 _LOG_EVERY = 10
 
 
@@ -93,7 +90,7 @@ def train_worker(settings: dict[str, Any]) -> None:
     size = "input_size" if job.label == "classifier" else "crop"
     lower = f"compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size}"
     memory = memory_errors(f"training the {job.label}", lower)
-    with disk_errors(job.folder), memory, noting(job.folder / DECODING):
+    with disk_errors(job.folder), memory:
         Trainer(job).train()
 
 
@@ -238,7 +235,7 @@ class Trainer(Generic[AnyBatch]):
 
     def _open_stream(self) -> Iterator[AnyBatch]:
         return batches(
-            NotingDecoder(self.learner.decoder(self.shard), self.job.folder / DECODING),
+            self.learner.decoder(self.shard),
             batch=self.schedule.batch,
             shard=self.shard,
             decode_in=self.job.decode_in,

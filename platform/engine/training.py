@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.noted import decoded_at_death
-from mcis.datasets.index import shown
 from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.copies import files_below, is_there, remove, uri_of
 from mcis.datasets.storage.files import locate
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.learner import Learner, Schedule
-from mcis.platform.engine.loop import DECODING, FIT, FitResult, TrainingJob, train_worker
+from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import (
@@ -75,7 +73,6 @@ def fit(
         validation=validation,
         decode_in=decode_in,
     )
-    remove(folder / DECODING)
     _train(job, tracker)
     return _finished(folder)
 
@@ -130,7 +127,7 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 
 def _finished(folder: Path) -> FitResult:
     """The result of a training that has ended; removes its checkpoint, several times the size of the weights."""
-    for name in (CHECKPOINT, DECODING, _RAY_TRAIN):
+    for name in (CHECKPOINT, _RAY_TRAIN):
         remove(folder / name)
     return FitResult(**read_json(folder / FIT))
 
@@ -144,7 +141,7 @@ def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
 
 
 def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
-    """The error of a training whose processes die, with the images that they were decoding; None of another error."""
+    """The error of a training whose processes die; None of another error."""
     import ray
 
     death = next((cause for cause in causes_of(error) if isinstance(cause, deaths())), None)
@@ -153,20 +150,12 @@ def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
     what = "its process was ended by a signal, or its node was lost"
     if isinstance(death, ray.exceptions.OutOfMemoryError):  # Ray ends any task where memory is short
         what = "the machine's memory did not do for its process"
-    goes_on = "then repeat the command, which goes on from the last checkpoint"
-    least = f"lower {job.label}.batch or compute.micro_batch, or use a machine with more memory"
-    if images := decoded_at_death(job.folder / DECODING, 1 + job.compute.max_failures):
-        return UserError(
-            f"training the {job.label}: {what}, each time that it was started again, and each time it was decoding "
-            f"{shown(images)}",
-            "images that can be decoded, and memory for it",
-            f"replace these images or take them out of their list, or {least}; {goes_on}",
-        )
     return UserError(
-        f"training the {job.label}: {what}, each time that it was started again; it was not the same image each time "
-        "that it was decoding",
+        f"training the {job.label}: {what}, each time that it was started again",
         "processes that live, and memory for them",
-        f"see the machine's log, and {least}; {goes_on}",
+        f"see the machine's log, and lower {job.label}.batch or compute.micro_batch, or use a machine with more "
+        "memory; then repeat the command, which goes on from the last checkpoint; or repeat `index`, which names an "
+        "image whose decoder ends its process",
     )
 
 
