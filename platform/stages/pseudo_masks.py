@@ -2,7 +2,7 @@
 
 import collections
 import os
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask, decided_by_maps
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.mapping import map_table
-from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
+from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.networks.masks import Walk, tagged_maps
 from mcis.platform.outputs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.outputs.tables import MASKS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -63,17 +63,9 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     return "saliency" if not without else f"saliency, crf for {without} of {len(rows)}"
 
 
-def _saliency_is_read(config: Config, rows: pa.Table) -> bool:
+def _reads_saliency(config: Config, rows: pa.Table) -> bool:
     """Whether some of the images' masks are made with saliency maps."""
-    masks = config.pseudo_masks
-    return masks.reads_saliency and background_cue(masks, rows) != "crf"
-
-
-def cue_of(config: PseudoMasksConfig, row: dict[str, Any]) -> str:
-    """The background cue of an image: the name of the rule that makes its mask."""
-    if config.background != "auto":
-        return config.background
-    return "saliency" if row["saliency_uri"] is not None else "crf"
+    return config.pseudo_masks.reads_saliency and background_cue(config.pseudo_masks, rows) != "crf"
 
 
 class MakeMasks:
@@ -86,39 +78,32 @@ class MakeMasks:
     """
 
     def __init__(self, config: Config, maps: Shards, affinities: Path | None, gpu: bool):
-        self.config, self.scale, self.max_side = config.pseudo_masks, config.maps.scale, config.data.max_side
-        self.maps = maps
+        self.config, self.maps = config, maps
         self.walk = Walk(config, affinities, gpu) if affinities else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        out = []
-        for row in rows.to_pylist():
-            cue = cue_of(self.config, row)
-            saliency = None
-            if MASK_RULES[cue].reads_saliency:
-                saliency = self._smaller(read_saliency(row["saliency_uri"], (row["height"], row["width"])))
-            result = self._mask(row, cue, saliency)
-            by_maps = 1.0
-            if saliency is not None:
-                by_maps = decided_by_maps(result.labels, np.array(row["tags"]), saliency >= SALIENT)
-            out.append(_mask_row(row, result, by_maps, cue))
-        return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
+        return pa.Table.from_pylist([self._mask(row) for row in rows.to_pylist()], schema=MASKS_SCHEMA)
 
-    def _smaller(self, saliency: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """A saliency map (H, W) at the size of its image's mask, bilinear, averaging."""
-        height, width = saliency.shape
-        height, width = fitted(height, width, self.max_side)
-        return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
-
-    def _mask(self, row: dict[str, Any], cue: str, saliency: NDArray[np.uint8] | None) -> PseudoMask:
-        """The pseudo mask of an image by the rule of that name, with its saliency map (H, W) where that is a cue."""
+    def _mask(self, row: dict[str, Any]) -> dict[str, Any]:
+        """A row of MASKS_SCHEMA, of a row of the index."""
+        masks = self.config.pseudo_masks
+        cue = masks.background
+        if cue == "auto":
+            cue = "saliency" if row["saliency_uri"] is not None else "crf"
         rule = MASK_RULES[cue]
-        if self.walk:
-            scores = self.walk.pixel_scores(row, self.maps)
-        else:
-            scores = pixel_scores(row, self.maps, self.scale, self.max_side)
-        own = dict(getattr(self.config, cue)) if rule.record else {}
-        return rule(tagged_maps(row, scores, self.scale, self.max_side, saliency), {**dict(self.config), **own})
+        saliency = self._saliency(row) if rule.reads_saliency else None
+        values = dict(masks) | (dict(getattr(masks, cue)) if rule.record else {})
+        made = rule(tagged_maps(row, self.maps, self.config, saliency=saliency, walk=self.walk), values)
+        by_maps = 1.0
+        if saliency is not None:
+            by_maps = decided_by_maps(made.labels, np.array(row["tags"]), saliency >= SALIENT)
+        return _mask_row(row, made, by_maps, cue)
+
+    def _saliency(self, row: dict[str, Any]) -> NDArray[np.uint8]:
+        """The saliency map of an image at the size of its mask, (H, W), bilinear, averaging."""
+        saliency = read_saliency(row["saliency_uri"], (row["height"], row["width"]))
+        height, width = fitted(row["height"], row["width"], self.config.data.max_side)
+        return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
 
 
 def _mask_row(row: dict[str, Any], made: PseudoMask, by_maps: float, cue: str) -> dict[str, Any]:
@@ -173,7 +158,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
                 "a mask of each of them, which the segmentation network is to learn from",
                 "add the masks, or set supervision=tags",
             )
-    elif _saliency_is_read(config, rows):
+    elif _reads_saliency(config, rows):
         check_saliency_is_no_truth(rows)
 
 
@@ -202,17 +187,13 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The size of the masks, and the stamps of saliency maps that are a cue; of truth where supervision is full."""
-    files = _files(config, split_rows(context, "train", tagged=True))
-    return files if config.data.max_side is None else (config.data.max_side, files)
-
-
-def _files(config: Config, rows: pa.Table) -> Any:
-    """The stamps of the files that the masks are made of, beside the images'."""
+    rows = split_rows(context, "train", tagged=True)
+    files: Any = None
     if config.supervision == "full":
-        return file_stamps(rows["mask_uri"])
-    if not _saliency_is_read(config, rows):
-        return None
-    return rows["saliency_uri"].is_null().to_pylist(), file_stamps(rows["saliency_uri"])
+        files = file_stamps(rows["mask_uri"])
+    elif _reads_saliency(config, rows):
+        files = file_stamps(rows["saliency_uri"]), rows["saliency_uri"].is_null().to_pylist()
+    return config.data.max_side, files
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
@@ -221,18 +202,16 @@ def run(config: Config, context: RunContext) -> MasksResult:
     Raises:
         UserError: a saliency map or a mask is missing, unreadable or of another size.
     """
-    rows = split_rows(context, "train", tagged=True)
-    full = config.supervision == "full"
+    rows, full = split_rows(context, "train", tagged=True), config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
-    side = config.data.max_side
-    gpu = config.walks and config.compute.gpu
-    made_of: tuple[Any, ...] = (len(context.classes), side)
+    worker: Callable[..., Worker] = CopyTruth
+    made_of: tuple[Any, ...] = (len(context.classes), config.data.max_side)
     if not full:
-        maps = Shards(context.inputs["localize"] / "maps")
-        made_of = config, maps, context.inputs.get("train_affinity"), gpu
+        maps, gpu = Shards(context.inputs["localize"] / "maps"), config.walks and config.compute.gpu
+        worker, made_of = MakeMasks, (config, maps, context.inputs.get("train_affinity"), gpu)
     mapped = map_table(
         rows,
-        CopyTruth if full else MakeMasks,
+        worker,
         made_of,
         context.part / "masks",
         label="pseudo masks",
@@ -241,17 +220,17 @@ def run(config: Config, context: RunContext) -> MasksResult:
         lower="data.max_side or compute.cpus",
     )
     masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
-    ignored, cues = masks["ignored"], cue_counts(rows["domain"], masks["cue"])
-    whole = int(pc.sum(pc.greater_equal(ignored, 1.0)).as_py() or 0)
+    ignored, foreground, by_maps = (float(pc.mean(masks[n]).as_py()) for n in ("ignored", "foreground", "by_maps"))
+    whole = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
     notes = []
     if full:
         notes.append(FULL_SUPERVISION)
     elif config.pseudo_masks.background == "auto":
         why = {"saliency": "there are saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
-    notes += uneven_cues(cues)
     if whole:
         notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
+    cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
     return MasksResult(
         busy=mapped.busy,
         background_cue=cue,
@@ -259,12 +238,11 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "masks": len(rows),
             "masks by domain and cue": {", ".join(pair): count for pair, count in cues.items()},
             "ignored whole": whole,
-            "ignored share": round(float(pc.mean(ignored).as_py()), 4),
-            "masks that maps decide in part": int(pc.sum(pc.greater(masks["by_maps"], 0)).as_py()),
-            "share of pixels that maps decide": round(float(pc.mean(masks["by_maps"]).as_py()), 4),
+            "ignored share": round(ignored, 4),
+            "share of pixels that maps decide": round(by_maps, 4),
         },
         notes=tuple(notes),
-        problem=_problem(len(rows), float(pc.mean(masks["foreground"]).as_py()), float(pc.mean(ignored).as_py())),
+        problem=_problem(len(rows), foreground, ignored),
     )
 
 
@@ -285,30 +263,3 @@ def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, s
         "look at the localization maps in the report and at the saliency maps; then try other thresholds "
         "(pseudo_masks.threshold, background_threshold, smallest), another maps.scale, or pseudo_masks.background",
     )
-
-
-def cue_counts(domains: pa.ChunkedArray, cues: pa.ChunkedArray) -> dict[tuple[str, str], int]:
-    """How many masks there are of each domain and cue, in the order of their first image.
-
-    Args:
-        domains, cues: of each mask.
-    """
-    return dict(collections.Counter(zip(domains.to_pylist(), cues.to_pylist(), strict=True)))
-
-
-def uneven_cues(counts: Mapping[tuple[str, str], int]) -> list[str]:
-    """A note for each domain with masks by crf while another domain has masks by saliency.
-
-    Args:
-        counts: as of `cue_counts`.
-    """
-    by_saliency = {domain for domain, cue in counts if cue == "saliency"}
-    notes = []
-    for domain in dict.fromkeys(domain for domain, _ in counts):
-        by_crf, others = counts.get((domain, "crf"), 0), sorted(by_saliency - {domain})
-        if by_crf and others:
-            notes.append(
-                f"{by_crf} of {by_crf + counts.get((domain, 'saliency'), 0)} pseudo masks of domain {domain} are made "
-                f"with the dense CRF, while domain {', '.join(others)} has saliency maps: the masks differ in kind"
-            )
-    return notes

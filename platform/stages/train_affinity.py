@@ -24,7 +24,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.build import build_backbone, freeze, load_classifier
-from mcis.platform.networks.masks import pixel_scores, tagged_maps
+from mcis.platform.networks.masks import tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA
@@ -59,10 +59,10 @@ class MakeLabels:
         self.config, self.maps = config, maps
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        c, side, out = self.config, self.config.data.max_side, []
+        out = []
         for row in rows.to_pylist():
-            maps = tagged_maps(row, pixel_scores(row, self.maps, c.maps.scale, side), c.maps.scale, side)
-            labels = MASK_RULES["crf"](maps, dict(c.affinity_net)).mask
+            maps = tagged_maps(row, self.maps, self.config)
+            labels = MASK_RULES["crf"](maps, dict(self.config.affinity_net)).mask
             confident = float((labels != IGNORE).mean())
             out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
         return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)

@@ -1,7 +1,8 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,22 +12,17 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sampling.keyed_random import Order, permuted
-from mcis.datasets.sampling.pairs import KINDS, PairSampler
 from mcis.datasets.tables.backbone_outputs import Features, Statistics
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tags import Tags
-from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores, val_scores_of_features
 from mcis.platform.engine.learnt import Chance, LossTrend
-from mcis.platform.engine.loop import FitResult
-from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.networks.pair_scores import ScorePairs
 from mcis.platform.networks.pretrained import classifier_weights, load_backbone
 from mcis.platform.networks.trained import (
     check_initial_classifier,
@@ -37,11 +33,10 @@ from mcis.platform.networks.trained import (
 )
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import content_digest, read_table
+from mcis.platform.runs.files import content_digest
 from mcis.platform.runs.results import TrainingResult
 from mcis.platform.runs.workspace import Workspace
 
-_VAL_PAIRS = 512  # at most
 _SAMPLE = 256
 """Training images that are scored where no val image has a tag, or give a backbone's statistics, at most."""
 
@@ -80,44 +75,29 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     if trained := trained_classifier(config):
         return _take_trained(config, context, trained)
     learner, cached = _learner(config, context)
-    sampler = _sampler(learner)
     validation = _validation(config, context, cached=cached)
-    result = fit(
-        learner,
-        context.part,
-        config.compute,
-        context.tracker,
-        label="classifier",
-        about=classifier_description(config.classifier, context.classes),
-        validation=validation,
-    )
+    about = classifier_description(config.classifier, context.classes)
+    compute, tracker = config.compute, context.tracker
+    result = fit(learner, context.part, compute, tracker, label="classifier", about=about, validation=validation)
+    precisions = [ap for ap in result.val_ap or () if ap is not None]
+    precision = round(sum(precisions) / len(precisions), 2) if precisions else None
     of_val = validation is not None and validation.name == "val_map"
+    rare = _rare_classes(learner.tags, context.classes)
+    counts: dict[str, Any] = {"steps": learner.schedule.steps}
+    counts |= {f"classes with {n} training image": len(k) for n, k in rare.items()}
+    if validation is not None:
+        counts["val mAP" if of_val else "training images' mAP"] = precision
     # Of weights that had learnt before, a loss that stands says nothing.
     trend = None if config.weights.initial else LossTrend.of_log(context.part, "basic")
-    facts = (
-        Facts({"steps": learner.schedule.steps}, result.notes("classifier") + _computed_again(config, learner)),
-        Facts({}, (f"the classifier's training began from {learner.initial}",) if learner.initial else ()),
-        _rare_classes(learner.tags, context.classes),
-        _precision(validation, result),
-        _exclusive_precision(config, context),
-        _pair_kinds(sampler) if learner.source is not None and learner.source.any() else Facts({}, ()),
-    )
     return TrainingResult(
         busy=result.seconds,
         waiting=result.waiting,
         precision=result.precision,
         val_ap=dict(zip(context.classes, result.val_ap, strict=True)) if of_val and result.val_ap else None,
-        counts={label: value for part in facts for label, value in part.counts.items()},
-        notes=tuple(note for part in facts for note in part.notes),
-        problem=_problem(validation, result, trend, config.seed),
+        counts=counts,
+        notes=result.notes("classifier") + _notes(config, learner, validation, rare),
+        problem=_problem(validation, precision, trend, config.seed),
     )
-
-
-class Facts(NamedTuple):
-    """Counts and notes of a stage's result."""
-
-    counts: dict[str, Any]
-    notes: tuple[str, ...]
 
 
 def _take_trained(config: Config, context: RunContext, path: Path) -> TrainingResult:
@@ -128,9 +108,14 @@ def _take_trained(config: Config, context: RunContext, path: Path) -> TrainingRe
 
 
 def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, int]:
-    """What is trained, and how many training images may take space in the cache of decoded images."""
-    rows = split_rows(context, "train", tagged=True)
-    c = config.classifier
+    """What is trained, and how many training images may take space in the cache of decoded images.
+
+    Raises:
+        UserError: no training image has a tag, or the initial weights do not fit.
+    """
+    rows, c = split_rows(context, "train", tagged=True), config.classifier
+    if not len(rows):
+        raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
     pretrained, initial = classifier_weights(config, context.workspace), initial_classifier(config)
     if initial:
         check_initial_classifier(config, initial, context.classes, pretrained)
@@ -143,7 +128,7 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=of_source(rows),
-        images=features or _squares(rows, c.input_size, cache=cache),
+        images=features or _squares(rows, c.input_size, cache),
         pretrained=pretrained,
         initial=initial,
         statistics=_statistics(config, context, rows) if c.standardize and not initial else None,
@@ -151,10 +136,9 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     return learner, 0 if cache is None else len(rows)
 
 
-def _squares(rows: pa.Table, size: int, *, cache: Path | None = None) -> Squares:
+def _squares(rows: pa.Table, size: int, cache: Path | None) -> Squares:
     """The images of an index's rows, each the file that was indexed."""
-    uris, hashes = Texts(rows["uri"]), Texts(rows["content_hash"])
-    return Squares(uris, size, cache=cache, hashes=hashes)
+    return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]))
 
 
 def _features(config: Config, context: RunContext, rows: pa.Table, images: int | None = None) -> Features | None:
@@ -186,113 +170,81 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statisti
     return features.statistics(np.arange(count))
 
 
-def _sampler(learner: ClassifierLearner) -> PairSampler:
-    """The learner's pairs.
-
-    Raises:
-        UserError: the images allow no such pairs.
-    """
-    try:
-        return learner.sampler()
-    except ValueError as error:
-        raise UserError(
-            f"pairs cannot be drawn: {error}",
-            "tagged training images",
-            "add tags, or images that have some",
-        ) from None
-
-
 def _validation(config: Config, context: RunContext, *, cached: int) -> Validation | None:
     """The tagged val images, decoded once where the cache holds them beside the `cached` training images.
 
     Where there is none, some training images, scored once at the end: what is not even learnt of them is not learnt.
     """
     c, compute = config.classifier, config.compute
-    rows = split_rows(context, "val", tagged=True)
-    if not c.val_every:
+    rows, every, name = split_rows(context, "val", tagged=True), c.val_every, "val_map"
+    if not every:
         return None
+    features, cache = None, None
     if not len(rows):
         rows = split_rows(context, "train", tagged=True)
         rows = rows.take(np.unique(np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)))
-        return Validation(
-            images=_squares(rows, c.input_size),
-            tags=Tags.of_index(rows["tags"], len(context.classes)),
-            scores=val_scores,
-            every=c.epochs + 1,
-            name="train_map",
-        )
-    if c.from_features and (features := _features(config, context, rows)):
-        return Validation(
-            images=features,
-            tags=Tags.of_index(rows["tags"], len(context.classes)),
-            scores=val_scores_of_features,
-            every=c.val_every,
-        )
+        every, name = c.epochs + 1, "train_map"
+    elif c.from_features:
+        features = _features(config, context, rows)
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
-    cache = decoded_cache(rows, c.input_size, context, compute) if fits else None
+    if name == "val_map" and not features and fits:
+        cache = decoded_cache(rows, c.input_size, context, compute)
     return Validation(
-        images=_squares(rows, c.input_size, cache=cache),
+        images=features or _squares(rows, c.input_size, cache),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
-        scores=val_scores,
-        every=c.val_every,
+        scores=val_scores_of_features if features else val_scores,
+        every=every,
+        name=name,
     )
 
 
-def _computed_again(config: Config, learner: ClassifierLearner) -> tuple[str, ...]:
-    """A note where a frozen backbone's outputs were not kept, as the cache does not hold them."""
-    if not config.classifier.from_features or isinstance(learner.images, Features):
-        return ()
-    return (
-        f"the frozen backbone computed every image in every epoch: its outputs exceed compute.cache_gb="
-        f"{config.compute.cache_gb:g}",
-    )
+def _rare_classes(tags: Tags, classes: tuple[str, ...]) -> dict[str, list[str]]:
+    """The classes with no or one training image, by the number in words; empty where there is no such class."""
+    images = np.bincount(tags.values, minlength=tags.classes)
+    rare = {word: [classes[k] for k in np.flatnonzero(images == count)] for count, word in enumerate(("no", "one"))}
+    return {word: names for word, names in rare.items() if names}
 
 
-def _rare_classes(tags: Tags, classes: tuple[str, ...]) -> Facts:
-    """The classes with no or one training image."""
-    counts: dict[str, Any] = {}
+def _notes(
+    config: Config, learner: ClassifierLearner, validation: Validation | None, rare: Mapping[str, list[str]]
+) -> tuple[str, ...]:
+    """What the user should read of a training beside its figures."""
     notes = []
-    images = np.bincount(tags.values, minlength=tags.classes).tolist()
-    for number, word, rule in ((0, "no", "nothing is learnt of them"), (1, "one", "it is paired with itself")):
-        rare = [name for name, count in zip(classes, images, strict=True) if count == number]
-        if rare:
-            counts[f"classes with {word} training image"] = len(rare)
-            notes.append(f"{len(rare)} of {len(images)} classes have {word} training image ({shown(rare)}): {rule}")
-    return Facts(counts, tuple(notes))
-
-
-def _precision(validation: Validation | None, result: FitResult) -> Facts:
-    """Mean average precision over the classes that a scored image has, and a note where these are training images."""
-    if validation is None:
-        return Facts({}, ())
-    if validation.name == "val_map":
-        return Facts({"val mAP": _mean_precision(result)}, ())
-    note = (
-        f"no image of the split val has a tag: the mean average precision of the classifier is that on "
-        f"{len(validation.tags)} of its own training images"
-    )
-    return Facts({"training images' mAP": _mean_precision(result)}, (note,))
-
-
-def _mean_precision(result: FitResult) -> float:
-    precisions = [ap for ap in result.val_ap or () if ap is not None]
-    return round(sum(precisions) / len(precisions), 2)
+    if config.classifier.from_features and not isinstance(learner.images, Features):
+        notes.append(
+            "the frozen backbone computed every image in every epoch: its outputs exceed compute.cache_gb="
+            f"{config.compute.cache_gb:g}"
+        )
+    if learner.initial:
+        notes.append(f"the classifier's training began from {learner.initial}")
+    for word, names in rare.items():
+        rule = {"no": "nothing is learnt of them", "one": "it is paired with itself"}[word]
+        notes.append(
+            f"{len(names)} of {learner.tags.classes} classes have {word} training image ({shown(names)}): {rule}"
+        )
+    if validation is not None and validation.name == "train_map":
+        notes.append(
+            "no image of the split val has a tag: the mean average precision of the classifier is that on "
+            f"{len(validation.tags)} of its own training images"
+        )
+    return tuple(notes)
 
 
 def _problem(
-    validation: Validation | None, result: FitResult, trend: LossTrend | None, seed: int
+    validation: Validation | None, precision: float | None, trend: LossTrend | None, seed: int
 ) -> tuple[str, str, str] | None:
     """Why the classifier is of no use: it ranks images as chance does, or, where that cannot be told, its loss stood.
 
     Args:
+        precision: mean average precision on the validation's images.
         trend: of the basic term, which counts from the first step to the last.
     """
     chance = None if validation is None else Chance.of_tags(validation.tags, seed)
     figures = [trend.in_words()] if trend else []
-    if validation is not None and chance is not None:
-        precision, images = _mean_precision(result), "val" if validation.name == "val_map" else "training"
+    if validation is not None and precision is not None and chance is not None:
         if precision > chance.most:
             return None
+        images = "val" if validation.name == "val_map" else "training"
         scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} {images} images"
         figures.insert(0, f"{scored}, where {chance.in_words()}")
     elif trend is None or trend.fell:
@@ -303,39 +255,3 @@ def _problem(
         "look at the loss curve, and whether the tags fit the images (mcis index browse); try pretrained weights "
         "(weights.backbone), another classifier.optimizer.learning_rate, more classifier.epochs, or another recipe",
     )
-
-
-def _exclusive_precision(config: Config, context: RunContext) -> Facts:
-    """Mean average precision of what only one image of a val pair has: of the contrastive scores, and of basic ones.
-
-    Basic scores know nothing of the other image: what contrastive scores have above them is the gate's (Eq. 7-10).
-    """
-    c, rows = config.classifier, split_rows(context, "val", tagged=True)
-    if c.attention != "co+contrastive" or not c.val_every or not len(rows):
-        return Facts({}, ())
-    tags = Tags.of_index(rows["tags"], len(context.classes))
-    source = of_source(rows)
-    pairs = PairSampler(tags, seed=config.seed, source=source).rows(0, min(2 * len(rows), _VAL_PAIRS))
-    table = pa.table({"m": pa.array(pairs.m), "n": pa.array(pairs.n), "kind": pa.array(pairs.kind)})
-    gpu, folder = config.compute.gpu, context.part / "pairs"
-    outputs = _features(config, context, rows) if c.from_features else None
-    arguments = c, context.part, len(context.classes), gpu, outputs or Texts(rows["uri"])
-    map_table(
-        table, ScorePairs, arguments, folder, label="val pairs", compute=config.compute, network=True, shard_rows=32
-    )
-    scores = read_table(folder)
-    tags_m, tags_n = (tags.matrix(positions) for positions in (pairs.m, pairs.n))
-    exclusive = np.concatenate([tags_m & ~tags_n, tags_n & ~tags_m])
-    counts: dict[str, Any] = {"val pairs": len(table)}
-    for label, name in (("val mAP of unshared classes", "exclusive"), ("the same of basic scores", "basic")):
-        of_both = [np.array(scores[f"{name}_{side}"].to_pylist()) for side in "mn"]
-        precisions = average_precision(np.concatenate(of_both), exclusive)
-        if np.isfinite(precisions).any():
-            counts[label] = round(float(np.nanmean(precisions)), 2)
-    return Facts(counts, ())
-
-
-def _pair_kinds(sampler: PairSampler) -> Facts:
-    """The kinds among the first epoch's pairs."""
-    kinds = sampler.kind_counts(0).tolist()
-    return Facts({"pairs of the first epoch": dict(zip(KINDS, kinds, strict=True))}, ())

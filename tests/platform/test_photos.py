@@ -17,7 +17,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.affinities import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
-from mcis.platform.networks.masks import Walk, pixel_scores, tagged_maps
+from mcis.platform.networks.masks import Walk, tagged_maps
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.files import read_table
@@ -135,12 +135,11 @@ def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> No
     row = next(row for row in rows.to_pylist() if row["image_id"] == masks["image_id"][0].as_py())
     table = Shards(inputs["localize"] / "maps")
     walk = Walk(config, inputs["train_affinity"], gpu=False)
-    scores, still = walk.pixel_scores(row, table), pixel_scores(row, table, config.maps.scale, config.data.max_side)
-    assert scores.values.shape == still.values.shape
-    assert scores.values.max() <= 1
-    assert not np.allclose(scores.values, still.values, atol=0.01), "the walk moves them"
-    maps = tagged_maps(row, scores, config.maps.scale, config.data.max_side)
-    mask = MASK_RULES["affinity"](maps, dict(config.pseudo_masks)).mask
+    walked, still = tagged_maps(row, table, config, walk=walk), tagged_maps(row, table, config)
+    assert walked.scores.shape == still.scores.shape
+    assert walked.scores.max() <= 1
+    assert not np.allclose(walked.scores, still.scores, atol=0.01), "the walk moves them"
+    mask = MASK_RULES["affinity"](walked, dict(config.pseudo_masks)).mask
     np.testing.assert_array_equal(mask, decode_labels(masks["mask"][0].as_py()))
 
 

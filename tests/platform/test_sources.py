@@ -18,7 +18,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.settings import sources_of
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult, TrainingResult
+from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult
 from mcis.platform.runs.workspace import Workspace
 
 TINY = (
@@ -111,7 +111,6 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     made = result.context.result("pseudo_masks", MasksResult)
     assert made.background_cue == "saliency, crf for 6 of 26"
     assert made.counts["masks by domain and cue"] == {"target, saliency": 20, "web, crf": 6}
-    assert any(note.startswith("6 of 6 pseudo masks of domain web are made with the dense CRF") for note in made.notes)
     report = result.context.folder.report.read_text()
     assert "masks by domain and cue → web, crf" in report
     segmenter = result.context.result("train_segmenter", StageResult).counts
@@ -128,7 +127,7 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
 
 
 @pytest.mark.slow
-def test_single_label_images_make_pairs_of_three_kinds(
+def test_single_label_images_are_trained_on_and_localized(
     ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
 ) -> None:
     root, listing = drawn
@@ -143,9 +142,6 @@ def test_single_label_images_make_pairs_of_three_kinds(
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.single.root": str(single)}
     options |= {"data.single.classes": str(table)}
     result = run("voc+single", tmp_path / "workspace", options, "classifier.epoch_pairs=16", until="localize")
-    kinds = result.context.result("train_classifier", TrainingResult).counts["pairs of the first epoch"]
-    assert sum(kinds.values()) == 16
-    assert min(kinds["target-target"], kinds["target-source"]) > 0
     maps = set(read_table(result.context.inputs["localize"] / "maps")["image_id"].to_pylist())
     assert sum(name.startswith("single/") for name in maps) == 9
 
