@@ -105,7 +105,6 @@ def check(
     name: str,
     *,
     until: str | None = None,
-    start: str | None = None,
     reuse: Sequence[str] = (),
 ) -> Sources:
     """Finds what would end the run later, up to its last stage: unknown names, unreadable lists, absent folders,
@@ -118,12 +117,8 @@ def check(
         UserError: the first such problem, before a Ray is started for it; another process that runs under the name is
             one too.
     """
-    options = [("--until", until), ("--from", start), *(("--reuse", stage) for stage in reuse)]
-    for option, stage_name in options:
-        if stage_name is not None and stage_name not in STAGE_NAMES:
-            raise UserError(
-                f"{option} {stage_name}", f"one of {', '.join(STAGE_NAMES)}", f"choose one of them for {option}"
-            )
+    if unknown := [stage for stage in reuse if stage not in STAGE_NAMES]:
+        raise UserError(f"--reuse {unknown[0]}", f"stages of {', '.join(STAGE_NAMES)}", "choose among them")
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)
     sources = Sources(config)

@@ -5,13 +5,14 @@ import dataclasses
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 import typer
 
 from mcis.datasets.sources import SOURCES
+from mcis.platform.config.keys import StageName
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.settings import SETTINGS
 
@@ -19,38 +20,14 @@ if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
 
 DEFAULT_WORKSPACE = Path("mcis-workspace")
-STAGE_NAMES = (
-    "index",
-    "train_classifier",
-    "localize",
-    "train_affinity",
-    "pseudo_masks",
-    "train_segmenter",
-    "predict",
-    "evaluate",
-    "report",
-)
-"""As `pipeline.STAGE_NAMES`, which would bring torch to the command line's help."""
 
 
-def complete_setting(incomplete: str) -> list[str]:
-    """The usual settings that begin so."""
-    return [setting for setting in SETTINGS if setting.startswith(incomplete)]
+def _completing(names: Iterable[str]) -> Callable[[str], list[str]]:
+    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-def complete_recipe(incomplete: str) -> list[str]:
-    """The recipes that begin so."""
-    return [recipe for recipe in RECIPES if recipe.startswith(incomplete)]
-
-
-def complete_stage(incomplete: str) -> list[str]:
-    """The stages that begin so."""
-    return [stage for stage in STAGE_NAMES if stage.startswith(incomplete)]
-
-
-def complete_study(incomplete: str) -> list[str]:
-    """The studies that come with the project and begin so."""
-    return [study for study in ("inference", "lid", "settings") if study.startswith(incomplete)]
+complete_study = _completing(["inference", "lid", "settings"])
+"""The studies that come with the project."""
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -70,7 +47,7 @@ Setting = Annotated[
     str | None,
     typer.Argument(
         help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.",
-        autocompletion=complete_setting,
+        autocompletion=_completing(SETTINGS),
     ),
 ]
 Name = Annotated[
@@ -83,7 +60,7 @@ Recipe = Annotated[
         show_default=", ".join(
             f"{source.recipe} of {name}" for name, source in SOURCES.items() if source.names_classes
         ),
-        autocompletion=complete_recipe,
+        autocompletion=_completing(RECIPES),
     ),
 ]
 ConfigFile = Annotated[
@@ -116,10 +93,9 @@ WorkspaceFolder = Annotated[
 Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; see `mcis config show`.")
 ]
-Until = Annotated[str | None, typer.Option(help="Last stage to compute.", autocompletion=complete_stage)]
+Until = Annotated[StageName | None, typer.Option(metavar="STAGE", help="Last stage to compute, such as pseudo_masks.")]
 From = Annotated[
-    str | None,
-    typer.Option("--from", help="Compute this stage and all after it again.", autocompletion=complete_stage),
+    StageName | None, typer.Option("--from", metavar="STAGE", help="Compute this stage and all after it again.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
 

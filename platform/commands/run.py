@@ -82,7 +82,7 @@ def run_pipeline(
     from mcis.platform.runs.workspace import Workspace
 
     opened = Workspace(workspace)
-    sources = pipeline.check(resolved.config, opened, name, until=until, start=start, reuse=reuse)
+    sources = pipeline.check(resolved.config, opened, name, until=until, reuse=reuse)
     show_outlook(resolved.config, sources.look(), opened.root)
     with ray_session(resolved.config.compute, verbose=verbose):
         result = pipeline.run(resolved, opened, name, until=until, start=start, reuse=reuse, sources=sources)

@@ -10,11 +10,11 @@ from mcis.platform.commands.options import (
     Name,
     Verbose,
     WorkspaceFolder,
-    complete_stage,
     complete_study,
     grouped,
     plain_errors,
 )
+from mcis.platform.config.keys import StageName
 
 study_app = typer.Typer(help="The paper's ablations as sweeps, and a search of values.", no_args_is_help=True)
 
@@ -32,10 +32,8 @@ def references(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     seeds: Seeds = 1,
     until: Annotated[
-        str,
-        typer.Option(
-            help="Last stage of each trial; pseudo_masks leaves the segmenter out.", autocompletion=complete_stage
-        ),
+        StageName,
+        typer.Option(metavar="STAGE", help="Last stage of each trial; pseudo_masks leaves the segmenter out."),
     ] = "evaluate",
     parallel: Parallel = 1,
     verbose: Verbose = False,
@@ -68,10 +66,10 @@ def effect(
     ] = None,
     seeds: Seeds = 3,
     until: Annotated[
-        str,
+        StageName,
         typer.Option(
+            metavar="STAGE",
             help="Last stage of the cases that the paper's tables have; the others end at pseudo_masks.",
-            autocompletion=complete_stage,
         ),
     ] = "evaluate",
     parallel: Parallel = 1,
@@ -105,8 +103,7 @@ def run_study(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     seeds: Seeds = 1,
     until: Annotated[
-        str,
-        typer.Option(help="Last stage of each trial, unless its case says another.", autocompletion=complete_stage),
+        StageName, typer.Option(metavar="STAGE", help="Last stage of each trial, unless its case says another.")
     ] = "evaluate",
     parallel: Parallel = 1,
     verbose: Verbose = False,

@@ -4,7 +4,7 @@ Paths, names and values come from outside: all of them are escaped, or `[/x]` in
 """
 
 import datetime
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
     from mcis.platform.runs.inventory import Entry
     from mcis.platform.runs.workspace import Workspace
 
-_STATES = {"ok": "[green]ok[/green]", "note": "[yellow]note[/yellow]", "bad": "[red]bad[/red]"}
+_COLORS = {"ok": "green", "note": "yellow", "bad": "red"}
 _SHORT = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
 """Headings of the main scores of a run."""
 _MOST_DISAGREEMENTS = 50
 """Images that are listed with tags that disagree with their mask."""
 
 
-def score_table(scores: Sequence[Score], title: str) -> Table:
-    """The scores of a run as a table."""
+def table_of(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
+) -> Table:
+    """A table whose cells are shown as they are, with the columns of numbers to the right."""
     table = Table(title=plain(title), title_justify="left")
-    for column in ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning"):
-        table.add_column(column, justify="left" if column in ("what", "which", "split", "meaning") else "right")
-    for score in scores:
-        made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
-        boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
-        row = (score.title, score.name, score.split, f"{score.miou:.2f}", boundary, str(score.images), made)
-        table.add_row(*map(plain, row))
+    for column in columns:
+        right = column in numbers
+        table.add_column(plain(column), justify="right" if right else "left", overflow="fold", no_wrap=right)
+    for row in rows:
+        table.add_row(*(plain(str(cell)) for cell in row))
     return table
 
 
@@ -52,12 +52,22 @@ def show_result(result: "RunResult") -> None:
     """The final table of a run, and where to look."""
     context = result.context
     if result.scores:
-        console.print(score_table(result.scores, f"Scores of {context.name}"))
+        console.print(_score_table(result.scores, f"Scores of {context.name}"))
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
     console.print(f"report:  {context.folder.report}", markup=False)
     console.print(f"scores:  {context.folder.scores}", markup=False)
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
+
+
+def _score_table(scores: Sequence[Score], title: str) -> Table:
+    columns = ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning")
+    rows = []
+    for score in scores:
+        boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
+        made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
+        rows.append((score.title, score.name, score.split, f"{score.miou:.2f}", boundary, score.images, made))
+    return table_of(title, columns, rows, numbers=columns[3:6])
 
 
 def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
@@ -69,7 +79,8 @@ def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
     uses = disk_use(config, images, len(listing.classes))
     most, free = in_words(sum(use.size for use in uses)), in_words(free_bytes(root))
     disk = f"disk:    at most {most} where nothing is finished, {free} free; {in_parts(uses)}"
-    for line in (disk, *expectations(config, listing), *(f"expect:  {line}" for line in uncached(config, images))):
+    lines = [disk, *expectations(config, listing)]
+    for line in (*lines, *(f"expect:  {sentence}" for sentence in uncached(config, images))):
         console.print(line, markup=False)
 
 
@@ -80,20 +91,18 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     if not entries:
         console.print(f"no runs in {workspace.root}", markup=False)
         return
-    table = Table(
-        title=plain(f"Runs of {workspace.root}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
-    for column in ("name", "of", "last call", "state"):
-        table.add_column(column, overflow="fold")
-    for column in (*(_SHORT[name] for name in MAIN_SCORES), "points to"):
-        table.add_column(column, justify="right", no_wrap=True)
     studies = {entry.name for entry in entries if entry.kind == "study"}
+    rows = []
     for entry in entries:
         name = f"  {entry.name}" if entry.study in studies and entry.kind == "run" else entry.name
         configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
-        texts = (name, configuration, _local(entry.ended or entry.began), _state(entry), *scores)
-        table.add_row(*map(plain, texts), in_words(entry.bytes) if entry.bytes else "")
+        called = _local(entry.ended or entry.began)
+        rows.append((name, configuration, called, _state(entry), *scores, in_words(entry.bytes) if entry.bytes else ""))
+    numbers = (*(_SHORT[name] for name in MAIN_SCORES), "points to")
+    columns = ("name", "of", "last call", "state", *numbers)
+    table = table_of(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
+    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
     console.print(table)
     words = ", ".join(f"{short} = {name}" for name, short in _SHORT.items() if name != short)
     console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share", markup=False)
@@ -117,24 +126,20 @@ def _local(time: str | None) -> str:
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:
     """What is to be removed, its sum, and notes on what stays."""
     if plan.garbage:
-        table = Table(title=plain(f"To be removed from {workspace.root}"), title_justify="left", show_footer=True)
-        table.add_column("what", f"sum of {len(plan.garbage)}", overflow="fold")
-        table.add_column("why", overflow="fold")
-        table.add_column("size", in_words(plan.size), justify="right")
-        for each in plan.garbage:
-            table.add_row(plain(str(each.path.relative_to(workspace.root))), plain(each.why), in_words(each.size))
-        console.print(table)
+        rows = [(str(each.path.relative_to(workspace.root)), each.why, in_words(each.size)) for each in plan.garbage]
+        rows.append((f"sum of {len(rows)}", "", in_words(plan.size)))
+        title = f"To be removed from {workspace.root}"
+        console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:
         console.print(f"[yellow]note[/yellow]  {plain(note)}")
 
 
 def show_checks(checks: list[Check]) -> None:
     """The doctor's screen."""
-    table = Table(title="Is this machine fit for mcis?", title_justify="left")
-    for column in ("part", "state", "found", "what to do"):
-        table.add_column(column, overflow="fold")
-    for check in checks:
-        table.add_row(plain(check.part), _STATES[check.state], plain(check.finding), plain(check.remedy))
+    columns = ("part", "state", "found", "what to do")
+    table = table_of("Is this machine fit for mcis?", columns, checks)
+    for row, check in zip(table.rows, checks, strict=True):
+        row.style = _COLORS[check.state] if check.state != "ok" else None
     console.print(table)
 
 
@@ -146,10 +151,7 @@ def show_index(
     console.print(_images_table(facts))
     console.print(_classes_table(facts, classes))
     if facts.reject_kinds:
-        table = _counts("Rejects", "kind of reason", ["images"])
-        for reason, images in facts.reject_kinds.items():
-            table.add_row(plain(reason), str(images))
-        console.print(table)
+        console.print(table_of("Rejects", ("kind of reason", "images"), facts.reject_kinds.items(), numbers=["images"]))
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
     console.print(f"contents in more than one split: {facts.across}")
@@ -159,23 +161,23 @@ def show_index(
 
 
 def _images_table(facts: IndexFacts) -> Table:
-    domains = list(dict.fromkeys(group.domain for group in facts.groups))
     splits = list(dict.fromkeys(group.split for group in facts.groups))
-    table = _counts("Images", "domain", [*splits, "all"])
-    for domain in domains:
-        by_split = [int(facts.images[facts.columns(domain=domain, split=split)].sum()) for split in splits]
-        table.add_row(plain(domain), *map(str, (*by_split, sum(by_split))))
-    by_split = [int(facts.images[facts.columns(split=split)].sum()) for split in splits]
-    table.add_row("all", *map(str, (*by_split, sum(by_split))), style="bold")
+    rows = []
+    for domain in (*dict.fromkeys(group.domain for group in facts.groups), None):
+        of = {"domain": domain} if domain else {}
+        by_split = [int(facts.images[facts.columns(**of, split=split)].sum()) for split in splits]
+        rows.append((domain or "all", *by_split, sum(by_split)))
+    table = table_of("Images", ("domain", *splits, "all"), rows, numbers=(*splits, "all"))
+    table.rows[-1].style = "bold"
     return table
 
 
 def _classes_table(facts: IndexFacts, classes: tuple[str, ...]) -> Table:
     several = len(facts.groups) > 1
-    table = _counts("Images per class", "class", [*(facts.names() if several else []), "all"])
-    for name, images in zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True):
-        table.add_row(plain(name), *map(str, (*(images if several else []), images.sum())))
-    return table
+    columns = (*(facts.names() if several else []), "all")
+    counts = zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True)
+    rows = [(name, *(images if several else []), images.sum()) for name, images in counts]
+    return table_of("Images per class", ("class", *columns), rows, numbers=columns)
 
 
 def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:
@@ -186,23 +188,13 @@ def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Conso
     disagreements = compare_tags(masked, len(classes))
     console.print(f"tags that disagree with the mask: {len(disagreements)} of {len(masked)} images with a mask")
     if disagreements:
-        table = Table(title="Tags against masks", title_justify="left")
-        for column in ("image", "tags", "in the mask"):
-            table.add_column(column, overflow="fold")
-        for image in disagreements[:_MOST_DISAGREEMENTS]:
-            table.add_row(plain(image.image_id), *(plain(", ".join(classes[k] for k in t)) for t in image[1:]))
-        console.print(table)
+        rows = [
+            (image.image_id, *(", ".join(classes[k] for k in tags) for tags in image[1:]))
+            for image in disagreements[:_MOST_DISAGREEMENTS]
+        ]
+        console.print(table_of("Tags against masks", ("image", "tags", "in the mask"), rows))
         if len(disagreements) > _MOST_DISAGREEMENTS:
             console.print(f"and {len(disagreements) - _MOST_DISAGREEMENTS} more")
-
-
-def _counts(title: str, what: str, columns: Sequence[str]) -> Table:
-    """An empty table of numbers with a name per row."""
-    table = Table(title=title, title_justify="left")
-    table.add_column(what, overflow="fold")
-    for column in columns:
-        table.add_column(plain(column), justify="right")
-    return table
 
 
 def plain(text: str) -> str:

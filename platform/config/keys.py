@@ -1,11 +1,23 @@
 """Dotted keys of a configuration: `classifier.optimizer.momentum` is the field momentum of that section."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+StageName = Literal[
+    "index",
+    "train_classifier",
+    "localize",
+    "train_affinity",
+    "pseudo_masks",
+    "train_segmenter",
+    "predict",
+    "evaluate",
+    "report",
+]
+"""The stages in their order, as in `pipeline.STAGES`, which brings torch."""
 Values = dict[str, Any]  # by dotted key
 
 
