@@ -146,6 +146,22 @@ def train_last(backbone: Backbone, count: int) -> None:
         parameter.requires_grad_(begun)
 
 
+def convolutions(*sizes: tuple[int, int, int, int, int]) -> nn.Sequential:
+    """Convolutions with ReLU between them and He's initial weights.
+
+    Args:
+        sizes: of each the channels that it takes and gives, kernel, stride and dilation.
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs, kernel, stride, dilation in sizes:
+        padding = dilation * (kernel // 2)
+        conv = nn.Conv2d(inputs, outputs, kernel, stride, padding, dilation)
+        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
+        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
+        layers += [conv, nn.ReLU(inplace=True)]
+    return nn.Sequential(*layers[:-1])
+
+
 def small(*, channels: int = 96, stride: int = 8) -> Backbone:
     """Five 3x3 convolutions with ReLU between them, 0.2 million weights: trains from scratch on a CPU.
 
@@ -164,21 +180,16 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set `stride` to 4 or 8")
     last, dilation = (2, 1) if stride == 8 else (1, 2)
     third = channels // 3
-    layers: list[nn.Module] = []
-    for inputs, outputs, step, dilated in (
-        (3, third, 2, 1),
-        (third, 2 * third, 2, 1),
-        (2 * third, channels, last, 1),
-        (channels, channels, 1, dilation),
-        (channels, channels, 1, dilation),
-    ):
-        conv = nn.Conv2d(inputs, outputs, 3, stride=step, padding=dilated, dilation=dilated)
-        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-        layers += [conv, nn.ReLU(inplace=True)]
+    body = convolutions(
+        (3, third, 3, 2, 1),
+        (third, 2 * third, 3, 2, 1),
+        (2 * third, channels, 3, last, 1),
+        (channels, channels, 3, 1, dilation),
+        (channels, channels, 3, 1, dilation),
+    )
     early = Layer("3", 2 * third, Layout(4))  # behind the second ReLU
     return Backbone(
-        nn.Sequential(*layers[:-1]),
+        body,
         groups=(channels,),
         layout=Layout(stride),
         stages=("0.", "2.", "4.", "6.", "8."),

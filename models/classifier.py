@@ -6,20 +6,13 @@ import torch
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import Backbone
+from mcis.models.backbones import Backbone, convolutions
 from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
 from mcis.models.losses import PairScores
 from mcis.models.resampling import resample
-from mcis.models.seam import (
-    Equivariance,
-    EquivariantMaps,
-    PixelCorrelation,
-    TaggedMaps,
-    of_tags,
-    smaller_copies,
-)
+from mcis.models.seam import Equivariance, EquivariantMaps, PixelCorrelation, RefinedMaps, of_tags, smaller_copies
 
 Attention = Literal["none", "co", "co+contrastive"]
 Head = Literal["shared", "own"]
@@ -29,13 +22,6 @@ MOST_ENTRIES = 2**26
 """Most entries of P, over a batch, for which P is laid out on a CPU: 256 MiB in float32."""
 
 
-class ClassLayer(NamedTuple):
-    """A linear layer from features to classes: weight (K, C, 1, 1), and bias (K,) or None."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-
 class Affinity(NamedTuple):
     """How positions of two images are compared (Eq. 2).
 
@@ -43,7 +29,7 @@ class Affinity(NamedTuple):
         of: what is compared: the features F, or the backbone's own output, which a neck lies behind.
         stages: of the backbone's stages, which ones are compared (positions in `Backbone.groups`); empty = all.
         form, scale: of P, see `coattention.affinity`.
-        learnt: whether W_P is a parameter; else it is the identity.
+        w_p: whether W_P is a parameter or the identity.
         init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C').
     """
 
@@ -51,7 +37,7 @@ class Affinity(NamedTuple):
     stages: tuple[int, ...] = ()
     form: AffinityForm = "bilinear"
     scale: float = 1.0
-    learnt: bool = True
+    w_p: Literal["learnt", "identity"] = "learnt"
     init: float | None = None
 
 
@@ -73,82 +59,12 @@ def pool(activations: Tensor) -> Tensor:
     return activations.flatten(2).mean(dim=2)
 
 
-def _neck(inputs: int, width: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for kernel, channels in ((1, inputs), (3, width), (3, width)):
-        conv = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
-        nn.init.kaiming_normal_(conv.weight, nonlinearity="relu")
-        nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
-        layers += [conv, nn.ReLU(inplace=True)]
-    return nn.Sequential(*layers[:-1])
-
-
-def _channels(groups: tuple[int, ...], stages: tuple[int, ...]) -> list[int]:
-    """The channels of some of the stages that a backbone's output consists of.
-
-    Raises:
-        UserError: there is no such stage.
-    """
-    if unknown := [stage for stage in stages if not 0 <= stage < len(groups)]:
-        raise UserError(
-            f"`stages` {unknown} of a backbone whose output consists of {len(groups)} stage(s)",
-            f"stages from 0 to {len(groups) - 1}",
-            "choose some of these, or leave `stages` empty for all",
-        )
-    ends = [sum(groups[: stage + 1]) for stage in range(len(groups))]
-    chosen = stages or range(len(groups))
-    return [channel for stage in chosen for channel in range(ends[stage] - groups[stage], ends[stage])]
-
-
-def _correlated_widths(backbone: Backbone) -> tuple[int, int]:
-    """Channels of the two layers that pixel correlation compares.
-
-    Raises:
-        UserError: the backbone has none.
-    """
-    if len(backbone.middle) != 2:
-        raise UserError(
-            "equivariant attention with a backbone without layers at its features' positions to compare pixels by",
-            "a convolutional backbone of stride 8, such as resnet38, resnet50 or vgg16",
-            "choose another `backbone`, or leave out `correlated`",
-        )
-    low, high = backbone.middle
-    return low.channels, high.channels
-
-
-def _initial_w_p(width: int, kinds: Literal[1, 3], init: float | None) -> Tensor:
-    w_p = torch.empty((width, width) if kinds == 1 else (kinds, width, width))
-    if init is None:
-        return nn.init.uniform_(w_p, -(width**-0.5), width**-0.5)
-    return w_p.copy_(torch.eye(width) * init)
-
-
 def transform(images: Tensor, name: str) -> Tensor:
     """tau(I) of the self pairs: `flip` left-right, `x0.75` or `x2` bilinear scaling; (B, 3, H, W)."""
     if name == "flip":
         return images.flip(3)
     size = [round(s * float(name[1:])) for s in images.shape[2:]]
     return nn.functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
-
-
-def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
-    """Kinds of pairs, (B,): 0 target-target, 1 source-source, 2 one image of each domain.
-
-    Args:
-        source_m, source_n: whether the images are of the domain source, (B,).
-    """
-    return torch.where(source_m == source_n, source_m.long(), 2)
-
-
-def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"] = "m") -> Tensor:
-    """Whether a target is image n of its pairs, (R,): in pairs of two domains where it is of the domain source.
-
-    Args:
-        source: whether the target is of the domain source, ().
-        of_related: whether the related images are, (R,).
-        target: which image of a pair of one domain the target is.
-    """
-    return torch.where(source == of_related, target == "n", source)
 
 
 class CoAttentionClassifier(nn.Module):
@@ -177,8 +93,7 @@ class CoAttentionClassifier(nn.Module):
 
     Attributes:
         features_width: C.
-        keys_width: C', of what the affinity compares.
-        width: D of an embedding.
+        compared: channels of the backbone's output that the affinity compares; None where it compares F.
     """
 
     mean: Tensor
@@ -193,15 +108,15 @@ class CoAttentionClassifier(nn.Module):
         neck: int = 0,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
-        affinity: Affinity | None = None,
+        affinity: Affinity = Affinity(),  # noqa: B008  (a tuple)
         kinds: Literal[1, 3] = 1,
         phi_std: float | None = None,
         correlated: bool = False,
     ):
         super().__init__()
-        affinity = affinity or Affinity()
         self.backbone, self.attention, self.affinity = backbone, attention, affinity
-        self.neck = _neck(backbone.channels, neck) if neck else nn.Identity()
+        convs = (backbone.channels, neck, 1, 1, 1), *2 * [(neck, neck, 3, 1, 1)]
+        self.neck = convolutions(*convs) if neck else nn.Identity()
         self.features_width = c = neck or backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5 if phi_std is None else phi_std)
@@ -209,40 +124,33 @@ class CoAttentionClassifier(nn.Module):
         self.compared = _channels(backbone.groups, affinity.stages) if affinity.of == "backbone" else None
         if not neck and self.compared == list(range(c)):
             self.compared = None  # as F is the backbone's output
-        self.keys_width = c if self.compared is None else len(self.compared)
-        self.width = c if self.compared is None else c + self.keys_width
         self.standardized = standardized
         if standardized:
             self.register_buffer("mean", torch.zeros(backbone.channels))
             self.register_buffer("deviation", torch.ones(backbone.channels))
         if attention != "none":
-            if affinity.learnt:
-                self.w_p = nn.Parameter(_initial_w_p(self.keys_width, kinds, affinity.init))
+            if affinity.w_p == "learnt":
+                width = c if self.compared is None else len(self.compared)
+                self.w_p = nn.Parameter(_initial_w_p(width, kinds, affinity.init))
             if head == "own":
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)
         if attention == "co+contrastive":
             self.w_b = nn.Conv2d(c, 1, 1, bias=False)
         self.own_head = head == "own" and attention != "none"
         if correlated:
-            self.correlation = PixelCorrelation(_correlated_widths(backbone))
+            self.correlation = PixelCorrelation(backbone.middle)
 
     def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
         """Sets what the backbone's channels are standardized by, (C_b,) both; kept with the weights."""
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.clamp(min=1e-6))
 
-    def embedding(self, outputs: Tensor, *, with_keys: bool = True) -> Tensor:
-        """The embeddings of images from the backbone's outputs (B, C_b, H, W), (B, D, H, W).
-
-        Args:
-            with_keys: False leaves out what only the affinity reads.
-        """
+    def embedding(self, outputs: Tensor) -> Tensor:
+        """The embeddings of images from the backbone's outputs (B, C_b, H, W), (B, D, H, W)."""
         if self.standardized:
             outputs = (outputs - self.mean[:, None, None]) / self.deviation[:, None, None]
         features: Tensor = self.neck(outputs)
-        if self.compared is None or not with_keys:
-            return features
-        return torch.cat([features, outputs[:, self.compared]], dim=1)
+        return features if self.compared is None else torch.cat([features, outputs[:, self.compared]], dim=1)
 
     def embed(self, images: Tensor) -> Tensor:
         """The embeddings of normalized images (B, 3, H, W)."""
@@ -271,10 +179,10 @@ class CoAttentionClassifier(nn.Module):
         scores: Tensor = self.correlation(maps, colors, *middle)
         return scores
 
-    def common_layer(self) -> ClassLayer:
-        """The layer for co-attentive and contrastive features: the second one where it was trained, else phi."""
+    def common_layer(self) -> tuple[Tensor, Tensor | None]:
+        """Weight (K, C, 1, 1) and bias (K,) of the layer for co-attentive and contrastive features: `head`."""
         layer = self.common_head if self.own_head else self.phi
-        return ClassLayer(layer.weight, layer.bias)
+        return layer.weight, layer.bias
 
     def affinity_weights(self, kind: Tensor | None) -> Tensor | None:
         """W_P: the only one, (C', C'), or the one for each pair's kind, (B,) -> (B, C', C'); None = the identity.
@@ -282,7 +190,7 @@ class CoAttentionClassifier(nn.Module):
         Raises:
             ValueError: there are three, and no kinds.
         """
-        if not self.affinity.learnt:
+        if self.affinity.w_p == "identity":
             return None
         if self.w_p.ndim == 2:
             return self.w_p
@@ -348,20 +256,6 @@ class CoAttentionClassifier(nn.Module):
             return coattend_fused(keys_m, keys_n, w_p, values_m, values_n, form=form, scale=scale)
         return coattend(values_m, values_n, affinity(keys_m, keys_n, w_p, form=form, scale=scale))
 
-    def w_p_for_target(self, kind: Tensor | None, target_is_n: bool | Tensor) -> Tensor | None:
-        """W_P as a target meets it, (C', C') or (R, C', C'): transposed where the target is image n of the pair.
-
-        Args:
-            kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
-            target_is_n: for all pairs, or (R,).
-        """
-        w_p = self.affinity_weights(kind)
-        if w_p is None:
-            return None
-        if isinstance(target_is_n, Tensor):
-            return torch.where(target_is_n[:, None, None], w_p.mT, w_p)
-        return w_p.mT if target_is_n else w_p
-
     def query(
         self,
         target: Tensor,
@@ -372,65 +266,45 @@ class CoAttentionClassifier(nn.Module):
     ) -> Tensor:
         """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
 
-        It may be computed once and handed to `co_maps` and `contrastive_maps` for all maps of the target, whose
-        embedding (D, H, W) is given.
-
         Args:
-            kind, target_is_n: as of `w_p_for_target`.
+            target: embedding of the image whose maps are made, (D, H, W).
+            kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
+            target_is_n: whether the target is image n of a pair, for all pairs or (R,). It then meets the transpose of
+                W_P: F_n^T W_P^T F_m.
             identity: takes the identity for W_P, for all pairs; a classifier without a learnt one has no other.
 
         Returns:
             (HW, C'), or (R, HW, C') where R pairs have a W_P each.
         """
-        w_p = None if identity else self.w_p_for_target(kind, target_is_n)
+        w_p = None if identity else self.affinity_weights(kind)
+        if w_p is not None:
+            if isinstance(target_is_n, Tensor):
+                w_p = torch.where(target_is_n[:, None, None], w_p.mT, w_p)
+            elif target_is_n:
+                w_p = w_p.mT
         return affinity_query(self.keys(target), w_p, form=self.affinity.form, scale=self.affinity.scale)
 
-    def co_maps(
-        self,
-        target: Tensor,
-        related: Tensor,
-        tag: int,
-        *,
-        kind: Tensor | None = None,
-        target_is_n: bool | Tensor = False,
-        query: Tensor | None = None,
-    ) -> Tensor:
+    def co_maps(self, query: Tensor, target: Tensor, related: Tensor, tag: int) -> Tensor:
         """Co-attentive activations of a class in a target with each related image, (R, H, W); a map is their mean.
 
         Args:
+            query: of the target, the same for all its maps.
             target: embedding of the image whose map it is, (D, H, W).
             related: embeddings of its related images, (R, D, H', W').
             tag: the class.
-            kind: of the R pairs, (R,), where there are three W_P.
-            target_is_n: whether the target is image n of a pair, for all pairs or (R,). Its affinity is then the
-                transpose, F_n^T W_P^T F_m. That holds for an image of the domain source and one of the domain target.
-            query: `query` of the target, where several maps share it; takes the place of `kind` and `target_is_n`.
         """
-        query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
         each = multi_round(query, self.keys(related), self.features(related), *of_tag, form=self.affinity.form)
         return each.unflatten(1, target.shape[1:])
 
-    def contrastive_maps(
-        self,
-        target: Tensor,
-        others: Tensor,
-        tag: int,
-        *,
-        kind: Tensor | None = None,
-        target_is_n: bool | Tensor = False,
-        query: Tensor | None = None,
-    ) -> Tensor:
+    def contrastive_maps(self, query: Tensor, target: Tensor, others: Tensor, tag: int) -> Tensor:
         """Contrastive activations of a class in a target with each of Q images that lack it (section 4.5), (Q, H, W).
 
         Args:
-            target: embedding of the image whose map it is, (D, H, W).
+            query, target, tag: as of `co_maps`.
             others: embeddings of the images that lack the class, (Q, D, H', W').
-            tag: the class.
-            kind, target_is_n, query: as of `co_maps`, for Q pairs.
         """
-        query = self.query(target, kind=kind, target_is_n=target_is_n) if query is None else query
         weight, bias = self.common_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
         of_tag = weight[tag, :, 0, 0] @ self.features(target).flatten(1), None if bias is None else bias[tag]
@@ -467,24 +341,15 @@ class CoAttentionClassifier(nn.Module):
         """
         both = torch.cat([images_m, images_n])
         with self.backbone.watching(*(self.backbone.middle if equivariance else ())) as middle:
-            outputs = both if embedded else self.backbone(both)
-        embedding = self._embedding_to_train(outputs, attend)
+            embedding = self.embedding(both if embedded else self.backbone(both))
         m, n = embedding.chunk(2)
         pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
-        plain = images_m if plain_m is None else plain_m
-        selves = [
-            self.pair_scores(
-                m,
-                self._embedding_to_train(self.backbone(transform(plain, name)), attend),
-                self_kind,
-                attend=attend,
-                attended=attended,
-                contrastive=False,
-            )
-            for name in self_transforms
-        ]
+        selves = []
+        for name in self_transforms:
+            of = m, self.embed(transform(images_m if plain_m is None else plain_m, name)), self_kind
+            selves.append(self.pair_scores(*of, attend=attend, attended=attended, contrastive=False))
         if equivariance is None:
             return BatchScores(pairs, selves)
         return BatchScores(pairs, selves, *self._of_copies(both, embedding, middle, equivariance))
@@ -495,18 +360,37 @@ class CoAttentionClassifier(nn.Module):
         """Basic scores of the images' smaller copies, and the maps of both at the copies' pixels."""
         copies = smaller_copies(images, equivariance.scale)
         with self.backbone.watching(*self.backbone.middle) as middle_of_copies:
-            outputs = self.backbone(copies)
-        activations = self.activations(self.embedding(outputs, with_keys=False))
+            activations = self.activations(self.embed(copies))
 
-        def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> TaggedMaps:
+        def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> RefinedMaps:
             tagged = of_tags(activations, equivariance.tags)
             source, target = self.backbone.grids(images, tagged), pixel_grids(*copies.shape[2:])
             both = tagged, self.refined(images, tagged, middle)
-            return TaggedMaps(*(resample(each, source, target) for each in both))
+            return RefinedMaps(*(resample(each, source, target) for each in both))
 
         of_images = maps(images, self.activations(embedding), middle)
         scores = PairScores(*pool(activations).chunk(2))
         return scores, EquivariantMaps(of_images, maps(copies, activations, middle_of_copies))
 
-    def _embedding_to_train(self, outputs: Tensor, attend: bool) -> Tensor:
-        return self.embedding(outputs, with_keys=attend and self.attention != "none")
+
+def _channels(groups: tuple[int, ...], stages: tuple[int, ...]) -> list[int]:
+    """The channels of some of the stages that a backbone's output consists of.
+
+    Raises:
+        UserError: there is no such stage.
+    """
+    if unknown := [stage for stage in stages if not 0 <= stage < len(groups)]:
+        raise UserError(
+            f"`stages` {unknown} of a backbone whose output consists of {len(groups)} stage(s)",
+            f"stages from 0 to {len(groups) - 1}",
+            "choose some of these, or leave `stages` empty for all",
+        )
+    of_stages = torch.arange(sum(groups)).split(groups)
+    return [channel for stage in stages or range(len(groups)) for channel in of_stages[stage].tolist()]
+
+
+def _initial_w_p(width: int, kinds: Literal[1, 3], init: float | None) -> Tensor:
+    w_p = torch.empty((width, width) if kinds == 1 else (kinds, width, width))
+    if init is None:
+        return nn.init.uniform_(w_p, -(width**-0.5), width**-0.5)
+    return w_p.copy_(torch.eye(width) * init)

@@ -22,6 +22,26 @@ class CoAttentive(NamedTuple):
     n: Tensor
 
 
+def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
+    """Kinds of pairs, (B,): 0 target-target, 1 source-source, 2 one image of each domain.
+
+    Args:
+        source_m, source_n: whether the images are of the domain source, (B,).
+    """
+    return torch.where(source_m == source_n, source_m.long(), 2)
+
+
+def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"]) -> Tensor:
+    """Whether a target is image n of its pairs, (R,): in pairs of two domains where it is of the domain source.
+
+    Args:
+        source: whether the target is of the domain source, ().
+        of_related: whether the related images are, (R,).
+        target: which image of a pair of one domain the target is.
+    """
+    return torch.where(source == of_related, target == "n", source)
+
+
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
     """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for the cosine form."""
     flat = features.flatten(2).transpose(1, 2)

@@ -17,11 +17,6 @@ from mcis.models.grids import Grids, pixel_grids
 from mcis.models.resampling import resample
 
 
-def single_round(features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Class-aware activation maps S = phi(F), (B, C, H, W) -> (B, K, H, W) (section 3.2, first strategy)."""
-    return functional.conv2d(features, weight, bias)
-
-
 def embed(
     backbone: Backbone,
     head: Callable[[Tensor], Tensor],

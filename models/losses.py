@@ -1,4 +1,4 @@
-"""Losses of the classifier (Eq. 1, 6, 10) and of the segmenter, per sample, or as a sum with the count it is a mean of.
+"""Losses of the classifier (Eq. 1, 6, 10) and of the segmenter, per sample or as a sum.
 
 A worker sees a part of the batch. Sums over its samples, divided by the count of the whole batch, add up over workers
 to the loss of the whole batch for any number of workers: gradients weigh samples, not workers.
@@ -6,9 +6,10 @@ to the loss of the whole batch for any number of workers: gradients weigh sample
 
 from typing import Literal, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.nn import functional
+
+from mcis.datasets.classes import IGNORE
 
 LossReduction = Literal["paper", "released"]
 
@@ -57,14 +58,6 @@ def pair_losses(
     return terms
 
 
-class PixelLoss(NamedTuple):
-    """A sum over labeled pixels, (), and their number, ()."""
-
-    total: Tensor
-    pixels: Tensor
-
-
-def pixel_ce(logits: Tensor, labels: Tensor, *, ignore: int = 255) -> PixelLoss:
-    """Cross entropy over the labeled pixels: logits (B, K + 1, H, W), labels (B, H, W), `ignore` where unlabeled."""
-    total = functional.cross_entropy(logits, labels.long(), ignore_index=ignore, reduction="sum")
-    return PixelLoss(total, (labels != ignore).sum().to(torch.float32))
+def pixel_ce(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy, a sum over labeled pixels: logits (B, K + 1, H, W), labels (B, H, W), 255 where unlabeled."""
+    return functional.cross_entropy(logits, labels.long(), ignore_index=IGNORE, reduction="sum")

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mcis.datasets.errors import UserError
+from mcis.models.backbones import Layer
+
 _SMALL = 1e-5  # keeps divisors from zero, as in the public code
 
 
@@ -23,7 +26,7 @@ class Equivariance(NamedTuple):
     scale: float
 
 
-class TaggedMaps(NamedTuple):
+class RefinedMaps(NamedTuple):
     """Maps of the tagged classes of images, and what pixel correlation makes of them.
 
     Attributes:
@@ -38,8 +41,8 @@ class TaggedMaps(NamedTuple):
 class EquivariantMaps(NamedTuple):
     """Maps of images and of their smaller copies, both at the copies' pixels."""
 
-    images: TaggedMaps
-    copies: TaggedMaps
+    images: RefinedMaps
+    copies: RefinedMaps
 
 
 def smaller_copies(images: Tensor, scale: float) -> Tensor:
@@ -81,13 +84,22 @@ class PixelCorrelation(nn.Module):
     Positions are compared by their color and by two layers of the backbone, which no gradient goes to.
 
     Args:
-        widths: channels of these two layers.
+        layers: these two, `Backbone.middle`.
+
+    Raises:
+        UserError: the backbone has none.
     """
 
-    def __init__(self, widths: tuple[int, int]):
+    def __init__(self, layers: tuple[Layer, ...]):
         super().__init__()
-        self.f8_3 = nn.Conv2d(widths[0], 64, 1, bias=False)
-        self.f8_4 = nn.Conv2d(widths[1], 128, 1, bias=False)
+        if len(layers) != 2:
+            raise UserError(
+                "equivariant attention with a backbone without layers at its features' positions to compare pixels by",
+                "a convolutional backbone of stride 8, such as resnet38, resnet50 or vgg16",
+                "choose another `backbone`, or leave out `correlated`",
+            )
+        self.f8_3 = nn.Conv2d(layers[0].channels, 64, 1, bias=False)
+        self.f8_4 = nn.Conv2d(layers[1].channels, 128, 1, bias=False)
         self.f9 = nn.Conv2d(3 + 64 + 128, 192, 1, bias=False)
         for layer in (self.f8_3, self.f8_4):
             nn.init.kaiming_normal_(layer.weight)

@@ -22,7 +22,7 @@ from mcis.models.backbones import to_unit
 from mcis.models.classifier import BatchScores, CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
 from mcis.models.networks import normalization_of
-from mcis.models.seam import Equivariance, EquivariantMaps, TaggedMaps, equivariant_losses
+from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps, equivariant_losses
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze
@@ -190,7 +190,7 @@ def _summed_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, config: C
 def _summed_equivariant_losses(maps: EquivariantMaps, config: ClassifierConfig, classes: int) -> dict[str, Tensor]:
     """Added up over both images of the pairs, as the basic term is."""
     weight = config.equivariant.weight * (0.5 if config.loss_reduction == "released" else 1.0)
-    precise = EquivariantMaps(*(TaggedMaps(*(each.float() for each in view)) for view in maps))
+    precise = EquivariantMaps(*(RefinedMaps(*(each.float() for each in view)) for view in maps))
     losses = equivariant_losses(precise, classes=classes, hard=config.equivariant.hard)
     return {name: weight * values.sum() for name, values in losses.items()}
 
@@ -203,7 +203,7 @@ def in_float32(scores: PairScores) -> PairScores:
 def val_scores_of_features(model: nn.Module, outputs: Tensor) -> Tensor:
     """As `val_scores`, of what a frozen backbone makes of images, (B, C, H, W)."""
     assert isinstance(model, CoAttentionClassifier)
-    return pool(model.activations(model.embedding(outputs.float(), with_keys=False)).float())
+    return pool(model.activations(model.embedding(outputs.float())).float())
 
 
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:

@@ -44,4 +44,4 @@ class SegmenterLearner(CropLearner):
         """The term `pixel`: cross entropy over the labeled pixels."""
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
         logits = model(self.images(batch, Draw.SEGMENTER_JITTER, device))
-        return {"pixel": pixel_ce(logits.float(), labels).total}
+        return {"pixel": pixel_ce(logits.float(), labels)}

@@ -55,14 +55,6 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
         UserError: the backbone cannot have the stride, or lacks what an affinity or equivariant attention compares.
     """
     backbone = build_backbone(config)
-    affinity = Affinity(
-        of=config.affinity.of,
-        stages=config.affinity.stages,
-        form=config.affinity.form,
-        scale=config.affinity.scale,
-        learnt=config.affinity.w_p == "learnt",
-        init=config.affinity.init,
-    )
     with errors_name_keys(backbone_keys(config)):
         return CoAttentionClassifier(
             backbone,
@@ -71,7 +63,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             neck=config.neck,
             attention=config.attention,
             head=config.head,
-            affinity=affinity,
+            affinity=Affinity(**dict(config.affinity)),
             kinds=config.kinds,
             phi_std=config.phi_std,
             correlated=config.equivariant.weight > 0,

@@ -10,8 +10,7 @@ from torch import Tensor
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import pair_kinds, seen_from_n
-from mcis.models.coattention import positions
+from mcis.models.coattention import pair_kinds, positions, seen_from_n
 from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
@@ -71,7 +70,7 @@ class _Maker:
         strong = final.flatten() >= final.flatten().quantile(0.8)
         received = attention[:, strong].mean(dim=1).view(len(related), *of_related.shape[2:])
         tiles = [self._tile("attended to", image, tag, heat) for image, heat in zip(related, received, strict=True)]
-        co_attentive = self.model.co_maps(embedding, of_related, tag, query=query).mean(dim=0)
+        co_attentive = self.model.co_maps(query, embedding, of_related, tag).mean(dim=0)
         return [*tiles, self._tile("co-attentive", row, tag, co_attentive)]
 
     def _query(self, row: int, related: list[int], embedding: Tensor) -> Tensor:

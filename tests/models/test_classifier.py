@@ -1,6 +1,6 @@
 """The co-attention classifier against section 3.1's equations on matrices in float64, its layers and its gradients."""
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,10 +14,7 @@ from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import (
     SELF_TRANSFORMS,
     Affinity,
-    Attention,
     CoAttentionClassifier,
-    pair_kinds,
-    seen_from_n,
     transform,
 )
 from mcis.models.coattention import affinity, coattend, unshared
@@ -130,39 +127,29 @@ def test_pairs_may_be_scored_without_attention() -> None:
         assert torch.equal(without.basic_n, scores.basic_n)
 
 
-def test_each_kind_of_pair_has_its_own_affinity_and_the_source_sees_a_cross_pair_transposed() -> None:
-    three, one = classifier(kinds=3), classifier()
-    three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
-    one.load_state_dict({**three.state_dict(), "w_p": torch.zeros(C, C)})
+def of_kinds(**options: Any) -> CoAttentionClassifier:
+    """A classifier with three W_P that differ."""
+    model = classifier(kinds=3, **options)
+    model.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    return model
+
+
+def test_each_kind_of_pair_has_its_own_affinity() -> None:
+    three, one = of_kinds(), classifier()
     f_m, f_n, kind = features(1, 4, 2, 3), features(2, 4, 3, 2), torch.tensor([2, 0, 1, 2])
     got = present(three.pair_scores(f_m, f_n, kind))
     for b in range(4):
-        one.w_p.data.copy_(three.w_p[kind[b]])
-        expected = present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1]))
-        for name, scores in expected.items():
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[kind[b]]})
+        for name, scores in present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1])).items():
             torch.testing.assert_close(got[name][b : b + 1], scores)
     assert not torch.allclose(got["common_m"][0], present(three.pair_scores(f_m, f_n, 2 - kind))["common_m"][0])
-
-    # An image of the source, related to two of its own domain and one of the target.
-    source, target = torch.tensor(True), torch.tensor([True, False, True])
-    kinds = pair_kinds(source, target)
-    assert kinds.tolist() == [1, 2, 1]
-    assert pair_kinds(~source, target).tolist() == [2, 0, 2]
-    related = features(3, 3, 3, 2)
-    activations = three.co_maps(f_m[0], related, 1, kind=kinds, target_is_n=source & ~target)
-    maps = []
-    for r, w_p in enumerate((three.w_p[1], three.w_p[2].T, three.w_p[1])):
-        one.w_p.data.copy_(w_p)
-        maps.append(one.co_maps(f_m[0], related[r : r + 1], 1)[0])
-    torch.testing.assert_close(activations, torch.stack(maps))
     with pytest.raises(ValueError, match="kind of each pair"):
         three.pair_scores(f_m, f_n)
 
 
 @pytest.mark.parametrize("name", ["flip", "x2"])
 def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
-    three, one = classifier(kinds=3), classifier()
-    three.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
+    three, one = of_kinds(), classifier()
     m, n, kind = images(1, 3), images(2, 3), torch.tensor([0, 1, 2])
     (selves,) = three(m, n, (name,), kind)[1]
     for b, pair_kind in enumerate((0, 1, 0)):
@@ -188,34 +175,22 @@ def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) ->
             torch.testing.assert_close(present(self_scores)[key], scores)
 
 
-def test_a_pairs_scores_do_not_depend_on_the_batch() -> None:
-    model = classifier()
-    m, n = images(1, 3), images(2, 3)
-    together = present(model(m, n)[0])
-    for b in range(3):
-        for name, scores in present(model(m[b : b + 1], n[b : b + 1])[0]).items():
-            torch.testing.assert_close(scores[0], together[name][b])
-
-
 # --- layers
 
 
-def test_the_shared_head_adds_no_weights_and_the_second_one_has_no_bias() -> None:
-    with_own_head = {name for name, _ in classifier(head="own").named_parameters()}
-    shared = {name for name, _ in classifier().named_parameters()}
-    assert with_own_head - shared == {"common_head.weight"}
-    assert {name for name in shared if not name.startswith("backbone")} == {
-        "phi.weight",
-        "phi.bias",
-        "w_p",
-        "w_b.weight",
-    }
-
-
-@pytest.mark.parametrize(("attention", "missing"), [("none", {"w_p", "w_b.weight"}), ("co", {"w_b.weight"})])
-def test_an_ablation_leaves_out_the_weights_of_its_terms(attention: Attention, missing: set[str]) -> None:
-    whole, ablated = (dict(classifier(attention=a).named_parameters()) for a in ("co+contrastive", attention))
-    assert whole.keys() - ablated.keys() == missing
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, {"w_p", "w_b.weight"}),
+        ({"head": "own"}, {"w_p", "w_b.weight", "common_head.weight"}),
+        ({"attention": "co"}, {"w_p"}),
+        ({"attention": "none"}, set()),
+    ],
+    ids=str,
+)
+def test_a_classifier_has_the_weights_of_its_terms(options: dict[str, Any], names: set[str]) -> None:
+    found = {name for name, _ in classifier(**options).named_parameters() if not name.startswith("backbone")}
+    assert found == {"phi.weight", "phi.bias", *names}
 
 
 def test_new_layers_start_as_the_recipe_says() -> None:
@@ -230,15 +205,8 @@ def test_new_layers_start_as_the_recipe_says() -> None:
         assert bound * 0.9 < weight.abs().max().item() <= bound
         assert weight.mean().abs().item() < bound / 4
     assert model.w_p.std().item() == pytest.approx(bound / 3**0.5, rel=0.05)
-
-
-def test_w_p_may_start_as_a_multiple_of_the_identity() -> None:
-    torch.testing.assert_close(
-        classifier(affinity=Affinity(init=2.5)).w_p.detach(), 2.5 * torch.eye(C, dtype=torch.float64)
-    )
-
-
-# --- gradients
+    scaled = classifier(affinity=Affinity(init=2.5)).w_p.detach()
+    torch.testing.assert_close(scaled, 2.5 * torch.eye(C, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
@@ -256,49 +224,6 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     assert not without
 
 
-@pytest.mark.parametrize("options", FORMS[:4], ids=str)
-def test_gradients_of_the_scores(options: dict[str, Any]) -> None:
-    model = classifier(**options)
-    names = [name for name, _ in model.named_parameters() if not name.startswith("backbone")]
-
-    class Scores(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, f_m: Tensor, f_n: Tensor) -> tuple[Tensor, ...]:
-            return tuple(present(self.model.pair_scores(f_m, f_n)).values())
-
-    def scores(f_m: Tensor, f_n: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-        replaced = {f"model.{name}": weight for name, weight in zip(names, weights, strict=True)}
-        out: tuple[Tensor, ...] = torch.func.functional_call(Scores(), replaced, (f_m, f_n))
-        return out
-
-    weights = [dict(model.named_parameters())[name].detach().clone() for name in names]
-    inputs = [features(3, 1, 1, 2), features(4, 1, 2, 2), *weights]
-    assert torch.autograd.gradcheck(scores, [t.requires_grad_() for t in inputs])
-
-
-# --- maps
-
-
-@pytest.mark.parametrize("options", FORMS[:4], ids=str)
-@pytest.mark.parametrize("tag", [0, K - 1])
-def test_a_co_attentive_map_is_the_mean_activation_over_related_images(options: dict[str, Any], tag: int) -> None:
-    """Training sees the same maps where the target is m: the head on F_m^{m∩r}, here one related image at a time."""
-    model = classifier(**options)
-    target, related = features(5, 1, 2, 3), features(6, 3, 3, 2)
-    with torch.inference_mode():
-        head = model.common_head if model.own_head else model.phi
-        maps = []
-        for one in related:
-            p = affinity(target, one[None], model.w_p, form=model.affinity.form, scale=model.affinity.scale)
-            common = coattend(target, one[None], p).m
-            maps.append(head(common)[0, tag])
-        got = model.co_maps(target[0], related, tag)
-    torch.testing.assert_close(got, torch.stack(maps))
-
-
 # --- what the affinity compares
 
 
@@ -314,11 +239,11 @@ def of_two_stages(**options: Any) -> CoAttentionClassifier:
 
 @pytest.mark.parametrize("stages", [(), (0,), (1,), (1, 0)], ids=str)
 @pytest.mark.parametrize("neck", [0, 5])
-@pytest.mark.parametrize("learnt", [True, False])
+@pytest.mark.parametrize("w_p", ["learnt", "identity"])
 def test_positions_are_compared_by_standardized_channels_of_the_backbone(
-    stages: tuple[int, ...], neck: int, learnt: bool
+    stages: tuple[int, ...], neck: int, w_p: Literal["learnt", "identity"]
 ) -> None:
-    how = Affinity(of="backbone", stages=stages, form="cosine", scale=7.0, learnt=learnt)
+    how = Affinity(of="backbone", stages=stages, form="cosine", scale=7.0, w_p=w_p)
     model = of_two_stages(neck=neck, affinity=how)
     outputs = features(8, 2, 2, 3)
     channels = [c for stage in stages or (0, 1) for c in ((0, 1), (2, 3, 4, 5))[stage]]
@@ -326,30 +251,20 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(
     mean, deviation = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
     standard = (outputs - mean[:, None, None]) / deviation[:, None, None]
     embeddings = model.embedding(outputs)
-    assert embeddings.shape[1] == model.width
-    if not neck and channels == list(range(6)):
-        assert model.width == 6  # nothing is kept twice
+    nothing_twice = not neck and channels == list(range(6))
+    assert embeddings.shape[1] == (6 if nothing_twice else (neck or 6) + len(channels))
     f_m, f_n = model.neck(standard)
     standard = standard[:, channels]
-    w_p = model.w_p if learnt else torch.eye(len(channels), dtype=torch.float64)
-    p = affinity(standard[:1], standard[1:], w_p, form="cosine", scale=7.0)
+    p = affinity(standard[:1], standard[1:], model.w_p if w_p == "learnt" else None, form="cosine", scale=7.0)
     common = coattend(f_m[None], f_n[None], p)
     scores = model.pair_scores(*(embedding[None] for embedding in embeddings))
     torch.testing.assert_close(scores.basic_m, model.phi(f_m[None]).mean(dim=(2, 3)))
     for got, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
         torch.testing.assert_close(got, model.phi(of_image).mean(dim=(2, 3)))
-    got = model.co_maps(embeddings[0], embeddings[1:], 1)
+    got = model.co_maps(model.query(embeddings[0]), embeddings[0], embeddings[1:], 1)
     torch.testing.assert_close(got, model.phi(common.m)[:, 1])
-    assert ("w_p" in model.state_dict()) is learnt
+    assert ("w_p" in model.state_dict()) is (w_p == "learnt")
     assert {"mean", "deviation"} <= set(model.state_dict())  # so that a file of weights holds them
-
-
-def test_without_training_of_pairs_maps_are_related_by_the_identity() -> None:
-    model = of_two_stages(attention="none", affinity=Affinity(of="backbone", form="cosine", scale=9.0, learnt=False))
-    target, related = model.embedding(features(1, 1, 2, 2)), model.embedding(features(2, 3, 2, 2))
-    wanted = [model.co_maps(target[0], one[None], 2)[0] for one in related]
-    torch.testing.assert_close(model.co_maps(target[0], related, 2), torch.stack(wanted))
-    torch.testing.assert_close(model.query(target[0]), model.query(target[0], identity=True))
 
 
 def test_embedded_images_score_as_the_images_do() -> None:
@@ -381,51 +296,31 @@ def test_the_transformations_of_self_pairs() -> None:
     assert smaller[0, 0, 0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_any_backbone_will_do() -> None:
-    body = nn.Conv2d(3, 5, 1)
-    backbone = Backbone(body, groups=(5,), layout=Layout(1))
-    model = CoAttentionClassifier(backbone, classes=2)
-    scores, selves, *_ = model(torch.rand(1, 3, 2, 2), torch.rand(1, 3, 2, 2))
-    assert [s.shape for s in present(scores).values()] == [(1, 2)] * 6
-    assert selves == []
-
-
-def test_the_map_of_a_pairs_second_image_uses_the_transposed_affinity() -> None:
-    """Seen from n, the map is phi of F_n^{m∩n}; W_P is not symmetric here, so that the two sides differ."""
-    torch.manual_seed(0)
-    model = CoAttentionClassifier(small(channels=6), classes=3, head="own", affinity=Affinity(form="bilinear")).double()
-    f_m, f_n = torch.randn(1, 6, 2, 3, dtype=torch.float64), torch.randn(1, 6, 3, 2, dtype=torch.float64)
-    common = coattend(f_m, f_n, affinity(f_m, f_n, model.w_p))
-    weight, _ = model.common_layer()
-    for summary, target, partner, second in ((common.m, f_m, f_n, False), (common.n, f_n, f_m, True)):
-        expected = torch.nn.functional.conv2d(summary, weight)[0, 1]
-        torch.testing.assert_close(model.co_maps(target[0], partner, 1, target_is_n=second)[0], expected)
-        wrong = model.co_maps(target[0], partner, 1, target_is_n=not second)[0]
-        assert not torch.allclose(wrong, expected)
+# --- maps
 
 
 @pytest.mark.parametrize("options", FORMS[:3], ids=str)
 @pytest.mark.parametrize("tag", [0, K - 1])
-def test_contrastive_maps_are_activations_against_other_images(options: dict[str, Any], tag: int) -> None:
-    """Eq. 7-9 from either side of a pair, with each pair's own W_P, and the query shared with the co-attentive maps."""
-    model = classifier(kinds=3, **options)
-    model.w_p.data += torch.randn(3, C, C, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+def test_maps_are_activations_of_co_attentive_and_contrastive_features(options: dict[str, Any], tag: int) -> None:
+    """Eq. 2-4 and 7-9 from either side of a pair, with each pair's own W_P, here one other image at a time."""
+    model = of_kinds(**options)
     target, others = features(5, 1, 2, 3), features(6, 3, 3, 2)
     kind, target_is_n = torch.tensor([1, 2, 1]), torch.tensor([False, True, False])
     with torch.inference_mode():
         head = model.common_head if model.own_head else model.phi
-        maps = []
+        co, contrastive = [], []
         for one, k, second in zip(others, kind, target_is_n, strict=True):
             w_p = model.w_p[k].T if second else model.w_p[k]
             p = affinity(target, one[None], w_p, form=model.affinity.form, scale=model.affinity.scale)
-            maps.append(head(unshared(target, model.w_b(coattend(target, one[None], p).m)))[0, tag])
-        got = model.contrastive_maps(target[0], others, tag, kind=kind, target_is_n=target_is_n)
-        torch.testing.assert_close(got, torch.stack(maps))
+            common = coattend(target, one[None], p).m
+            co.append(head(common)[0, tag])
+            contrastive.append(head(unshared(target, model.w_b(common)))[0, tag])
         query = model.query(target[0], kind=kind, target_is_n=target_is_n)
-        torch.testing.assert_close(model.contrastive_maps(target[0], others, tag, query=query), got)
-        co_maps = model.co_maps(target[0], others, tag, kind=kind, target_is_n=target_is_n)
-        torch.testing.assert_close(model.co_maps(target[0], others, tag, query=query), co_maps)
-        assert not torch.allclose(co_maps, got)
+        torch.testing.assert_close(model.co_maps(query, target[0], others, tag), torch.stack(co))
+        torch.testing.assert_close(model.contrastive_maps(query, target[0], others, tag), torch.stack(contrastive))
+        of_one = classifier(**options)
+        seen = of_one.query(target[0], target_is_n=True)
+        torch.testing.assert_close(seen, of_one.query(target[0], target_is_n=torch.tensor([True]))[0])
 
 
 @pytest.mark.parametrize("form", [{}, {"affinity": Affinity(form="cosine", scale=5.0)}], ids=str)
@@ -449,16 +344,5 @@ def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, he
     query = model.query(target, identity=True)
     assert query.shape == (6, C)
     with torch.inference_mode():
-        got = model.co_maps(target, related, 1, query=query)
+        got = model.co_maps(query, target, related, 1)
     np.testing.assert_allclose(got.flatten(1), np.stack(maps), atol=1e-10)
-
-
-def test_a_target_is_image_n_as_asked_but_in_pairs_of_two_domains() -> None:
-    domains = torch.tensor([False, True])
-    seen = {(s, target): seen_from_n(torch.tensor(s), domains, target) for s in (False, True) for target in ("m", "n")}
-    assert {key: value.tolist() for key, value in seen.items()} == {
-        (False, "m"): [False, False],
-        (True, "m"): [True, False],
-        (False, "n"): [True, False],
-        (True, "n"): [True, True],
-    }

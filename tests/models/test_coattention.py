@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.models.coattention import AffinityForm, affinity, coattend, coattend_fused, positions, unshared
+from mcis.models.coattention import AffinityForm, affinity, coattend, coattend_fused, pair_kinds, seen_from_n, unshared
 
 Array = NDArray[np.float64]
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
@@ -143,23 +143,6 @@ def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_b
 
 
 @quick
-@given(seeds, st.tuples(side, side), st.tuples(side, side), st.sampled_from([0.1, 1.0, 30.0]))
-def test_each_position_spreads_an_attention_of_one_over_the_other_image(
-    seed: int, size_m: tuple[int, int], size_n: tuple[int, int], spread: float
-) -> None:
-    """Features that number the positions (one channel each) turn the summaries into A_n and A_m themselves."""
-    count_m, count_n = math.prod(size_m), math.prod(size_n)
-    p = spread * features(np.random.default_rng(seed), 1, count_m, count_n)
-    number_m = torch.eye(count_m, dtype=torch.float64).view(1, count_m, *size_m)
-    number_n = torch.eye(count_n, dtype=torch.float64).view(1, count_n, *size_n)
-    a_n, a_m = coattend(number_m, number_n, p)
-    for attention, of in ((a_n.flatten(2)[0], p[0].T), (a_m.flatten(2)[0], p[0])):
-        assert attention.min() >= 0
-        np.testing.assert_allclose(attention.sum(dim=0), 1, atol=1e-12)
-        np.testing.assert_allclose(attention, eq_3(of.numpy()), atol=1e-12)
-
-
-@quick
 @given(seeds, sizes, st.sampled_from(FORMS))
 def test_swapping_the_images_and_transposing_w_p_swaps_the_outputs(seed: int, size: dict, form: AffinityForm) -> None:
     f_m, f_n, w_p = drawn(seed, size)
@@ -170,33 +153,12 @@ def test_swapping_the_images_and_transposing_w_p_swaps_the_outputs(seed: int, si
     torch.testing.assert_close(exchanged.n, common.m)
 
 
-def test_w_p_is_not_taken_as_symmetric() -> None:
-    f_m, f_n = torch.tensor([1.0, 0.0]).view(1, 2, 1, 1), torch.tensor([0.0, 1.0]).view(1, 2, 1, 1)
-    w_p = torch.tensor([[0.0, 5.0], [7.0, 0.0]])
-    assert affinity(f_m, f_n, w_p).item() == 5
-    assert affinity(f_n, f_m, w_p).item() == 7
-
-
-def test_a_pair_does_not_depend_on_the_other_pairs_of_its_batch() -> None:
-    f_m, f_n, w_p = drawn(3, {"batch": 3, "c": 4, "m": (3, 2), "n": (2, 4)})
-    together = coattend(f_m, f_n, affinity(f_m, f_n, w_p))
-    for b in range(3):
-        alone = coattend(f_m[b : b + 1], f_n[b : b + 1], affinity(f_m[b : b + 1], f_n[b : b + 1], w_p))
-        torch.testing.assert_close(alone.m[0], together.m[b])
-        torch.testing.assert_close(alone.n[0], together.n[b])
-
-
 def test_large_affinities_pick_one_position_and_stay_finite() -> None:
     f_m, f_n, _ = (t.float() for t in drawn(5, {"batch": 1, "c": 3, "m": (2, 2), "n": (2, 3)}))
     p = 1e6 * torch.randperm(24, generator=torch.Generator().manual_seed(0)).view(1, 4, 6).float()
     common = coattend(f_m, f_n, p)
     torch.testing.assert_close(common.m.flatten(2), f_n.flatten(2)[:, :, p[0].argmax(dim=1)])
     torch.testing.assert_close(common.n.flatten(2), f_m.flatten(2)[:, :, p[0].argmax(dim=0)])
-
-
-def test_positions_run_row_by_row() -> None:
-    f = torch.arange(12.0).view(1, 2, 2, 3)
-    assert positions(f)[0, 4].tolist() == [4, 10]  # row 1, column 1
 
 
 # --- the fused form
@@ -254,3 +216,18 @@ def test_gradients_of_the_whole_chain(form: AffinityForm) -> None:
 
     inputs = [t.requires_grad_() for t in (f_m, f_n, w_p, w_b)]
     assert torch.autograd.gradcheck(chain, inputs)
+
+
+# --- pairs of two domains
+
+
+def test_a_target_is_image_n_as_asked_but_in_pairs_of_two_domains() -> None:
+    domains = torch.tensor([False, True])
+    assert [pair_kinds(torch.tensor(source), domains).tolist() for source in (False, True)] == [[0, 2], [2, 1]]
+    seen = {(s, target): seen_from_n(torch.tensor(s), domains, target) for s in (False, True) for target in ("m", "n")}
+    assert {key: value.tolist() for key, value in seen.items()} == {
+        (False, "m"): [False, False],
+        (True, "m"): [True, False],
+        (False, "n"): [True, False],
+        (True, "n"): [True, True],
+    }

@@ -25,7 +25,6 @@ from mcis.models.localization import (
     released_map,
     scale_maps,
     score_maps,
-    single_round,
 )
 from mcis.platform.config.maps import MapsConfig
 
@@ -59,19 +58,6 @@ def co_attentive_map(
             row.append(float(weight.numpy() @ feature + bias))
         out.append(row)
     return out
-
-
-@quick
-@given(seeds, st.integers(1, 2), st.integers(1, 3), side, side, st.booleans())
-def test_single_round_is_the_class_layer(seed: int, b: int, c: int, h: int, w: int, with_bias: bool) -> None:
-    rng = np.random.default_rng(seed)
-    features, weight = normal(rng, b, c, h, w), normal(rng, 4, c, 1, 1)
-    bias = normal(rng, 4) if with_bias else None
-    got = single_round(features, weight, bias)
-    assert got.shape == (b, 4, h, w)
-    for i, k, y, x in np.ndindex(*got.shape):
-        expected = sum((weight[k, a, 0, 0] * features[i, a, y, x]).item() for a in range(c))
-        assert got[i, k, y, x].item() == pytest.approx(expected + (0 if bias is None else bias[k].item()), abs=1e-9)
 
 
 @quick

@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
+from mcis.models.backbones import Layer
+from mcis.models.grids import Layout
 from mcis.models.seam import (
     EquivariantMaps,
     PixelCorrelation,
-    TaggedMaps,
+    RefinedMaps,
     equivariant_losses,
     of_tags,
     propagated,
@@ -28,6 +30,10 @@ TAGS = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 1]], dtype=torch.float64)
 
 def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def layers(*channels: int) -> tuple[Layer, ...]:
+    return tuple(Layer("", width, Layout(8)) for width in channels)
 
 
 def ranged(maps: Array) -> Array:
@@ -96,8 +102,8 @@ def test_scores_go_to_positions_that_look_alike(seed: int) -> None:
 def test_pixel_correlation_is_the_public_codes() -> None:
     """Of all classes, where every class is tagged; nothing but its own layers gets a gradient."""
     torch.manual_seed(0)
-    module = PixelCorrelation((4, 6)).double()
-    assert {name: tuple(p.shape) for name, p in PixelCorrelation((512, 1024)).named_parameters()} == {
+    module = PixelCorrelation(layers(4, 6)).double()
+    assert {name: tuple(p.shape) for name, p in PixelCorrelation(layers(512, 1024)).named_parameters()} == {
         "f8_3.weight": (64, 512, 1, 1),
         "f8_4.weight": (128, 1024, 1, 1),
         "f9.weight": (192, 195, 1, 1),
@@ -134,7 +140,7 @@ def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
     for each in (refined, refined_copies):
         each[1, 2] = 0  # of the tag that the second image does not have
     found = equivariant_losses(
-        EquivariantMaps(TaggedMaps(maps, refined), TaggedMaps(copies, refined_copies)), classes=5, hard=hard
+        EquivariantMaps(RefinedMaps(maps, refined), RefinedMaps(copies, refined_copies)), classes=5, hard=hard
     )
     for b in range(2):
         image, copy = (ranged(of_all_classes(each[b], TAGS[b])) for each in (maps, copies))
@@ -151,7 +157,7 @@ def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
 
 def test_equal_maps_cost_nothing_and_targets_get_no_gradient() -> None:
     maps, refined = drawn(1, 2, 2, 3, 4).requires_grad_(), drawn(2, 2, 3, 3, 4).requires_grad_()
-    view = TaggedMaps(maps, refined)
+    view = RefinedMaps(maps, refined)
     losses = equivariant_losses(EquivariantMaps(view, view), classes=5, hard=0.2)
     assert losses["equivariant"].tolist() == [0, 0]
     losses["cross"].sum().backward()

@@ -21,7 +21,7 @@ from mcis.models.grids import pixel_grids
 from mcis.models.localization import embed
 from mcis.models.losses import sigmoid_ce
 from mcis.models.resampling import resample
-from mcis.models.seam import EquivariantMaps, TaggedMaps, equivariant_losses, smaller_copies
+from mcis.models.seam import EquivariantMaps, RefinedMaps, equivariant_losses, smaller_copies
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
@@ -70,13 +70,13 @@ def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBa
     return learner(section).losses(model, batch, 0, torch.device("cpu"))
 
 
-def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> TaggedMaps:
+def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:
     """The maps of one image's tags (1, T, H, W), plain and refined, at the pixels of another."""
     with model.backbone.watching(*model.backbone.middle) as middle:
         own = model.activations(model.embed(image))[:, tags]
     grids = model.backbone.grids(image, own)
     refined = model.correlation(own, resample(image, pixel_grids(*image.shape[2:]), grids), *middle)
-    return TaggedMaps(*(resample(maps, grids, pixel_grids(*at.shape[2:])) for maps in (own, refined)))
+    return RefinedMaps(*(resample(maps, grids, pixel_grids(*at.shape[2:])) for maps in (own, refined)))
 
 
 def test_terms_are_sums_over_images_one_by_one() -> None:

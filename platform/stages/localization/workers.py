@@ -15,7 +15,8 @@ from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.tables.backbone_outputs import Features
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import SELF_TRANSFORMS, pair_kinds, seen_from_n, transform
+from mcis.models.classifier import SELF_TRANSFORMS, transform
+from mcis.models.coattention import pair_kinds, seen_from_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
@@ -157,10 +158,12 @@ class Embed:
             seen = transform(image[None], name)
             transformed = self.model.embed(seen)[0]
             grids = backbone.grids(seen, transformed)
-            of_both = (self.model.co_maps(transformed, embedding[None], t, kind=kind, target_is_n=True) for t in tags)
+            query = self.model.query(transformed, kind=kind, target_is_n=True)
+            of_both = (self.model.co_maps(query, transformed, embedding[None], tag) for tag in tags)
             maps = torch.stack([released_map(own[0]) for own in of_both])
             if name == "flip":
-                of_image = (self.model.co_maps(embedding, transformed[None], tag, kind=kind) for tag in tags)
+                query = self.model.query(embedding, kind=kind)
+                of_image = (self.model.co_maps(query, embedding, transformed[None], tag) for tag in tags)
                 total += torch.stack([released_map(own[0], always=True) for own in of_image])
                 maps, grids = maps.flip(2), grids.mirrored()
             total += resample(maps, grids, target, "bicubic").clamp(0, 1)
@@ -220,10 +223,10 @@ class Relate:
             related, others: positions of related images, and of those for the contrastive part.
         """
         query = self._query_for(related, queries)
-        activation = self.model.co_maps(embedding, self._embeddings(related), tag, query=query).mean(dim=0)
+        activation = self.model.co_maps(query, embedding, self._embeddings(related), tag).mean(dim=0)
         if others:
             query = self._query_for(others, queries)
-            contrasted = self.model.contrastive_maps(embedding, self._embeddings(others), tag, query=query)
+            contrasted = self.model.contrastive_maps(query, embedding, self._embeddings(others), tag)
             r, q = len(related), len(others)
             activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
         if self.selves is not None:
