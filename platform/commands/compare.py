@@ -60,13 +60,13 @@ def compare(
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
         comparison_page.check_file(page)
 
-        from mcis.platform.commands.comparison import show_comparison, show_page
+        from mcis.platform.commands.comparison import show_comparison
         from mcis.platform.reporting.compared_images import compared_images
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
 
         comparison = compare_cases(cases, Settings(resamples=resamples, seed=seed, confidence=confidence))
         shown = compared_images(comparison, images)
-        show_comparison(comparison, shown)
+        show_comparison(comparison)
         comparison_page.write_page(comparison, shown, page)
-        show_page(page)
+        typer.echo(f"page:  {page}")

@@ -1,8 +1,7 @@
 """The images of a comparison: those whose scores differ most between cases and some at random, with every mask."""
 
-import dataclasses
-import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,13 +9,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, fitted, resize_labels
+from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
-from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import Comparison
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.files import read_table
@@ -40,30 +38,22 @@ class Shown(NamedTuple):
     Attributes:
         run: whose mask it is.
         which: of segmentation `plain` or `with CRF`.
-        miou: of this image, percent; None where the image has no truth.
+        miou: of this image, percent; NaN where the image has no truth.
     """
 
     case: str
     run: str
     which: str
     panel: Panel
-    miou: float | None
+    miou: float
 
 
 class ComparedImage(NamedTuple):
-    """An image with the masks of all cases.
-
-    Attributes:
-        panel: the photograph and the truth.
-        has_photograph: whether it can be read; else it is blank.
-        missing: why photograph or truth cannot be shown, though the index has them.
-    """
+    """An image as a panel without masks but its truth, and the masks of all cases."""
 
     chosen: Chosen
     panel: Panel
-    has_photograph: bool
     masks: list[Shown]
-    missing: list[str]
 
 
 class ComparedImages(NamedTuple):
@@ -86,10 +76,13 @@ def compared_images(comparison: Comparison, count: int) -> list[ComparedImages]:
         count: of images, at most, for the predictions and for the pseudo masks each; 0 = none.
 
     Raises:
-        UserError: the baseline's index cannot be read.
+        UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
     """
     whats = [what for what in _TABLES if any(score.what == what for score in comparison.scores)]
-    return [_compared(comparison, what, count) for what in whats] if count else []
+    try:
+        return [_compared(comparison, what, count) for what in whats] if count else []
+    except UserError as error:
+        raise UserError(error.found, error.expected, f"{error.remedy}, or show no images by --images 0") from None
 
 
 def choose(image_ids: Sequence[str], mious: Sequence[Mapping[str, float]], count: int, *, seed: int) -> list[Chosen]:
@@ -120,48 +113,18 @@ def _compared(comparison: Comparison, what: str, count: int) -> ComparedImages:
     common = sorted(set.intersection(*(set(of) for of in tables)))
     mious = [_mious(comparison, what, run.name) for run in runs]
     chosen = choose(common, mious, count, seed=comparison.settings.seed)
-    rows = _index_rows(comparison, [of.image_id for of in chosen])
-    classes = tuple(comparison.scores[0].rows[0].iou)[1:]
-    images = [
-        _image(of, rows[of.image_id], what, classes, list(zip(comparison.cases, tables, mious, strict=True)))
-        for of in chosen
-    ]
+    panels = _panels(comparison, [of.image_id for of in chosen])
+    images = []
+    for of in chosen:
+        panel, masks = panels[of.image_id], []
+        for case, masks_of_case, miou in zip(comparison.cases, tables, mious, strict=True):
+            mask, which = _mask(masks_of_case, of.image_id)
+            kind = "prediction" if what == "segmentation" else "pseudo_mask"
+            added: dict[str, Any] = {kind: resize_labels(mask, *panel.image.shape[:2])}
+            shown = replace(panel, **added)
+            masks.append(Shown(case.label, case.runs[0].name, which, shown, miou.get(of.image_id, np.nan)))
+        images.append(ComparedImage(of, panel, masks))
     return ComparedImages(what, len(common), images)
-
-
-def _image(
-    chosen: Chosen,
-    row: dict[str, Any],
-    what: str,
-    classes: tuple[str, ...],
-    cases: Sequence[tuple[Case, Shards, Mapping[str, float]]],
-) -> ComparedImage:
-    """An image of a row of the index, and of each case the mask in its table and the image's mIoU."""
-    missing: list[str] = []
-    try:
-        photograph = read_rgb(row["uri"], max_side=_MAX_SIDE)
-    except UserError as error:
-        missing.append(error.found)
-        photograph = None
-    panel = _panel(row, photograph, classes, missing)
-    masks = []
-    for case, table, mious in cases:
-        mask, which = _mask(table, chosen.image_id)
-        resized = resize_labels(mask, *panel.image.shape[:2])
-        is_prediction = what == "segmentation"
-        miou = mious.get(chosen.image_id, math.nan)
-        masks.append(
-            Shown(
-                case=case.label,
-                run=case.runs[0].name,
-                which=which,
-                panel=dataclasses.replace(
-                    panel, prediction=resized if is_prediction else None, pseudo_mask=None if is_prediction else resized
-                ),
-                miou=None if math.isnan(miou) else miou,
-            )
-        )
-    return ComparedImage(chosen, panel, photograph is not None, masks, missing)
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
@@ -171,36 +134,21 @@ def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
     return next((scores[name][run] for name in names if run in scores.get(name, {})), {})
 
 
-def _index_rows(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Rows of the baseline's index by image."""
+def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
+    """The photographs and the truth of images of the baseline's index."""
+    classes = tuple(comparison.scores[0].rows[0].iou)[1:]
     columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
     index = read_table(comparison.cases[0].runs[0].outputs["index"] / "index.parquet", columns)
     rows = index.filter(pc.is_in(index["image_id"], pc.cast(list(image_ids), "string"))).to_pylist()
-    return {row["image_id"]: row for row in rows}
+    return {row["image_id"]: _panel(row, classes) for row in rows}
 
 
-def _panel(
-    row: dict[str, Any], photograph: NDArray[np.uint8] | None, classes: tuple[str, ...], missing: list[str]
-) -> Panel:
-    """The photograph, a blank in place of None, and the truth of an image; one that cannot be read joins `missing`."""
-    truth = None
-    if photograph is None:
-        photograph = np.full((*fitted(row["height"], row["width"], _MAX_SIDE), 3), 255, np.uint8)
+def _panel(row: dict[str, Any], classes: tuple[str, ...]) -> Panel:
+    photograph, truth = read_rgb(row["uri"], max_side=_MAX_SIDE), None
     if row["mask_uri"]:
-        try:
-            truth = resize_labels(truth_of_row(row, len(classes)), *photograph.shape[:2])
-        except UserError as error:
-            missing.append(error.found)
-    return Panel(
-        image_id=row["image_id"],
-        split=row["split"],
-        tags=tuple(classes[k] for k in row["tags"]),
-        image=photograph,
-        truth=truth,
-        maps=(),
-        pseudo_mask=None,
-        prediction=None,
-    )
+        truth = resize_labels(truth_of_row(row, len(classes)), *photograph.shape[:2])
+    tags = tuple(classes[k] for k in row["tags"])
+    return Panel(image_id=row["image_id"], split=row["split"], tags=tags, image=photograph, truth=truth)
 
 
 def _mask(table: Shards, image_id: str) -> tuple[NDArray[np.uint8], str]:

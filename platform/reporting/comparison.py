@@ -15,7 +15,7 @@ from mcis.models.metrics import iou_of, mean
 from mcis.platform.outputs.counts import ImageCounts, read_counts
 from mcis.platform.reporting.compared_runs import Case, KeyRow, Run, differing_keys, merged
 from mcis.platform.runs.files import read_json
-from mcis.platform.runs.scores import CURVES, HEADINGS, ORIGIN, Score, Scored
+from mcis.platform.runs.scores import CURVES, Score, Scored, headings_of, same_origin
 
 
 class Settings(NamedTuple):
@@ -72,7 +72,6 @@ class ScoreRow(NamedTuple):
         deviation, boundary_deviation: of the seeds, points; None for one seed.
         iou: percent by name of the label, means over the seeds in which it occurs; None where it occurs in none.
         meaning: heading -> text; of several seeds all texts.
-        incomparable: why it cannot be compared with the baseline's; None where it can.
         differing: headings of the meaning under which the baseline has another text.
     """
 
@@ -84,25 +83,24 @@ class ScoreRow(NamedTuple):
     boundary_deviation: float | None
     iou: Mapping[str, float | None]
     meaning: Mapping[str, str]
-    incomparable: str | None
     differing: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedScore:
-    """One score of all cases that have it.
+    """One score of the baseline and of the cases that can be compared with it.
 
     Attributes:
         title: what is scored; of segmentation also which of them.
-        rows: of the cases in their order.
-        absent: labels of the cases without such a score.
+        rows: of the baseline and of these cases, in their order.
+        left_out: why the other cases cannot be compared, by their labels.
         image_mious: mIoU in percent by the name of a run and the id of an image, NaN where no pixel of it is scored.
     """
 
     what: Scored
     title: str
     rows: list[ScoreRow]
-    absent: list[str]
+    left_out: Mapping[str, str]
     differences: list[Difference]
     image_mious: Mapping[str, Mapping[str, float]]
 
@@ -123,29 +121,22 @@ class Comparison:
     @property
     def same_origin(self) -> dict[str, str]:
         """Heading and text of what all scores have in common of their origin."""
-        meanings = [row.meaning for score in self.scores for row in score.rows]
-        return {h: meanings[0][h] for h in ORIGIN if h in meanings[0] and len({m.get(h) for m in meanings}) == 1}
+        return same_origin([row.meaning for score in self.scores for row in score.rows])
 
     @property
-    def drawn(self) -> str:
-        """What the intervals are over, in words."""
+    def explanation(self) -> str:
+        """What the intervals are over, and what they do not tell."""
         several = [len(case.runs) > 1 for case in self.cases]
         seeds = " and seeds" if all(several) else ", and of the seeds where there are several" if any(several) else ""
         paired = all(several) and all(case.seeds == self.cases[0].seeds for case in self.cases)
         resamples, seed, confidence = self.settings
-        return (
-            f"{100 * confidence:g} % intervals over {resamples} resamples of the images{seeds}; "
-            f"the images{' and seeds' if paired else ''} are drawn for all alike (seed {seed})"
-        )
-
-    @property
-    def limits(self) -> str:
-        """What the intervals do not tell, in words."""
         alone = [case.label for case in self.cases if len(case.runs) == 1]
         untold = f"; what another seed would change they do not tell of {', '.join(alone)}" if alone else ""
         return (
-            f"An interval that contains 0 is marked as no difference. Each interval stands for itself: of many, about "
-            f"{100 * (1 - self.settings.confidence):.3g} % leave out 0 where there is no difference{untold}."
+            f"{100 * confidence:g} % intervals over {resamples} resamples of the images{seeds}; the images"
+            f"{' and seeds' if paired else ''} are drawn for all alike (seed {seed}). An interval that contains 0 is "
+            f"marked as no difference. Each interval stands for itself: of many, about {100 * (1 - confidence):.3g} % "
+            f"leave out 0 where there is no difference{untold}."
         )
 
 
@@ -154,85 +145,75 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
 
     Raises:
         UserError: no score of another case can be compared with the first one's; the truth of an image is another one;
-            or the runs of a case do not have the same scores on the same images.
+            or the runs of the first case are not scored on the same images.
     """
-    if not any(key in run.scores for key in cases[0].runs[0].scores for case in cases[1:] for run in case.runs):
-        raise UserError(
-            "there is no score that a run has in common with the first: "
-            + "; ".join(f"{run.name!r} has {', '.join(run.scores) or 'none'}" for case in cases for run in case.runs),
-            "runs with scores of the same kind",
-            "let them reach the same stage, or choose what to compare by --what",
-        )
     scores = compared_scores(cases, settings)
-    comparison = Comparison(cases=cases, keys=differing_keys(cases), scores=scores, settings=settings)
-    if not comparison.differences:
-        reasons = [
-            f"{score.title}, {row.case}: {row.incomparable}"
-            for score in scores
-            for row in score.rows
-            if row.incomparable
-        ]
+    if not any(score.differences for score in scores):
+        reasons = [f"{score.title}, {case}: {why}" for score in scores for case, why in score.left_out.items()]
         raise UserError(
-            "no score can be compared: " + "; ".join(reasons),
-            "runs scored on the same images",
-            "score them on the same split of the same lists (predict.split, data.*)",
+            f"no score can be compared: {'; '.join(reasons) or f'{cases[0].label} has none'}",
+            "runs with the same scores, of the same images",
+            "let them reach the same stage, score them on the same split of the same lists (predict.split, data.*), or "
+            "choose what to compare by --what",
         )
-    return comparison
+    return Comparison(cases=cases, keys=differing_keys(cases), scores=scores, settings=settings)
 
 
 def compared_scores(cases: Sequence[Case], settings: Settings) -> list[ComparedScore]:
-    """All scores of cases beside those of the first one; without differences where these are of other images.
+    """All scores of the first case beside those of the others.
 
     Raises:
-        UserError: the truth of an image is another one; or the runs of a case do not have the same scores on the same
+        UserError: the truth of an image is another one; or the runs of the first case are not scored on the same
             images.
     """
-    keys = dict.fromkeys(key for case in cases for run in case.runs for key in run.scores)
-    return [_compared(cases, key, settings) for key in keys]
+    return [_compared(cases, key, settings) for key in cases[0].runs[0].scores]
 
 
 def _compared(cases: Sequence[Case], key: str, settings: Settings) -> ComparedScore:
-    having = [case for case in cases if case.scores(key)]
-    baseline = cases[0].scores(key)
-    counted = {run.name: _counts(run, key) for case in having for run in case.runs if key in run.scores}
-    stacks: dict[str, dict[str, Overlaps]] = {}
-    image_mious: dict[str, Mapping[str, float]] = {}
+    baseline, left_out = cases[0], {}
+    first = baseline.runs[0]
+    counted = {run.name: _counts(run, key) for case in cases for run in case.runs if key in run.scores}
     rows: list[ScoreRow] = []
     differences: list[Difference] = []
-    for case in having:
-        _check_whole(case, key)
-        incomparable = _why_incomparable(cases[0], case, key, counted) if baseline else f"{cases[0].label} has none"
-        of_runs = [_overlaps(counted[run.name], score) for run, score in zip(case.runs, case.scores(key), strict=True)]
+    figures: dict[str, dict[str, Overlaps]] = {}
+    image_mious: dict[str, Mapping[str, float]] = {}
+    for case in cases:
+        reasons = (_why_incomparable(first, run, key, counted) for run in case.runs)
+        if reason := next(filter(None, reasons), None):
+            if case is baseline:
+                found = f"{key}: the runs of {case.label} cannot be compared with one another: {reason}"
+                raise UserError(found, "runs of one case on the same images", "repeat the commands of these runs")
+            left_out[case.label] = reason
+            continue
+        of_runs = [_overlaps(counted[run.name], run.scores[key]) for run in case.runs]
         for run, of_run in zip(case.runs, of_runs, strict=True):
-            image_mious[run.name] = _image_mious(counted[run.name].image_ids, of_run["mIoU"])
-        rows.append(_row(case, key, incomparable, rows[0] if baseline and rows else None))
-        if incomparable is None:
-            stacks[case.label] = {
-                figure: Overlaps(*(np.stack(part) for part in zip(*(of[figure] for of in of_runs), strict=True)))
-                for figure in of_runs[0]
-            }
-            if case is not cases[0]:
-                differences += _differences(cases[0], case, key, stacks, settings)
+            ious = iou_of(*of_run["mIoU"])
+            image_mious[run.name] = dict(zip(counted[run.name].image_ids, map(mean, ious), strict=True))
+        rows.append(_row(case, key, rows[0] if rows else None))
+        figures[case.label] = {
+            figure: Overlaps(*(np.stack(part) for part in zip(*(of[figure] for of in of_runs), strict=True)))
+            for figure in of_runs[0]
+        }
+        if case is not baseline:
+            differences += _differences(baseline, case, key, figures, settings)
     return ComparedScore(
-        what=having[0].scores(key)[0].what,
+        what=first.scores[key].what,
         title=key,
         rows=rows,
-        absent=[case.label for case in cases if case not in having],
+        left_out=left_out,
         differences=differences,
         image_mious=image_mious,
     )
 
 
 def _differences(
-    first: Case, second: Case, key: str, stacks: Mapping[str, Mapping[str, Overlaps]], settings: Settings
+    first: Case, second: Case, key: str, figures: Mapping[str, Mapping[str, Overlaps]], settings: Settings
 ) -> list[Difference]:
     """The differences of two cases, (S, N, K + 1) overlaps by label of the case and figure."""
     own, others = first.scores(key)[0], second.scores(key)[0]
     out = []
-    for figure in stacks[first.label]:
-        if figure not in stacks[second.label]:
-            continue
-        stacked = [stacks[case.label][figure] for case in (first, second)]
+    for figure in figures[first.label].keys() & figures[second.label].keys():
+        stacked = [figures[case.label][figure] for case in (first, second)]
         values = bootstrap_differences(
             *stacked, paired=first.seeds == second.seeds, resamples=settings.resamples, seed=settings.seed
         )
@@ -252,14 +233,13 @@ def _differences(
                 high=high,
             )
         )
-    return out
+    return sorted(out, key=lambda each: each.figure != "mIoU")
 
 
-def _row(case: Case, key: str, incomparable: str | None, baseline: ScoreRow | None) -> ScoreRow:
+def _row(case: Case, key: str, baseline: ScoreRow | None) -> ScoreRow:
     scores = case.scores(key)
     meanings = [score.meaning() for score in scores]
-    headings = [heading for heading in HEADINGS if any(heading in meaning for meaning in meanings)]
-    meaning = {heading: merged(of[heading] for of in meanings if heading in of) for heading in headings}
+    meaning = {h: merged(of[h] for of in meanings if h in of) for h in headings_of(meanings)}
     boundary = [score.boundary_miou for score in scores if score.boundary_miou is not None]
     named = {name: [of for score in scores if (of := score.iou[name]) is not None] for name in scores[0].iou}
     return ScoreRow(
@@ -271,8 +251,7 @@ def _row(case: Case, key: str, incomparable: str | None, baseline: ScoreRow | No
         boundary_deviation=stdev(boundary) if len(boundary) > 1 else None,
         iou={name: fmean(values) if values else None for name, values in named.items()},
         meaning=meaning,
-        incomparable=incomparable,
-        differing=frozenset(h for h in headings if baseline and meaning[h] != baseline.meaning.get(h)),
+        differing=frozenset(h for h in meaning if baseline and meaning[h] != baseline.meaning.get(h)),
     )
 
 
@@ -283,76 +262,30 @@ def _overlaps(counted: ImageCounts, score: Score) -> dict[str, Overlaps]:
     return figures if score.boundary_iou is None else figures | {"boundary mIoU": overlaps(*of, boundary=True)}
 
 
-def _image_mious(image_ids: Sequence[str], of: Overlaps) -> dict[str, float]:
-    return dict(zip(image_ids, (mean(iou) for iou in iou_of(*of)), strict=True))
-
-
 def _counts(run: Run, key: str) -> ImageCounts:
     """What was counted for a score; of localization maps at the run's own threshold, so that all are label masks."""
     score, output = run.scores[key], run.outputs["evaluate"]
     counted = read_counts(output, score)
     if score.what != "localization_maps":
         return counted
-    if not (output / CURVES).is_file():
-        raise UserError(
-            f"{output / CURVES} is missing, which run {run.name!r} wrote beside its scores",
-            "the stage evaluate as the run left it",
-            "repeat the run's command with --from evaluate",
-        )
     thresholds, _ = read_json(output / CURVES)[score.name]
     above = counted.counts.part >= thresholds.index(score.threshold)
     predicted = np.where(above, counted.counts.predicted, 0).astype(np.uint8)
     return counted._replace(counts=counted.counts._replace(predicted=predicted))
 
 
-def _check_whole(case: Case, key: str) -> None:
-    """Raises UserError where a run of a case lacks a score that others of it have."""
-    without = [run.name for run in case.runs if key not in run.scores]
-    if without:
-        raise UserError(
-            f"{key}: {', '.join(without)} of the case {case.label} have no such score",
-            "the same scores of all runs of a case",
-            "repeat the commands of these runs, which go on from there, or choose what to compare by --what",
-        )
-
-
-def _why_incomparable(baseline: Case, case: Case, key: str, counted: Mapping[str, ImageCounts]) -> str | None:
-    """Why a case's score cannot be compared with the baseline's: other images; None where it can.
+def _why_incomparable(first: Run, second: Run, key: str, counted: Mapping[str, ImageCounts]) -> str | None:
+    """Why a run's score cannot be compared with that of the first one: it has none, or of other images.
 
     Raises:
-        UserError: images have another truth, or the runs of a case are scored on other images than one another.
+        UserError: an image that both runs were scored on has another truth in one of them.
     """
-    first = baseline.runs[0]
-    reasons = []
-    for run in case.runs:
-        _check_truth(first, run, key, counted)
-        reasons.append(_other_images(first, run, key, counted))
-    if len({reason is None for reason in reasons}) > 1 or (case is baseline and reasons[-1]):
-        raise UserError(
-            f"{key}: the runs of the case {case.label} are scored on different images: {merged(filter(None, reasons))}",
-            "runs of one case on the same images",
-            "repeat the commands of these runs",
-        )
-    return reasons[0]
-
-
-def _other_images(first: Run, second: Run, key: str, counted: Mapping[str, ImageCounts]) -> str | None:
-    scores = [run.scores[key] for run in (first, second)]
-    if scores[0].split != scores[1].split:
-        return f"scored on split {scores[1].split}, {first.name} on {scores[0].split}"
-    ids = [counted[run.name].image_ids for run in (first, second)]
-    if ids[0] == ids[1]:
-        return None
-    alone = [sorted(set(mine) - set(others)) for mine, others in (ids, ids[::-1])]
-    lists = [f"{len(a)} of {run.name} alone ({shown(a)})" for a, run in zip(alone, (first, second), strict=True) if a]
-    return f"scored on {len(ids[1])} images of {scores[1].split}, {first.name} on {len(ids[0])}: {'; '.join(lists)}"
-
-
-def _check_truth(first: Run, second: Run, key: str, counted: Mapping[str, ImageCounts]) -> None:
-    """Raises UserError where an image that both runs were scored on has another truth in one of them."""
-    truths = [dict(zip(of.image_ids, of.truth_crc, strict=True)) for of in (counted[first.name], counted[second.name])]
-    common = [image_id for image_id in truths[0] if image_id in truths[1]]
-    other = [image_id for image_id in common if truths[0][image_id] != truths[1][image_id]]
+    if key not in second.scores:
+        return f"{second.name} has none"
+    scores, both = (first.scores[key], second.scores[key]), (counted[first.name], counted[second.name])
+    truths = [dict(zip(of.image_ids, of.truth_crc, strict=True)) for of in both]
+    common = truths[0].keys() & truths[1].keys()
+    other = sorted(image_id for image_id in common if truths[0][image_id] != truths[1][image_id])
     if other:
         raise UserError(
             f"{key}: {len(other)} of {len(common)} images have another ground truth in run {second.name!r} than in "
@@ -360,3 +293,12 @@ def _check_truth(first: Run, second: Run, key: str, counted: Mapping[str, ImageC
             "runs scored against the same ground truth",
             "repeat the command of the run with the older masks, which scores it anew",
         )
+    if scores[0].split != scores[1].split:
+        return f"scored on split {scores[1].split}, {first.name} on {scores[0].split}"
+    if truths[0].keys() == truths[1].keys():
+        return None
+    alone = [sorted(mine.keys() - others.keys()) for mine, others in (truths, truths[::-1])]
+    lists = [f"{len(a)} of {run.name} alone ({shown(a)})" for a, run in zip(alone, (first, second), strict=True) if a]
+    return f"scored on {len(truths[1])} images of {scores[1].split}, {first.name} on {len(truths[0])}: " + "; ".join(
+        lists
+    )

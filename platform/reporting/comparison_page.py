@@ -5,28 +5,28 @@ forbids itself, by its content security policy, to load or run anything.
 """
 
 import datetime
-from collections.abc import Collection, Sequence
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
-from mcis.platform.reporting.compared_images import ComparedImage, ComparedImages, Shown
+from mcis.platform.reporting.compared_images import ComparedImage, ComparedImages
 from mcis.platform.reporting.compared_runs import Case
-from mcis.platform.reporting.comparison import ComparedScore, Comparison, ScoreRow
-from mcis.platform.reporting.html import data_uri, picture_uri, render
-from mcis.platform.reporting.panels import Panel, cells, describe, labels, legend
-from mcis.platform.reporting.plots import THEMES, Bars, compared_iou_chart
+from mcis.platform.reporting.comparison import ComparedScore, Comparison
+from mcis.platform.reporting.html import render
+from mcis.platform.reporting.panels import cells, labels, legend
+from mcis.platform.reporting.plots import THEMES, Bars, iou_chart
+from mcis.platform.reporting.run_view import CELL_HEIGHT, MOST_BARS
 from mcis.platform.runs.files import disk_errors, fingerprint, write_text
-from mcis.platform.runs.scores import HEADINGS
+from mcis.platform.runs.scores import headings_of
 
-MOST_BARS = 40
-"""Labels that a chart of IoU holds; with more, those that differ most are drawn."""
-_CELL_HEIGHT = 240
-"""Pixels of a picture in the page, where it is shown at about 200 px width: sharp on a dense screen."""
 _GENERATOR = "mcis compare"
 """How a page says that it is one; only such a file is written over."""
 _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
+_TITLES = {"segmentation": ("Predictions", "prediction"), "pseudo_masks": ("Pseudo masks", "pseudo mask")}
+"""What is shown -> title of the gallery, and the column of its panels."""
 
 
 def default_file(cases: Sequence[Case]) -> Path:
@@ -57,40 +57,25 @@ def check_file(file: Path) -> None:
 
 
 def write_page(comparison: Comparison, images: Sequence[ComparedImages], file: Path) -> None:
-    """Writes the page, in place of an earlier one.
-
-    Raises:
-        UserError: the file is something else, or cannot be written.
-    """
-    check_file(file)
-    write_text(file, render("comparison_page.html.j2", _view(comparison, images)))
-
-
-def _view(comparison: Comparison, images: Sequence[ComparedImages]) -> dict[str, Any]:
-    """The template's variables."""
+    """Writes the page, in place of what lies there (see `check_file`)."""
     classes = tuple(comparison.scores[0].rows[0].iou)[1:]
-    return {
+    meanings = [row.meaning for score in comparison.scores for row in score.rows]
+    label_of = labels(classes)
+    view = {
         "generator": _GENERATOR,
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),
         "comparison": comparison,
-        "cases": [(case.label, [(run.name, run.seed) for run in case.runs]) for case in comparison.cases],
-        "has_seeds": any(len(case.runs) > 1 for case in comparison.cases),
-        "scores": [_score_view(score, comparison.same_origin) for score in comparison.scores],
+        "headings": headings_of(meanings, but=comparison.same_origin),
         "classes": [_class_view(comparison, score) for score in comparison.scores],
         "most_bars": MOST_BARS,
-        "colors": dict(labels(classes).values()),
+        "label_of": {label.name: label for label in label_of.values()},
         "galleries": [_gallery_view(of, classes) for of in images],
         **THEMES,
     }
+    write_text(file, render("comparison_page.html.j2", view))
 
 
-def _score_view(score: ComparedScore, said: Collection[str]) -> dict[str, Any]:
-    """A table of scores, with a column for every heading that any of them has, but for those in `said`."""
-    headings = [h for h in HEADINGS if h not in said and any(h in row.meaning for row in score.rows)]
-    return {"score": score, "headings": headings}
-
-
-def by_range(score: ComparedScore) -> list[str]:
+def _by_range(score: ComparedScore) -> list[str]:
     """The labels of a score, those first whose IoU differs most between the cases, in points."""
 
     def spread(name: str) -> float:
@@ -100,70 +85,36 @@ def by_range(score: ComparedScore) -> list[str]:
     return sorted(score.rows[0].iou, key=spread, reverse=True)
 
 
-def shown_label(row: ScoreRow) -> str:
-    """A case's label, with a mark where its score is of other images than the baseline's."""
-    return f"{row.case} (not comparable)" if row.incomparable else row.case
-
-
 def _class_view(comparison: Comparison, score: ComparedScore) -> dict[str, Any]:
-    order = by_range(score)
-    bars = [Bars(shown_label(row), row.iou, row.miou) for row in score.rows]
-    plot = compared_iou_chart(order[:MOST_BARS], bars)
-    return {
-        "title": score.title,
-        "order": order,
-        "rows": score.rows,
-        "labels": [shown_label(row) for row in score.rows],
-        "series": [[case.label for case in comparison.cases].index(row.case) for row in score.rows],
-        "plot": plot._asdict() | {"light": data_uri(plot.light, "PNG"), "dark": data_uri(plot.dark, "PNG")},
-        "alt": f"Bars: IoU of {min(len(order), MOST_BARS)} labels of {len(bars)} cases; the table beside has all",
-    }
+    order, places = _by_range(score), [case.label for case in comparison.cases]
+    bars = [Bars(row.case, row.iou, row.miou, places.index(row.case)) for row in score.rows]
+    return {"title": score.title, "order": order, "rows": bars, "plot": iou_chart(order[:MOST_BARS], bars)}
 
 
 def _gallery_view(images: ComparedImages, classes: tuple[str, ...]) -> dict[str, Any]:
     panels = [shown.panel for image in images.images for shown in image.masks]
     return {
-        "title": {"segmentation": "Predictions", "pseudo_masks": "Pseudo masks"}[images.what],
+        "title": _TITLES[images.what][0],
         "common": images.common,
         "legend": legend(panels, classes),
         "images": [_image_view(image, images.what, classes) for image in images.images],
-        "columns": ["image", "truth", *(shown.case for image in images.images[:1] for shown in image.masks)],
     }
 
 
 def _image_view(image: ComparedImage, what: str, classes: tuple[str, ...]) -> dict[str, Any]:
-    """An image as cells: photograph, truth, and the mask of each case; None where there is no picture."""
+    """An image as titled cells with notes: photograph, truth, and the mask of each case."""
     panel, label_of = image.panel, labels(classes)
+    of_image = cells(panel, classes, CELL_HEIGHT)
+    shown = [(column, of_image.get(column), "") for column in ("image", "truth")]
+    for mask in image.masks:
+        facts = ["" if mask.run == mask.case else mask.run, mask.which]
+        facts += [] if math.isnan(mask.miou) else [f"mIoU here {mask.miou:.1f}"]
+        cell = cells(mask.panel, classes, CELL_HEIGHT)[_TITLES[what][1]]
+        shown.append((mask.case, cell._replace(alt=f"{mask.case}: {cell.alt}"), ", ".join(filter(None, facts))))
     return {
         "id": panel.image_id,
         "split": panel.split,
         "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
         "why": "differs most" if image.chosen.differs_most else "drawn at random",
-        "missing": image.missing,
-        "cells": [
-            _cell(panel, "image", classes, title="image") if image.has_photograph else None,
-            _cell(panel, "truth", classes, title="truth") if panel.truth is not None else None,
-            *(_mask_cell(shown, what, classes) for shown in image.masks),
-        ],
-    }
-
-
-def _mask_cell(shown: Shown, what: str, classes: tuple[str, ...]) -> dict[str, Any]:
-    column = "prediction" if what == "segmentation" else "pseudo mask"
-    facts = ["" if shown.run == shown.case else shown.run, shown.which]
-    facts += ["" if shown.miou is None else f"mIoU here {shown.miou:.1f}"]
-    return _cell(shown.panel, column, classes, title=shown.case, note=", ".join(filter(None, facts)))
-
-
-def _cell(panel: Panel, column: str, classes: tuple[str, ...], *, title: str, note: str = "") -> dict[str, Any]:
-    picture = cells(panel, classes, _CELL_HEIGHT)[column]
-    about, _ = describe(panel, column, classes)
-    return {
-        "title": title,
-        "note": note,
-        # Masks are flat colors, which PNG packs small and exact; photographs are ten times smaller as JPEG.
-        "uri": picture_uri(picture, "JPEG" if column == "image" else "PNG"),
-        "width": picture.width,
-        "height": picture.height,
-        "alt": about if title == column else f"{title}: {about}",
+        "cells": shown,
     }

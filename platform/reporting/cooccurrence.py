@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
-from mcis.platform.reporting.html import picture_uri
+from mcis.platform.reporting.html import data_uri
 from mcis.platform.reporting.panels import drawable
 
 HEAT = "#4287e8"
@@ -79,7 +79,7 @@ def heat_map(together: NDArray[np.int64], classes: Sequence[str]) -> HeatMap | N
     texts = [_short(classes[k]) if step == 1 else str(k) for k in range(0, K, step)]
     margin = 12 + round(_LETTER * max(map(len, texts)))
     return HeatMap(
-        map=picture_uri(_picture(together), "PNG"),
+        map=data_uri(_picture(together), "PNG"),
         side=K * cell,
         cell=cell,
         margin=margin,

@@ -24,7 +24,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.relations import MapRelations
 from mcis.platform.outputs.tables import ImageMaps, image_maps
-from mcis.platform.reporting.html import picture_uri, shown
+from mcis.platform.reporting.html import data_uri, shown
 from mcis.platform.reporting.panels import Panel, Steps, Tile, labels
 from mcis.platform.runs.context import RunContext
 
@@ -185,7 +185,7 @@ def _image_data(image: ExplorerImage, steps: list[int]) -> dict[str, Any]:
         "height": height,
         "width": width,
         "full": list(image.full_size),
-        "picture": picture_uri(Image.fromarray(image.image), "JPEG"),
+        "picture": data_uri(Image.fromarray(image.image), "JPEG"),
         "truth": None if image.truth is None else _packed(image.truth),
         "labels": (image.maps.classes + 1).tolist(),
         "maps": _packed(image.maps.maps.astype("<f4")),
@@ -194,7 +194,7 @@ def _image_data(image: ExplorerImage, steps: list[int]) -> dict[str, Any]:
             {
                 "label": of.tag + 1,
                 "number": of.number,
-                "tiles": [{"id": shown(tile.title), "picture": picture_uri(tile.picture, "JPEG")} for tile in of.tiles],
+                "tiles": [{"id": shown(tile.title), "picture": data_uri(tile.picture, "JPEG")} for tile in of.tiles],
             }
             for of in image.related
         ],

@@ -70,6 +70,8 @@ def _templates() -> jinja2.Environment:
         "duration": duration,
         "exact": float,
         "share": percent,
+        "png": lambda picture: data_uri(picture, "PNG"),
+        "jpeg": lambda picture: data_uri(picture, "JPEG"),
     }
     templates.globals["zip"] = zip
     return templates
@@ -94,11 +96,7 @@ def encode(picture: Image.Image, format: Literal["JPEG", "PNG"]) -> bytes:
     return buffer.getvalue()
 
 
-def data_uri(content: bytes, format: Literal["JPEG", "PNG"]) -> str:
-    """A picture's file as a URI that holds it."""
+def data_uri(picture: Image.Image | bytes, format: Literal["JPEG", "PNG"]) -> str:
+    """A picture, or the content of its file, as a URI that holds it."""
+    content = picture if isinstance(picture, bytes) else encode(picture, format)
     return f"data:image/{format.lower()};base64,{base64.b64encode(content).decode()}"
-
-
-def picture_uri(picture: Image.Image, format: Literal["JPEG", "PNG"]) -> str:
-    """A picture as a URI that holds it."""
-    return data_uri(encode(picture, format), format)

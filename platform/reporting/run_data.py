@@ -87,6 +87,7 @@ class ReportData:
         name, setting, recipe, created (ISO 8601), git: what ran, when, and from which commit.
         classes: K names; class index k is label k + 1.
         notes: warnings in plain words.
+        counts: by stage.
         seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
         training: the logs of the trainings "classifier", "affinity network" and "segmenter", those that took part.
         curves: mIoU of localization maps over thresholds, by label.
@@ -103,7 +104,7 @@ class ReportData:
     git: str | None
     classes: tuple[str, ...]
     scores: Sequence[Score]
-    counts: Counts
+    counts: Mapping[str, Counts]
     rejects: Sequence[Reject]
     notes: Sequence[str]
     seconds: Mapping[str, float]

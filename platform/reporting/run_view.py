@@ -9,23 +9,22 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from mcis.platform.reporting.explorer import MOST_BYTES, MOST_IMAGES, ExplorerData, explorer_data
-from mcis.platform.reporting.html import data_uri, picture_uri, script
+from mcis.platform.reporting.html import script
 from mcis.platform.reporting.losses import LOST, steps
-from mcis.platform.reporting.panels import COLUMNS, Panel, cells, describe, labels, legend
+from mcis.platform.reporting.panels import COLUMNS, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import STAGE_TITLES, THEMES, Plot, best_point
 from mcis.platform.reporting.run_data import Counts, ReportData, TrainingLog
-from mcis.platform.reporting.score_table import iou_table, is_number, score_table, tile
+from mcis.platform.reporting.score_table import NUMBERS, iou_table, is_number, score_table, tile
 from mcis.platform.runs.scores import grouped, percent, short_commit
 
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, the best and the worst are drawn."""
 _MOST_REJECTS = 300
 """Rows of the table of rejects; the counts by reason cover all of them."""
-_PAGE_HEIGHT = 240
-"""Pixels of a panel's cell in the page, where it is shown at about 200 px width: sharp on a dense screen."""
+CELL_HEIGHT = 240
+"""Pixels of a panel's picture in a page, where it is shown at about 200 px width: sharp on a dense screen."""
 
 
 def training_name(network: str) -> str:
@@ -36,6 +35,7 @@ def training_name(network: str) -> str:
 def run_view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
     """The template's variables."""
     explorer = _explorer_view(data)
+    iou = iou_table(data.scores)
     return {
         "data": data,
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
@@ -43,19 +43,30 @@ def run_view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
         "tiles": [tile(data.scores, what) for what in STAGE_TITLES],
         "missing": _missing(data),
         "training": [_training_view(network, log) for network, log in data.training.items()],
-        "stages": _stage_times(data.seconds, data.computed),
+        "times": [
+            (_words(stage), data.seconds.get(stage), data.computed.get(stage))
+            for stage in dict.fromkeys([*data.seconds, *data.computed])
+        ],
         "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
         "origins": Counter(value.origin for value in data.config).most_common(),
-        "plots": {
-            name: plot._asdict() | {"light": data_uri(plot.light, "PNG"), "dark": data_uri(plot.dark, "PNG")}
-            for name, plot in plots.items()
-        },
-        **_gallery_view(data, explorer.shown if explorer else []),
+        "plots": plots,
+        "splits": _gallery_by_split(data.panels, data.classes, explorer.shown if explorer else []),
+        "labels_shown": legend(data.panels, data.classes),
         "explorer": explorer,
         "script": script("explorer.js"),
         "most_explored": (MOST_IMAGES, MOST_BYTES),
-        **_score_view(data),
-        **_count_view(data),
+        "score_table": score_table(data.scores),
+        "numbers": NUMBERS,
+        "iou_columns": [(what, STAGE_TITLES[what], score) for what, score in iou.scores.items()],
+        "iou_order": iou.order,
+        "most_bars": MOST_BARS,
+        "steps": steps(data.scores, data.bound),
+        "lost": list(LOST),
+        "curves": [(name, len(curve.thresholds), best_point(curve)) for name, curve in data.curves.items()],
+        "label_of": {label.name: label for label in labels(data.classes).values()},
+        "counts": [(_words(name), list(_flat(counts))) for name, counts in data.counts.items()],
+        "reject_reasons": Counter(reject.reason for reject in data.rejects).most_common(),
+        "rejects": data.rejects[:_MOST_REJECTS],
         **THEMES,
     }
 
@@ -69,31 +80,12 @@ def _missing(data: ReportData) -> list[str]:
             absent.append(f"{title}: not scored; the run ended before, or there is no truth to score against.")
         elif not any(is_number(score.miou) for score in scores):
             absent.append(f"{title}: no mIoU, for there is no truth to score against.")
-    for network in ("classifier", "segmenter"):
-        if network not in data.training or not len(data.training[network]):
-            absent.append(f"Training of the {network}: no records.")
+    absent += [f"Training of the {n}: no records." for n in ("classifier", "segmenter") if not data.training.get(n)]
     if not data.panels:
         absent.append("Gallery: no images.")
     elif all(panel.truth is None for panel in data.panels):
         absent.append("Truth: not known for the gallery's images.")
     return absent
-
-
-def _score_view(data: ReportData) -> dict[str, Any]:
-    """The table of scores, IoU per class and the best thresholds."""
-    iou = iou_table(data.scores)
-    return {
-        "score_table": score_table(data.scores),
-        "iou_columns": [(what, STAGE_TITLES[what], score) for what, score in iou.scores.items()],
-        "iou_order": iou.order,
-        "iou_cut": len(iou.order) > MOST_BARS,
-        "most_bars": MOST_BARS,
-        "iou_alt": iou.describe() if iou.order else "",
-        "steps": steps(data.scores, data.bound),
-        "lost": list(LOST),
-        "curves": [(name, len(curve.thresholds), best_point(curve)) for name, curve in data.curves.items()],
-        "colors": dict(labels(data.classes).values()),
-    }
 
 
 def _explorer_view(data: ReportData) -> ExplorerData | None:
@@ -111,45 +103,23 @@ def _explorer_view(data: ReportData) -> ExplorerData | None:
     return embedded if embedded.shown else None
 
 
-def _gallery_view(data: ReportData, explored: Sequence[str]) -> dict[str, Any]:
-    """The panels by split, and how some maps were made; `explored` are the ids of images that can be tried out."""
-    return {
-        "splits": _gallery_by_split(data.panels, data.classes, explored),
-        "legend": legend(data.panels, data.classes),
-        "truth_shown": any(panel.truth is not None for panel in data.panels),
-        "maps_shown": any(panel.maps for panel in data.panels),
-        "attention": [
-            (steps.image_id, steps.name, [(title, picture_uri(p, "JPEG"), p.size) for title, p in steps.tiles])
-            for steps in data.attention
-        ],
-    }
-
-
 def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str], explored: Sequence[str]) -> list[dict[str, Any]]:
-    """Panels by split, with the columns that any of the split's has."""
+    """Panels by split, with the columns that any of the split's has; `explored` are the ids that can be tried out."""
     label_of, splits = labels(classes), []
     for split in dict.fromkeys(panel.split for panel in panels):
-        members = [panel for panel in panels if panel.split == split]
-        rows = [cells(panel, classes, _PAGE_HEIGHT) for panel in members]
-        columns = [column for column in COLUMNS if any(column in row for row in rows)]
+        members = [(panel, cells(panel, classes, CELL_HEIGHT)) for panel in panels if panel.split == split]
+        columns = [column for column in COLUMNS if any(column in row for _, row in members)]
         shown = [
             {
                 "id": panel.image_id,
                 "explore": explored.index(panel.image_id) if panel.image_id in explored and panel.maps else None,
                 "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
-                "cells": [(c, _cell_view(panel, c, row[c], classes) if c in row else None) for c in columns],
+                "cells": [(column, row.get(column)) for column in columns],
             }
-            for panel, row in zip(members, rows, strict=True)
+            for panel, row in members
         ]
         splits.append({"name": split, "columns": columns, "panels": shown})
     return splits
-
-
-def _cell_view(panel: Panel, column: str, cell: Image.Image, classes: Sequence[str]) -> dict[str, Any]:
-    alt, note = describe(panel, column, classes)
-    # Masks are flat colors, which PNG packs small and exact; pictures with grain are ten times smaller as JPEG.
-    uri = picture_uri(cell, "PNG" if column in panel.masks else "JPEG")
-    return {"uri": uri, "width": cell.width, "height": cell.height, "alt": alt, "note": note}
 
 
 class TrainingView(NamedTuple):
@@ -157,14 +127,13 @@ class TrainingView(NamedTuple):
 
     network: str
     facts: list[tuple[str, str]]
-    plot: str = ""
-    alt: str = ""
-    broken: bool = False
+    plot: str
+    alt: str
+    broken: bool
 
 
 def _training_view(network: str, log: TrainingLog) -> TrainingView:
-    if not len(log):
-        return TrainingView(network, [])
+    """Of a training with at least one record."""
     losses = log.loss.tolist()
     first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
     facts = [("steps", grouped(int(log.step[-1]))), ("epochs", f"{log.epoch[-1]:.4g}"), ("loss", f"{first} → {last}")]
@@ -182,46 +151,13 @@ def _training_view(network: str, log: TrainingLog) -> TrainingView:
     return TrainingView(network, facts, training_name(network), alt, not all(map(isfinite, losses)))
 
 
-def _count_view(data: ReportData) -> dict[str, Any]:
-    """Counts in groups, and the rejects."""
-    return {
-        "counts": _count_groups(data.counts),
-        "reject_reasons": Counter(reject.reason for reject in data.rejects).most_common(),
-        "rejects": data.rejects[:_MOST_REJECTS],
-    }
-
-
-def _count_groups(counts: Counts) -> list[tuple[str, list[tuple[str, float]]]]:
-    """Counts as titled lists: plain numbers first, then a list per nested mapping, deeper names joined by arrows."""
-
-    def flat(nested: Counts, above: str = "") -> Iterator[tuple[str, float]]:
-        for name, value in nested.items():
-            if isinstance(value, Mapping):
-                yield from flat(value, f"{above}{name} → ")
-            else:
-                yield above + name, value
-
-    plain = [(name, value) for name, value in counts.items() if not isinstance(value, Mapping)]
-    nested = [(_words(name), list(flat(value))) for name, value in counts.items() if isinstance(value, Mapping)]
-    return ([("overall", plain)] if plain else []) + nested
-
-
-class StageTime(NamedTuple):
-    """A stage's wall time, also in percent of the longest; `computed` is None where that is not known."""
-
-    name: str
-    seconds: float | None
-    computed: bool | None
-    share: float
-
-
-def _stage_times(seconds: Mapping[str, float], computed: Mapping[str, bool]) -> list[StageTime]:
-    longest = max(seconds.values(), default=0) or 1
-    stages = dict.fromkeys([*seconds, *computed])
-    return [
-        StageTime(_words(stage), seconds.get(stage), computed.get(stage), 100 * seconds.get(stage, 0) / longest)
-        for stage in stages
-    ]
+def _flat(counts: Counts, above: str = "") -> Iterator[tuple[str, float]]:
+    """Counts with the names that lead to them, joined by arrows."""
+    for name, value in counts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name} → ")
+        else:
+            yield above + name, value
 
 
 def _words(name: str) -> str:

@@ -13,7 +13,7 @@ from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_rgb
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.threads import in_threads
-from mcis.platform.reporting.html import picture_uri
+from mcis.platform.reporting.html import data_uri
 from mcis.platform.reporting.index_facts import codes_of, flat_tags
 
 _SIDE, _MOST_PICTURES = 96, 1200
@@ -91,7 +91,7 @@ def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dic
             id=image["image_id"],
             split=image["split"],
             tags=[classes[tag] for tag in image["tags"]],
-            uri=picture_uri(picture, "JPEG") if picture else None,
+            uri=data_uri(picture, "JPEG") if picture else None,
             size=picture.size if picture else None,
             reason=reason,
         )

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -182,10 +182,23 @@ def read_scores(file: Path) -> list[Score]:
     return [Score.from_json(value, file) for value in read_json(file)]
 
 
+def headings_of(meanings: Iterable[Mapping[str, str]], *, but: Collection[str] = ()) -> list[str]:
+    """The headings that any of some scores' meanings has, in reading order; those in `but` are left out."""
+    used = {heading for meaning in meanings for heading in meaning}
+    return [heading for heading in HEADINGS if heading in used and heading not in but]
+
+
+def same_origin(meanings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Heading and text of what all of some scores' meanings have in common of their origin."""
+    return {
+        h: meanings[0][h] for h in ORIGIN if meanings and h in meanings[0] and len({m.get(h) for m in meanings}) == 1
+    }
+
+
 def scores_as_csv(scores: Sequence[Score]) -> str:
     """A table of scores with a column for each heading that any of them has."""
     meanings = [score.meaning() for score in scores]
-    headings = [heading for heading in HEADINGS if any(heading in meaning for meaning in meanings)]
+    headings = headings_of(meanings)
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["what", "which", "mIoU %", "boundary mIoU %", *headings])

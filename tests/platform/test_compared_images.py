@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.reporting.compared_images import ComparedImages, choose, compared_images
@@ -83,7 +84,6 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
     ):
         for image in of.images:
             name, panel = image.chosen.image_id, image.panel
-            assert (image.has_photograph, image.missing) == (True, [])
             np.testing.assert_array_equal(panel.image, Image.open(root.parent / "data" / f"0-{name}.jpg"))
             np.testing.assert_array_equal(panel.truth, Image.open(root.parent / "data" / f"0-{name}.png"))
             assert [mask.run for mask in image.masks] == ["a-s0", "b"]
@@ -92,15 +92,11 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
                 assert rows is not None
                 labels = mask.panel.prediction if stage == "predict" else mask.panel.pseudo_mask
                 np.testing.assert_array_equal(labels, decode_labels(rows[column][0].as_py()))
-                assert mask.miou is not None
+                assert 0 < mask.miou < 100
         most = [image for image in of.images if image.chosen.differs_most]
-        ranges = [abs(image.masks[0].miou - image.masks[1].miou) for image in most]  # type: ignore[operator]
+        ranges = [abs(image.masks[0].miou - image.masks[1].miou) for image in most]
         assert ranges == sorted(ranges, reverse=True)
     assert {mask.which for image in predictions.images for mask in image.masks} == {"with CRF"}
-    again = shown(root, "a-s0", "b")
-    assert [image.chosen for of in again for image in of.images] == [
-        image.chosen for of in (predictions, masks) for image in of.images
-    ]
 
 
 def test_a_case_of_several_seeds_shows_its_first(root: Path) -> None:
@@ -125,18 +121,11 @@ def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> N
     assert (predictions.common, predictions.images, len(masks.images)) == (0, [], 4)
 
 
-def test_photographs_and_truths_that_are_gone_are_named(root: Path, tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    data = root.parent / "data"
-    shutil.move(data, kept)
+def test_a_photograph_that_is_gone_is_named(root: Path) -> None:
+    data, kept = root.parent / "data", root.parent / "kept"
+    data.rename(kept)
     try:
-        for of in shown(root, "a-s0", "b", count=2):
-            for image in of.images:
-                assert not image.has_photograph
-                assert image.panel.truth is None
-                assert image.panel.image.shape == (40, 56, 3)
-                photograph, truth = image.missing
-                assert f"0-{image.chosen.image_id}.jpg cannot be read any more" in photograph
-                assert f"0-{image.chosen.image_id}.png" in truth
+        with pytest.raises(UserError, match=r"(?s)jpg cannot be read any more .* by --images 0"):
+            shown(root, "a-s0", "b", count=2)
     finally:
-        shutil.move(kept, data)
+        kept.rename(data)

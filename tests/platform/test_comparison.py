@@ -59,8 +59,8 @@ def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
             assert (each.split, each.images) == ("val", 8)
     by_case = {d.case: d.verdict for d in comparison.differences if d.figure == "mIoU"}
     assert by_case["b-s0"] == "lower"
-    assert "300 resamples of the images; the images are drawn for all alike (seed 0)" in comparison.drawn
-    assert comparison.limits.endswith("they do not tell of a-s0, b-s0, a-s1.")
+    assert "300 resamples of the images; the images are drawn for all alike (seed 0)" in comparison.explanation
+    assert comparison.explanation.endswith("they do not tell of a-s0, b-s0, a-s1.")
 
 
 def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
@@ -101,7 +101,7 @@ def test_rows_tell_what_scores_mean_and_what_is_not_the_baselines(root: Path) ->
     for score in comparison.scores:
         first, second = score.rows
         of_run: Score = comparison.cases[1].runs[0].scores[score.title]
-        assert (first.incomparable, first.differing, first.deviation) == (None, frozenset(), None)
+        assert (first.differing, first.deviation) == (frozenset(), None)
         assert second.meaning == of_run.meaning()
         assert second.differing == {"seed"}
         assert (second.miou, second.boundary_miou, second.iou) == (of_run.miou, of_run.boundary_miou, of_run.iou)
@@ -127,43 +127,37 @@ def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None
     first = comparison.differences[0]
     assert first.first == pytest.approx(comparison.scores[0].rows[0].miou, abs=0.006)
     assert first.verdict == "lower"
-    assert "resamples of the images and seeds; the images and seeds are drawn for all alike" in comparison.drawn
-    assert comparison.limits.endswith("where there is no difference.")
+    assert "resamples of the images and seeds; the images and seeds are drawn for all alike" in comparison.explanation
+    assert comparison.explanation.endswith("where there is no difference.")
     unpaired = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0")
-    assert "seeds; the images are drawn for all alike" in unpaired.drawn
+    assert "seeds; the images are drawn for all alike" in unpaired.explanation
     one = compared(root, "a-s0", "b-s1,b-s0")
-    assert "resamples of the images, and of the seeds where there are several; the images are drawn" in one.drawn
-    assert one.limits.endswith("they do not tell of a-s0.")
+    assert "resamples of the images, and of the seeds where there are several; the images are drawn" in one.explanation
+    assert one.explanation.endswith("they do not tell of a-s0.")
 
 
-def test_other_images_are_marked_and_not_compared(root: Path) -> None:
+def test_other_images_are_not_compared(root: Path) -> None:
     comparison = compared(root, "a-s0", "fewer", "train", "b-s0")
     assert {d.case for d in comparison.differences} == {"b-s0"}
     for score in comparison.scores:
-        marks = {row.case: row.incomparable for row in score.rows}
-        assert marks == {
-            "a-s0": None,
+        assert [row.case for row in score.rows] == ["a-s0", "b-s0"]
+        assert score.left_out == {
             "fewer": "scored on 6 images of val, a-s0 on 8: 2 of a-s0 alone (val6, val7)",
             "train": "scored on split train, a-s0 on val",
-            "b-s0": None,
         }
-        assert {"split", "images"} & score.rows[1].differing == {"images"}
     with pytest.raises(UserError, match="no score can be compared: pseudo masks, fewer: scored on 6 images of val"):
         compared(root, "a-s0", "fewer")
 
 
-def test_a_score_that_the_baseline_lacks_is_marked(root: Path, tmp_path: Path) -> None:
+def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "workspace")
     scores = tmp_path / "workspace" / "store" / "evaluate-a-s0" / "scores.json"
     scores.write_text(json.dumps([score for score in json.loads(scores.read_text()) if score["name"] != "with CRF"]))
-    lacking = compared(tmp_path / "workspace", "a-s0", "b-s0")
-    last = lacking.scores[-1]
-    assert (last.title, last.absent, last.differences) == ("segmentation, with CRF", ["a-s0"], [])
-    assert [row.incomparable for row in last.rows] == ["a-s0 has none"]
-    assert compared(tmp_path / "workspace", "b-s0", "a-s0").scores[-1].absent == ["a-s0"]
-    with pytest.raises(UserError, match=r"a-s0 of the case a \(2 seeds\) have no such score"):
-        compared(tmp_path / "workspace", "b-s0", "a-s0,a-s1")
-    with pytest.raises(UserError, match="no score that a run has in common with the first: 'a-s0' has none"):
+    assert [score.title for score in compared(tmp_path / "workspace", "a-s0", "b-s0").scores] == TITLES[:2]
+    for arguments, label in ((("b-s0", "a-s0"), "a-s0"), (("b-s0", "a-s0,a-s1"), "a (2 seeds)")):
+        last = compared(tmp_path / "workspace", *arguments).scores[-1]
+        assert (last.title, last.left_out, last.differences) == (TITLES[2], {label: "a-s0 has none"}, [])
+    with pytest.raises(UserError, match="no score can be compared: a-s0 has none"):
         compared(root, "a-s0", "b-s0", what=("localization_maps",))
 
 
@@ -175,9 +169,10 @@ def test_another_truth_is_refused(root: Path) -> None:
 
 def test_seeds_of_a_case_have_the_same_images(root: Path, scored: Callable[..., Path]) -> None:
     scored(root, "a-s9", "seed=9", data=root.parent / "data", images=6)
-    for arguments in (["b-s0", "a-s0,a-s9"], ["a-s0,a-s9", "b-s0"]):
-        with pytest.raises(UserError, match=r"the runs of the case a \(2 seeds\) are scored on different images"):
-            compared(root, *arguments)
+    with pytest.raises(UserError, match=r"the runs of a \(2 seeds\) cannot be compared with one another: scored on 6"):
+        compared(root, "a-s0,a-s9", "b-s0")
+    with pytest.raises(UserError, match=r"no score can be compared: pseudo masks, a \(2 seeds\): scored on 6 images"):
+        compared(root, "b-s0", "a-s0,a-s9")
 
 
 def test_each_image_has_its_miou(root: Path) -> None:
