@@ -17,7 +17,7 @@ READERS = {
         "platform/stages/evaluation/segmentation.py",
         "platform/stages/evaluation/training_images.py",
     },
-    "read_tags": {"datasets/sources/voc_tags.py"},  # data.tags_from=masks
+    "read_tags": {"datasets/sources/voc_lists.py"},  # data.tags_from=masks
     "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks
 }
 """What opens a ground-truth mask, and the modules that may import it."""

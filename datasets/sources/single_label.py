@@ -1,16 +1,14 @@
 """Folders of single-label images -> listing, domain `source`: one tag each, by the image's class folder.
 
-Three layouts of class folders are recognized: those of ImageNet CLS-LOC, of Caltech-256, and `<class>/<image>`.
+Class folders are those of ImageNet CLS-LOC, `<wnid>/*.JPEG`, those of Caltech-256, `<nnn.name>/*.jpg`, and folders that
+are named as the classes.
 """
 
 import collections
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
-
-import pyarrow as pa
+from typing import NamedTuple
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
@@ -29,45 +27,11 @@ from mcis.datasets.sources.lists import (
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.synsets import CALTECH, IMAGENET
 
-_JPEG = (".jpeg", ".jpg")
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+"""Of images, in any case; files with other suffixes are left out and counted."""
+_BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
+"""Folders below the root that may hold the class folders, tried in this order."""
 _CLASS_FILE = "a JSON object {folder: class name}, or lines '<folder> <class name>'"
-
-
-class Layout(NamedTuple):
-    """How a data set names its class folders.
-
-    Attributes:
-        about: the data set and its files, for messages.
-        locations: folders below the root that may hold the class folders, tried in this order.
-        pattern: of the class folders' names; None = they are the class names themselves.
-        classes: folder -> VOC class; None as above.
-        suffixes: of images, in any case; files with other suffixes are left out and counted.
-    """
-
-    about: str
-    locations: tuple[str, ...]
-    pattern: str | None
-    classes: Mapping[str, str] | None
-    suffixes: tuple[str, ...]
-
-
-LAYOUTS = {
-    "imagenet": Layout(
-        "ImageNet CLS-LOC, <wnid>/*.JPEG",
-        ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "."),
-        r"n\d{8}",
-        IMAGENET,
-        _JPEG,
-    ),
-    "caltech": Layout("Caltech-256, <nnn.name>/*.jpg", ("256_ObjectCategories", "."), r"\d{3}\..+", CALTECH, _JPEG),
-    "folders": Layout(
-        "class folders, <class>/<image>",
-        (".",),
-        None,
-        None,
-        (*_JPEG, ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"),
-    ),
-}
 
 
 class _Image(NamedTuple):
@@ -87,7 +51,7 @@ class _ClassFolders(NamedTuple):
         class_of: folder -> class index, of every folder that stands for a class, whether it exists or not.
         images: those of every class folder that exists, in the folders' order.
         others: folders that stand for no class.
-        notes: the layout, and what was left out.
+        notes: what was left out.
     """
 
     base: Path
@@ -106,10 +70,8 @@ class SingleConfig(Section):
 
     root: LocalPath | None = None
     """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
-    layout: Literal["imagenet", "caltech", "folders"] | None = None
-    """Which of these the folder holds; None = recognized by the names of the class folders."""
     classes: LocalPath | None = None
-    """File of `<wnid or folder>` -> class name; None = the table that comes with the project, or the folders' names."""
+    """File of `<wnid or folder>` -> class name; None = the table of the project, and the folders' names."""
     subset: LocalPath | None = None
     """File with one relative path per line: the images that are used; None = all."""
     saliency: LocalPath | None = None
@@ -120,7 +82,6 @@ def list_single_label(
     root: Path,
     names: tuple[str, ...],
     *,
-    layout: str | None = None,
     classes: Path | None = None,
     subset: Path | None = None,
     saliency: Path | None = None,
@@ -131,8 +92,7 @@ def list_single_label(
         root: ImageNet's folder with `<wnid>/*.JPEG`, or one above it (train, CLS-LOC, Data/CLS-LOC); Caltech-256's
             with `<nnn.name>/*.jpg`, or the one above it; or a folder with `<class>/<image>`.
         names: K class names; folders that stand for none of them are left out and noted.
-        layout: a name of LAYOUTS; None = recognized by the names of the folders, and noted.
-        classes: file of folder -> class name, in place of the table of `synsets` or of the folders' own names: a JSON
+        classes: file of folder -> class name, in place of the table of `synsets` and of the folders' own names: a JSON
             object, or lines `<folder> <name>`.
         subset: file that names the images to take, in its order: lines `<folder>/<file>`, relative to the folder that
             holds the class folders.
@@ -142,32 +102,26 @@ def list_single_label(
         Rows `single/<folder>/<stem>` of split train.
 
     Raises:
-        UserError: a folder or file is missing or unreadable, no layout or several are recognized, a class is unknown,
-            a listed image is absent, has no class or leads out of the root, two images have the same stem, or none is
-            left.
+        UserError: a folder or file is missing or unreadable, no folder stands for a class, a class is unknown, a listed
+            image is absent, has no class or leads out of the root, two images have the same stem, or none is left.
     """
     root = source_folder(root, "a folder of single-label images", "name it by `root`")
-    table = _read_class_file(classes, names) if classes else None
-    folders = _read_folders(root, names, table, layout)
+    table = _read_class_file(classes, names) if classes else {**IMAGENET, **CALTECH, **{name: name for name in names}}
+    folders = _read_folders(root, {folder: names.index(name) for folder, name in table.items() if name in names}, names)
     images, notes = _choose(folders, subset)
     if classes and (absent := [folder for folder in folders.class_of if folder not in folders.images]):
         notes.append(f"{classes} names {len(absent)} folder(s) that are not in {folders.base}: {shown(absent)}")
-    if not images:
+    counts = collections.Counter(image.stem for image in images)
+    if twice := [stem for stem, count in counts.items() if count > 1]:
         raise UserError(
-            "\n".join([f"no single-label image of any of the {len(names)} classes in {folders.base}", *notes]),
-            "images in at least one folder that stands for a class",
-            "name another folder by `root`, or say by `classes` which folder is which class",
+            f"{len(twice)} images in {folders.base} are there twice, by different suffixes: {shown(twice)}",
+            "one image per name, which is its name in the index and that of its saliency map",
+            "remove or rename one of each",
         )
-    _check_stems(images, folders.base)
     notes += without_images(folders.what, names, {folders.class_of[image.folder] for image in images})
     maps = Maps(saliency, "saliency map")
     saliency_uris = [maps.of(image.stem) for image in images]
-    rows = _rows(folders, images, saliency_uris)
-    return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
-
-
-def _rows(folders: _ClassFolders, images: list[_Image], saliency_uris: list[str | None]) -> pa.Table:
-    return listing_table(
+    rows = listing_table(
         image_id=[f"single/{image.stem}" for image in images],
         uri=[f"{folders.base}/{image.folder}/{image.name}" for image in images],
         domain="source",
@@ -175,6 +129,7 @@ def _rows(folders: _ClassFolders, images: list[_Image], saliency_uris: list[str 
         tags=[[folders.class_of[image.folder]] for image in images],
         saliency_uri=saliency_uris,
     )
+    return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
 
 
 def _choose(folders: _ClassFolders, subset: Path | None) -> tuple[list[_Image], list[str]]:
@@ -194,105 +149,34 @@ def _choose(folders: _ClassFolders, subset: Path | None) -> tuple[list[_Image], 
     return images, notes
 
 
-def _read_folders(
-    root: Path, names: tuple[str, ...], table: Mapping[str, str] | None, layout: str | None
-) -> _ClassFolders:
-    """Recognizes the layout and reads the class folders.
-
-    Args:
-        table: folder -> class name; None = the layout's.
-    """
-    name, base = _recognize(root, names, table, layout)
-    class_of = _class_of(name, names, table)
-    about, *_, suffixes = LAYOUTS[name]
-    top = scan(base, base)
-    left = top.left.copy()
-    images: dict[str, list[_Image]] = {}
-    for folder in top.folders:
-        if folder in class_of:
-            content = scan(base / folder, base)
-            left += content.left
-            images[folder] = [_Image(folder, file) for file in content.files if file.lower().endswith(suffixes)]
-            others = len(content.files) + len(content.folders) - len(images[folder])
-            left[f"file(s) or folder(s) that are no {_kinds(suffixes)}"] += others
-    read = _ClassFolders(base, class_of, images, [folder for folder in top.folders if folder not in class_of], [])
-    read.notes.extend([f"{read.what}: laid out as {about}", *left_out(read.what, left)])
-    return read
-
-
-def _kinds(suffixes: tuple[str, ...]) -> str:
-    return "JPEG" if suffixes == _JPEG else f"image ({', '.join(suffixes)})"
-
-
-def _class_of(layout: str, names: tuple[str, ...], table: Mapping[str, str] | None) -> dict[str, int]:
-    """Folder -> class index: by the class file, by the layout's own table, or for a folder that is named as a class."""
-    table = table or LAYOUTS[layout].classes or dict(zip(names, names, strict=True))
-    return {folder: names.index(name) for folder, name in table.items() if name in names}
-
-
-def _recognize(
-    root: Path, names: tuple[str, ...], table: Mapping[str, str] | None, layout: str | None
-) -> tuple[str, Path]:
-    """The name of the layout below a root, and the folder that holds the class folders.
-
-    A layout is recognized by a folder that stands for a class. Where there is none, the pattern of the names is enough,
-    so that the error about them can say which folders there are.
-    """
-    if layout is not None and layout not in LAYOUTS:
-        raise UserError(
-            f"unknown layout {layout!r}", f"one of {', '.join(LAYOUTS)}", "choose one, or none to recognize it"
-        )
-    layouts = [layout] if layout else list(LAYOUTS)
-    candidates = {name: _base(root, name, _class_of(name, names, table), table is not None) for name in layouts}
-    if not any(candidates.values()):
-        candidates = {name: _base(root, name, None, False) for name in layouts}
-    bases = {name: base for name, base in candidates.items() if base}
-    # A class file says which folders of one base are meant; the last of the layouts takes the most kinds of images.
-    if len(bases) == 1 or (table and len(set(bases.values())) == 1):
-        return list(bases.items())[-1]
-    if bases:
-        raise UserError(
-            f"the folders of several layouts: {' and '.join(f'{name} in {base}' for name, base in bases.items())}",
-            "those of one",
-            "choose one by `layout`, or name by `root` a folder that holds those of one alone",
-        )
+def _read_folders(root: Path, class_of: dict[str, int], names: tuple[str, ...]) -> _ClassFolders:
+    """Finds the folder that holds the class folders, here or below, and reads these."""
+    for below in _BELOW:
+        base = (root / below).resolve()
+        if not base.is_dir():
+            continue
+        top, images = scan(base, base), dict[str, list[_Image]]()
+        left = top.left.copy()
+        for folder in top.folders:
+            if folder in class_of:
+                content = scan(base / folder, base)
+                left += content.left
+                images[folder] = [_Image(folder, file) for file in content.files if file.lower().endswith(SUFFIXES)]
+                others = len(content.files) + len(content.folders) - len(images[folder])
+                left[f"file(s) or folder(s) that are no image ({', '.join(SUFFIXES)})"] += others
+        # A class may be called `train`, as the folder that holds ImageNet's class folders is.
+        if any(images.values()):
+            unclassed = [folder for folder in top.folders if folder not in class_of]
+            read = _ClassFolders(base, class_of, images, unclassed, [])
+            read.notes.extend(left_out(read.what, left))
+            return read
     raise UserError(
-        f"no class folders in {root}",
+        f"no folder with images in {root} stands for one of the {len(names)} classes; there are "
+        f"{shown(scan(root, root).folders) or 'none'}",
         "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
         f"(Caltech-256), here or in 256_ObjectCategories; or named as the classes ({shown(names)}), with images",
         "name by `root` the folder that holds them, or say by `classes` which folder is which class",
     )
-
-
-def _base(root: Path, layout: str, class_of: Mapping[str, int] | None, by_file: bool) -> Path | None:
-    """The folder that holds the class folders of a layout, None where there is none below the root.
-
-    Args:
-        class_of: only these folders count; None = every folder whose name has the layout's pattern.
-        by_file: a class file names the folders, so that those with another layout's pattern are not of `folders`.
-    """
-    _, locations, pattern, *_ = LAYOUTS[layout]
-    for base in ((root / location).resolve() for location in locations):
-        folders = scan(base, base).folders if base.is_dir() else []
-        if class_of is not None:
-            folders = [folder for folder in folders if folder in class_of]
-        if pattern:
-            recognized = any(re.fullmatch(pattern, folder) for folder in folders)
-        elif class_of is None:
-            recognized = False
-        else:
-            patterns = "|".join(other.pattern for other in LAYOUTS.values() if other.pattern) if by_file else ""
-            recognized = any(
-                not re.fullmatch(patterns, folder) and _holds_images(base / folder, layout) for folder in folders
-            )
-        if recognized:
-            return base
-    return None
-
-
-def _holds_images(folder: Path, layout: str) -> bool:
-    """Whether images lie directly in a folder: `train` is a class of VOC, but in ImageNet it holds folders alone."""
-    return any(file.lower().endswith(LAYOUTS[layout].suffixes) for file in scan(folder, folder).files)
 
 
 def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
@@ -364,18 +248,6 @@ def _listed(path: Path, folders: _ClassFolders) -> list[_Image]:
             "take them off the list, or say by `classes` which folder is which class",
         )
     return list(images)
-
-
-def _check_stems(images: list[_Image], base: Path) -> None:
-    """An image's stem is its name in the index and the name of its saliency map."""
-    counts = collections.Counter(image.stem for image in images)
-    twice = [stem for stem, count in counts.items() if count > 1]
-    if twice:
-        raise UserError(
-            f"{len(twice)} images in {base} are there twice, by different suffixes: {shown(twice)}",
-            "one image per name",
-            "remove or rename one of each",
-        )
 
 
 SINGLE = Source(

@@ -97,13 +97,6 @@ _CALTECH = {
     "tvmonitor": "046.computer-monitor",
 }
 
-IMAGENET_NAMES = {
-    synset[:9]: synset[10:]
-    for synsets in _IMAGENET.values()
-    for synset in (" ".join(text.split()) for text in synsets.split(","))
-}
-"""WordNet id -> ImageNet's (first) name of it."""
-
 IMAGENET = {text.split()[0]: name for name, synsets in _IMAGENET.items() for text in synsets.split(",")}
 """WordNet id -> VOC class, for the synsets of ILSVRC-2012's 1,000 that are one, and, last in each line above, for the
 general one (n02084071, dog) that lists of other ImageNet subsets name."""

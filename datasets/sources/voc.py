@@ -16,8 +16,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import listing_table
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.voc_devkit import Devkit, DevkitList, existing_folder, names_in, read_ids
-from mcis.datasets.sources.voc_tags import TAGS
+from mcis.datasets.sources.voc_lists import TAGS, Devkit, DevkitList, existing_folder, names_in, read_ids
 
 MASKS = "SegmentationClassAug"
 """The default folder of masks; what it lacks is looked for among the devkit's masks and those of SBD."""

@@ -12,7 +12,7 @@ from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing, merge
 from mcis.datasets.sources.single_label import list_single_label
-from mcis.datasets.sources.synsets import CALTECH, IMAGENET, IMAGENET_NAMES
+from mcis.datasets.sources.synsets import CALTECH, IMAGENET
 
 DOG, CAT, TENCH = "n02099601", "n02123045", "n01440764"  # golden retriever, tabby, a fish
 
@@ -40,14 +40,11 @@ def listed(root: Path, **options: Any) -> Listing:
 
 def test_every_voc_class_has_synsets_and_a_synset_has_one_class() -> None:
     assert set(IMAGENET.values()) == set(VOC_CLASSES)
-    assert IMAGENET.keys() == IMAGENET_NAMES.keys()
     assert all(re.fullmatch(r"n\d{8}", synset) for synset in IMAGENET)
     of = {name: [s for s, c in IMAGENET.items() if c == name] for name in VOC_CLASSES}
     assert len(of["dog"]) == 118 + 1, "ILSVRC's breeds and dog itself"
     assert len(of["bird"]) == 59 + 1
-    assert sum(map(len, of.values())) == len(IMAGENET) == 258
-    for synset, name, voc in ((DOG, "golden retriever", "dog"), ("n02389026", "sorrel", "horse")):
-        assert (IMAGENET_NAMES[synset], IMAGENET[synset]) == (name, voc)
+    assert len(IMAGENET) == 258
     assert not IMAGENET.keys() & {TENCH, "n02115641", "n02687172", "n03930630"}, "fish, dingo, aircraft carrier, pickup"
 
 
@@ -89,8 +86,7 @@ def test_caltech_is_listed(tmp_path: Path) -> None:
         ]
         assert found.table["tags"].to_pylist() == [[11], [13]]
         assert any("left out 1 folder(s) that stand for no class: 257.clutter" in note for note in found.notes)
-        assert any("left out 1 file(s) or folder(s) that are no JPEG" in note for note in found.notes)
-    assert len(listed(tmp_path, layout="caltech").table) == 2
+        assert any("left out 1 file(s) or folder(s) that are no image" in note for note in found.notes)
 
 
 # --- plain class folders
@@ -107,10 +103,8 @@ def test_folders_named_as_the_classes_are_listed(tmp_path: Path) -> None:
     ]
     assert rows[1]["uri"] == str(tmp_path / "dog/a.JPG")
     assert {(r["domain"], r["split"]) for r in rows} == {("source", "train")}
-    assert f"single-label images in {tmp_path}: laid out as class folders, <class>/<image>" in found.notes
     assert any("left out 1 folder(s) that stand for no class: zebra" in note for note in found.notes)
     assert any("left out 1 file(s) or folder(s) that are no image (.jpeg, .jpg, .png" in n for n in found.notes)
-    assert listed(tmp_path, layout="folders").table.equals(found.table)
 
 
 def test_a_class_file_gives_folders_of_any_name_a_class(tmp_path: Path) -> None:
@@ -122,26 +116,9 @@ def test_a_class_file_gives_folders_of_any_name_a_class(tmp_path: Path) -> None:
     assert any("left out 1 folder(s) that stand for no class: dog" in note for note in found.notes)
 
 
-def test_a_class_file_may_name_folders_of_several_layouts(tmp_path: Path) -> None:
-    fill(tmp_path / "photos", f"{DOG}/1.JPEG", "056.dog/2.jpg", "cat/3.png")
-    (tmp_path / "names").write_text(f"{DOG} dog\n056.dog dog\ncat cat\n")
-    found = listed(tmp_path / "photos", classes=tmp_path / "names")
-    assert found.table["image_id"].to_pylist() == ["single/056.dog/2", "single/cat/3", f"single/{DOG}/1"]
-
-
-def test_each_layout_is_recognized_and_noted(imagenet: Path, tmp_path: Path) -> None:
-    fill(tmp_path / "caltech", "056.dog/a.jpg")
-    assert any("laid out as ImageNet CLS-LOC, <wnid>/*.JPEG" in note for note in listed(imagenet).notes)
-    assert any("laid out as Caltech-256, <nnn.name>/*.jpg" in n for n in listed(tmp_path / "caltech").notes)
-
-
-def test_a_tree_of_several_layouts_is_ambiguous_until_one_is_chosen(tmp_path: Path) -> None:
-    fill(tmp_path, f"{DOG}/1.JPEG", "cat/3.png")
-    with pytest.raises(UserError, match=r"of several layouts: imagenet in .* and folders in") as caught:
-        listed(tmp_path)
-    assert "`layout`" in caught.value.remedy
-    assert listed(tmp_path, layout="folders").table["image_id"].to_pylist() == ["single/cat/3"]
-    assert listed(tmp_path, layout="imagenet").table["image_id"].to_pylist() == [f"single/{DOG}/1"]
+def test_folders_of_several_data_sets_lie_beside_each_other(tmp_path: Path) -> None:
+    fill(tmp_path, f"{DOG}/1.JPEG", "056.dog/2.jpg", "cat/3.png")
+    assert listed(tmp_path).table["image_id"].to_pylist() == ["single/056.dog/2", "single/cat/3", f"single/{DOG}/1"]
 
 
 def test_classes_that_are_named_as_another_layouts_folders_are_plain(tmp_path: Path) -> None:
@@ -210,7 +187,7 @@ def test_links_out_of_the_folder_and_other_files_are_left_out_and_counted(imagen
         f"left out 2 link(s) that lead out of {folder.parent}",
         "left out 2 pipe(s) or broken link(s)",
         "left out 1 name(s) that are no UTF-8",
-        "left out 1 file(s) or folder(s) that are no JPEG",
+        "left out 1 file(s) or folder(s) that are no image",
     ):
         assert any(note in n for n in found.notes), note
 
@@ -261,8 +238,6 @@ def test_a_wrong_class_file_is_reported_with_a_remedy(
 
 def test_wrong_folders_are_errors(imagenet: Path, tmp_path: Path) -> None:
     for options, found in (
-        ({"layout": "voc"}, "unknown layout 'voc'"),
-        ({"layout": "caltech"}, "no class folders in"),
         ({"saliency": tmp_path / "none"}, "no folder .*/none"),
         ({"subset": tmp_path / "none"}, "no file .*/none"),
         ({"classes": tmp_path / "none"}, "no file .*/none"),
@@ -271,16 +246,14 @@ def test_wrong_folders_are_errors(imagenet: Path, tmp_path: Path) -> None:
             listed(imagenet, **options)
     with pytest.raises(UserError, match="no folder"):
         listed(tmp_path / "none")
-    with pytest.raises(UserError, match="no class folders in"):
-        listed(tmp_path)
-    with pytest.raises(UserError, match=rf"of the 1 classes in .*\n.*ImageNet.*\n.*left out 3 .*: {TENCH}"):
-        list_single_label(imagenet, ("teapot",))
-    fill(imagenet, "056.dog/a.jpg")
-    with pytest.raises(UserError, match=r"several layouts: imagenet in .* and caltech in"):
-        listed(imagenet)
+    (tmp_path / "empty/dog").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"no folder with images in .* stands for one of the 20 classes; there are dog"):
+        listed(tmp_path / "empty")
+    with pytest.raises(UserError, match=rf"of the 1 classes; there are {TENCH}, {DOG}, {CAT}\n.*ImageNet"):
+        list_single_label(imagenet / "Data/CLS-LOC/train", ("teapot",))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(UserError, match="binary cannot be read"):
-        listed(imagenet, layout="imagenet", subset=tmp_path / "binary")
+        listed(imagenet, subset=tmp_path / "binary")
 
 
 def test_two_images_of_the_same_stem_are_an_error(imagenet: Path) -> None:

@@ -98,7 +98,7 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
         return of_voc(path, f"../../Annotations/{names[0]}.xml")
 
     def of_single(path: Path) -> object:
-        return list_single_label(single, ("cat", "dog", "cow"), layout="folders", classes=path)
+        return list_single_label(single, ("cat", "dog", "cow"), classes=path)
 
     folders = json.dumps({"n1": "cat", "n2": "dog"}).encode()
     return {

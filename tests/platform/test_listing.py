@@ -118,10 +118,10 @@ def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path
     with pytest.raises(UserError, match="300 different tags") as caught:
         listed("tags", {"data.tags.table": table})
     assert "--set data.classes=FILE --set data.tags.ignore_others=true" in caught.value.remedy
-    single = fill(tmp_path / "single", "n02099601/1.JPEG", "cat/2.png")
-    with pytest.raises(UserError, match="of several layouts") as caught:
+    single = fill(tmp_path / "single", "gnu/1.JPEG")
+    with pytest.raises(UserError, match="there are gnu") as caught:
         listed("single", {"data.single.root": single})
-    assert "data.single.layout" in caught.value.remedy
+    assert "data.single.classes" in caught.value.remedy
     assert "--single" in caught.value.remedy
     with pytest.raises(UserError, match=r"no folder .*/absent") as caught:
         listed("single", {"data.single.root": tmp_path / "absent"})
