@@ -12,7 +12,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.engine.runtime import check_trials, ray_session
+from mcis.platform.engine.runtime import check_cpus, ray_session
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.files import fingerprint, write_text
@@ -221,7 +221,8 @@ def running(space: SearchSpace, *, kind: str, identity: str) -> Iterator[Tracker
         recorded(space.workspace, space.name, whole=True, kind="study"),
         ray_session(config.compute, shared=space.parallel > 1, verbose=space.verbose),
     ):
-        check_trials(config.compute, space.parallel)
+        if space.parallel > 1:
+            check_cpus(config.compute, config.compute.workers, space.parallel)
         tracker = Tracker(space.workspace, space.name, identity=identity)
         with tracker.running():
             tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": space.name, "study.kind": kind})

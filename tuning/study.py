@@ -17,7 +17,7 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.runtime import check_trials, ray_session
+from mcis.platform.engine.runtime import check_cpus, ray_session
 from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.files import fingerprint, write_json, write_text, written_aside
 from mcis.platform.runs.listing import listing
@@ -207,7 +207,8 @@ def _tracked(study: Study) -> Iterator[Tracker]:
     """
     config = study.resolved.config
     with ray_session(config.compute, shared=study.parallel > 1, verbose=study.verbose):
-        check_trials(config.compute, study.parallel)
+        if study.parallel > 1:
+            check_cpus(config.compute, config.compute.workers, study.parallel)
         identity = fingerprint(study.name, study.kind, study.resolved.changed(), config.recipe, config.setting)
         tracker = Tracker(study.workspace, study.name, identity=identity)
         with tracker.running():

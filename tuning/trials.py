@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.platform.config.keys import Values
 from mcis.platform.config.resolve import resolve
+from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import ask_for_no_nodes
-from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking_store import store_environment

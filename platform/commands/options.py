@@ -188,7 +188,7 @@ def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[Non
         if isinstance(error, UserError):
             user_error: UserError | None = error
         else:  # Ray and its workers wrap what they raise
-            from mcis.platform.engine.runtime import user_error_in
+            from mcis.platform.engine.errors import user_error_in
 
             user_error = user_error_in(error)
         if user_error is None or verbose:

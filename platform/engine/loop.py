@@ -24,11 +24,11 @@ from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard,
 from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
 from mcis.models.dropout import number_samples
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.errors import memory_errors
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.precision import resolve_precision
 from mcis.platform.engine.resuming import Asked, resume, write_checkpoint
-from mcis.platform.engine.runtime import memory_errors
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last

@@ -5,7 +5,6 @@ import ctypes
 import importlib
 import logging
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -20,10 +19,8 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.copies import PLACE
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.runs.files import full_disk
 from mcis.platform.runs.progress import console
 
 _GIB = 2**30
@@ -267,32 +264,6 @@ def give_memory_back() -> None:
         trim(0)
 
 
-_NO_MEMORY = re.compile("out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
-
-
-@contextlib.contextmanager
-def memory_errors(what: str, lower: str) -> Iterator[None]:
-    """Turns torch's errors of a GPU, or a machine, without memory for an array into one that says what to lower.
-
-    Args:
-        what: what is computed in the block, in words.
-        lower: keys of the configuration, in words, by which less is computed at a time.
-
-    Raises:
-        UserError: memory ran out. The same work again would end in the same way.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError" and not _NO_MEMORY.search(str(error)):
-            raise
-        raise UserError(
-            f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",
-            "memory, of the GPU where there is one, for what is computed at a time",
-            f"lower {lower}, or end what else uses the memory; then repeat the command: what is finished is kept",
-        ) from None
-
-
 def is_one_node() -> bool:
     """Whether the cluster is a single machine, for now."""
     import ray
@@ -337,12 +308,13 @@ def check_gpus(compute: ComputeConfig) -> None:
     )
 
 
-def check_cpus(compute: ComputeConfig, decode_in: DecodeIn) -> None:
-    """Stops a training that could never start: Ray waits in silence for CPUs that nobody will free.
+def check_cpus(compute: ComputeConfig, workers: int, trials: int = 1) -> None:
+    """Stops trainings that could never start: Ray waits in silence for CPUs that nobody will free.
 
     Args:
-        decode_in: where images are decoded. Elastic workers that decode themselves may take every CPU, so that the
-            cluster needs CPUs for the least of them; tasks need one that no worker takes.
+        workers: of each training that have to find place. Elastic workers that decode themselves may take every CPU, so
+            these are the least of them; tasks need one that no worker takes.
+        trials: trainings at a time.
 
     Raises:
         UserError: the training workers leave no CPU for decoding.
@@ -350,79 +322,15 @@ def check_cpus(compute: ComputeConfig, decode_in: DecodeIn) -> None:
     import ray
 
     cpus = ray.cluster_resources().get("CPU", 0)
-    workers = compute.least_workers if decode_in == "threads" else compute.workers
-    wanted = workers * compute.worker_cpus
+    wanted = trials * workers * compute.worker_cpus
     if wanted + 1 > cpus:
+        share = max(0.01, int(100 * (cpus - 1) / (trials * workers)) / 100)
+        most = max(1, int((cpus - 1) / (workers * compute.worker_cpus)))
+        of_trials = f"{trials} trials at a time of " if trials > 1 else ""
         raise UserError(
-            f"{workers} training workers of {compute.worker_cpus} CPU and one decoding task need "
+            f"{of_trials}{workers} training workers of {compute.worker_cpus:g} CPU and one decoding task need "
             f"{wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
-            "at least one CPU beside the training workers, or they wait for data for ever",
-            f"set compute.worker_cpus={max(0.01, round((cpus - 1) / workers, 2)):g}, fewer compute.workers, "
+            "at least one CPU beside all training workers, or they wait for data for ever",
+            f"set {f'--parallel {most}' if trials > 1 else 'fewer compute.workers'}, compute.worker_cpus={share:g}, "
             "or more compute.cpus",
         )
-
-
-def check_trials(compute: ComputeConfig, parallel: int) -> None:
-    """Stops trials side by side whose training workers could take every CPU, so that all wait for decoding tasks.
-
-    Trials that have to wait for a GPU hold nothing that others need, and take their turns.
-
-    Args:
-        parallel: trials at a time.
-
-    Raises:
-        UserError: the training workers of all of them leave no CPU for decoding.
-    """
-    import ray
-
-    cpus = ray.cluster_resources().get("CPU", 0)
-    wanted = parallel * compute.workers * compute.worker_cpus
-    if parallel > 1 and wanted + 1 > cpus:
-        most = int((cpus - 1) / (compute.workers * compute.worker_cpus))
-        raise UserError(
-            f"{parallel} trials at a time of {compute.workers} training workers of {compute.worker_cpus:g} CPU and one "
-            f"decoding task need {wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
-            "at least one CPU beside the training workers of all trials, or they wait for each other for ever",
-            f"set --parallel {max(1, most)}, compute.worker_cpus="
-            f"{max(0.01, int(100 * (cpus - 1) / (parallel * compute.workers)) / 100):g}, or more compute.cpus",
-        )
-
-
-def user_error_in(error: BaseException) -> UserError | None:
-    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it.
-
-    A full disk is one, wherever in Ray it was met.
-    """
-    from ray.exceptions import RayError
-
-    causes = list(causes_of(error))
-    for cause in causes:
-        if isinstance(cause, UserError) and not isinstance(cause, RayError):  # a mixture's text is a traceback
-            return cause
-    full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in causes)
-    return next(filter(None, full), None)
-
-
-def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """An error, and all that Ray or Python say caused it."""
-    seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        current = waiting.pop(0)
-        if current is None or any(current is earlier for earlier in seen):
-            continue
-        seen.append(current)
-        yield current
-        failures = getattr(current, "worker_failures", None) or {}
-        waiting += [
-            getattr(current, name, None)
-            for name in ("cause", "controller_failure", "health_check_failure", "__cause__", "__context__")
-        ]
-        waiting += failures.values()
-
-
-def deaths() -> tuple[type[Exception], ...]:
-    """What Ray raises where it has done a task or an actor's call again in vain, because the process died."""
-    from ray import exceptions as of_ray
-
-    return of_ray.WorkerCrashedError, of_ray.OutOfMemoryError, of_ray.NodeDiedError, of_ray.ActorDiedError

@@ -11,19 +11,12 @@ from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.copies import files_below, is_there, remove, uri_of
 from mcis.datasets.storage.files import locate
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_in_words, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
-from mcis.platform.engine.runtime import (
-    ANYWHERE,
-    causes_of,
-    check_cpus,
-    deaths,
-    give_memory_back,
-    is_one_node,
-    user_error_in,
-)
+from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, is_one_node
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.files import read_json
@@ -61,7 +54,7 @@ def fit(
         return _finished(folder)
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
     decode_in = _choose_decoding(compute)
-    check_cpus(compute, decode_in)
+    check_cpus(compute, compute.least_workers if decode_in == "threads" else compute.workers)
     if drop_damaged(folder):
         console.print(f"note: the checkpoint of the {label} was damaged: its training begins again", markup=False)
     job = TrainingJob(
@@ -142,20 +135,14 @@ def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
 
 def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
     """The error of a training whose processes die; None of another error."""
-    import ray
-
     death = next((cause for cause in causes_of(error) if isinstance(cause, deaths())), None)
     if death is None:
         return None
-    what = "its process was ended by a signal, or its node was lost"
-    if isinstance(death, ray.exceptions.OutOfMemoryError):  # Ray ends any task where memory is short
-        what = "the machine's memory did not do for its process"
     return UserError(
-        f"training the {job.label}: {what}, each time that it was started again",
+        f"training the {job.label}: {death_in_words(death)}, each time that it was started again",
         "processes that live, and memory for them",
-        f"see the machine's log, and lower {job.label}.batch or compute.micro_batch, or use a machine with more "
-        "memory; then repeat the command, which goes on from the last checkpoint; or repeat `index`, which names an "
-        "image whose decoder ends its process",
+        f"lower {job.label}.batch or compute.micro_batch, or use a machine with more memory, and repeat the command, "
+        f"which goes on from the last checkpoint; {IMAGE_AT_FAULT}",
     )
 
 
@@ -167,25 +154,19 @@ def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
     import ray
 
     options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpu * job.compute.gpu_share, **ANYWHERE}
-    task = ray.remote(max_retries=0, **options)(_train_here)
-    problem = ray.get(task.remote(job))
-    if problem:
-        raise UserError(*problem)
+    ray.get(ray.remote(max_retries=0, **options)(_train_here).remote(job))
 
 
-def _train_here(job: TrainingJob[Any]) -> tuple[str, str, str] | None:
-    """Trains in this process; returns the parts of a user's error, of which Ray would hand on the text alone."""
+def _train_here(job: TrainingJob[Any]) -> None:
+    """Trains in this process."""
     import ray.train
     import ray.train.torch
 
     try:
         in_process = ray.train.ScalingConfig(num_workers=0)
         ray.train.torch.TorchTrainer(train_worker, train_loop_config={"job": job}, scaling_config=in_process).fit()
-    except UserError as error:
-        return error.found, error.expected, error.remedy
     finally:
         give_memory_back()
-    return None
 
 
 def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:

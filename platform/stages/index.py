@@ -186,7 +186,7 @@ def _open(rows: pa.Table, folder: Path, config: Config) -> float:
     arguments = (config.data.max_pixels,)
     compute = config.compute
     return map_table(
-        rows, Verify, arguments, folder, label="index", compute=compute, shard_rows=shard_rows, instead=_kills
+        rows, Verify, arguments, folder, label="index", compute=compute, shard_rows=shard_rows, reject=_kills
     ).busy
 
 

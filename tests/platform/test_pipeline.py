@@ -17,7 +17,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.engine.runtime import user_error_in
+from mcis.platform.engine.errors import user_error_in
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.compared_runs import open_cases

@@ -10,7 +10,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, check_trials, session_folder
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, check_cpus, session_folder
 
 IN_A_TASK = """
 import json, os, ray
@@ -59,21 +59,19 @@ print(kept - before, megabytes() - before)
     assert left < 100
 
 
-@pytest.mark.parametrize(("workers", "parallel", "fit"), [(1, 6, True), (1, 7, False), (4, 1, True), (3, 3, False)])
-def test_trials_whose_workers_would_take_every_cpu_are_refused(
-    ray_local: None, workers: int, parallel: int, fit: bool
+@pytest.mark.parametrize(("workers", "trials", "fit"), [(1, 6, True), (1, 7, False), (4, 1, True), (3, 3, False)])
+def test_trainings_whose_workers_would_take_every_cpu_are_refused(
+    ray_local: None, workers: int, trials: int, fit: bool
 ) -> None:
-    """On four logical CPUs, of which a training worker reserves half of one; a training alone has its own check."""
-    compute = ComputeConfig(workers=workers)
+    """On four logical CPUs, of which a training worker reserves half of one."""
     if fit:
-        check_trials(compute, parallel)
+        check_cpus(ComputeConfig(), workers, trials)
         return
     with pytest.raises(UserError, match="at a time") as caught:
-        check_trials(compute, parallel)
-    most = int(caught.value.remedy.split("--parallel ")[1].partition(",")[0])
-    check_trials(compute, most)
+        check_cpus(ComputeConfig(), workers, trials)
+    check_cpus(ComputeConfig(), workers, int(caught.value.remedy.split("--parallel ")[1].partition(",")[0]))
     share = float(caught.value.remedy.split("worker_cpus=")[1].partition(",")[0])
-    check_trials(ComputeConfig(workers=workers, worker_cpus=share), parallel)
+    check_cpus(ComputeConfig(worker_cpus=share), workers, trials)
 
 
 SESSION = """

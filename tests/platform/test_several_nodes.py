@@ -428,13 +428,13 @@ def worker(folder):
         time.sleep(600)
     return rows
 
-def instead(row, what):
+def reject(row, what):
     raise AssertionError("an image was rejected")
 
 ray.init(log_to_driver=False)
 try:
     map_table(pa.table({"x": [0]}), worker, (sys.argv[1],), Path(sys.argv[1]) / "table", label="x",
-              compute=ComputeConfig(shard_rows=1), instead=instead)
+              compute=ComputeConfig(shard_rows=1), reject=reject)
 except UserError as error:
     print(error)
 """
@@ -442,7 +442,7 @@ except UserError as error:
 
 @pytest.mark.slow
 def test_nodes_that_are_lost_again_and_again_say_nothing_against_an_image(nodes: Nodes, tmp_path: Path) -> None:
-    """The image in work when six nodes were lost is not rejected, as one would be that ends its process by itself."""
+    """The image in work when three nodes were lost is not rejected, as one would be that ends its process by itself."""
     folder = tmp_path / "began"
     folder.mkdir()
 
@@ -450,7 +450,7 @@ def test_nodes_that_are_lost_again_and_again_say_nothing_against_an_image(nodes:
         return sum(path.is_file() for path in folder.iterdir()) == times
 
     with running([sys.executable, "-c", LOSING, str(folder)], nodes.env, nodes.folder) as run:
-        for number in range(6):
+        for number in range(3):
             nodes.add(str(number), num_cpus=1)
             wait_for(functools.partial(has_begun, number + 1), run)
             nodes.remove(str(number))

@@ -45,10 +45,10 @@ from mcis.platform.config.training import (
 )
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
+from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.learner import Learner, Network
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.resuming import CHECKPOINT
-from mcis.platform.engine.runtime import user_error_in
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS, StepLog
 from mcis.platform.engine.training import fit
