@@ -144,7 +144,6 @@ class Plain:
             image_ids=self.rows["image_id"].to_pylist(),
             uris=self.rows["uri"].to_pylist(),
             masks=Shards(self.folder / "labels", ["mask"]),
-            backbone=None,
             pretrained=bundled_file(),
             max_side=config.data.max_side,
         )

@@ -62,8 +62,8 @@ STAGES = (
     Stage(
         name="train_affinity",
         module=train_affinity,
-        needs=("index", "train_classifier", "localize"),
-        sections=("seed", "classifier", "maps", "affinity_net"),
+        needs=("index", "localize"),
+        sections=("seed", "maps", "affinity_net"),
         takes_part=walks,
     ),
     Stage(

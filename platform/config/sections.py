@@ -82,10 +82,9 @@ class Config(Section):
         yield from _related_images_without_co_attention(self)
         yield from _contrastive_maps_without_their_training(self)
         yield from _a_scale_of_activations_for_scores(self)
-        yield from _networks_unlike_their_classifier(self)
+        yield from _a_segmenter_unlike_its_classifier(self)
         yield from _a_frozen_backbone_without_weights(self)
         yield from _workers_without_a_sample(self)
-        yield from _a_classifiers_backbone_without_a_classifier(self)
 
     @model_validator(mode="after")
     def _fits_together(self) -> "Config":
@@ -142,22 +141,25 @@ def _a_scale_of_activations_for_scores(config: Config) -> Iterator[str]:
 
 def _later_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
     """The networks behind the classifier that take part, by the names of their sections."""
-    affinity: dict[str, SegmenterConfig | AffinityNetConfig] = (
-        {"affinity_net": config.affinity_net} if config.walks else {}
-    )
-    return {"segmenter": config.segmenter, **affinity}
+    return {"segmenter": config.segmenter, **({"affinity_net": config.affinity_net} if config.walks else {})}
 
 
-def _networks_unlike_their_classifier(config: Config) -> Iterator[str]:
-    c = config.classifier
-    for name, network in _later_networks(config).items():
-        same = network.backbone == c.backbone and (network.backbone != "small" or network.channels == c.channels)
-        if network.init == "classifier" and not same:
-            yield (
-                f"{name}.init is classifier, but the {name}'s backbone {network.backbone} ({network.channels} "
-                f"channels) is not the classifier's {c.backbone} ({c.channels} channels); make them equal or use "
-                "init=pretrained"
-            )
+def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
+    c, segmenter = config.classifier, config.segmenter
+    if segmenter.init != "classifier":
+        return
+    if config.supervision == "full":
+        yield (
+            "segmenter.init is classifier but supervision is full, which trains no classifier; set "
+            "segmenter.init=pretrained or supervision=tags"
+        )
+    same = segmenter.backbone == c.backbone and (c.backbone != "small" or segmenter.channels == c.channels)
+    if not same:
+        yield (
+            f"segmenter.init is classifier, but the segmenter's backbone {segmenter.backbone} ({segmenter.channels} "
+            f"channels) is not the classifier's {c.backbone} ({c.channels} channels); make them equal or use "
+            "init=pretrained"
+        )
 
 
 def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
@@ -181,19 +183,11 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
             "random; set classifier.trained=1, which trains these"
         )
     for name, network in _later_networks(config).items():
-        origin = weights.origin(name)
-        if network.trained != "all" and network.init == "pretrained" and origin == "none":
+        starts_from_classifier = isinstance(network, SegmenterConfig) and network.init == "classifier"
+        if network.trained != "all" and not starts_from_classifier and weights.origin(name) == "none":
             yield (
                 f"{name}.trained is {network.trained} but weights.{name} is none: what is not trained would stay random"
             )
-
-
-def _a_classifiers_backbone_without_a_classifier(config: Config) -> Iterator[str]:
-    if config.supervision == "full" and config.segmenter.init == "classifier":
-        yield (
-            "segmenter.init is classifier but supervision is full, which trains no classifier; set "
-            "segmenter.init=pretrained or supervision=tags"
-        )
 
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:

@@ -33,13 +33,9 @@ class Optimizer(Section):
     bias_rate: Rate = 1.0
     """Further factor for biases; the released code has 2 (RELEASED_RECIPE, "Classifier")."""
     schedule: Schedule = "step"
-    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero."""
+    """`step`: x 0.1 at each of `step_epochs`; `poly`: (1 - t/T)^0.9; `cosine`: to zero."""
     step_epochs: tuple[int, ...] = ()
     """Epochs, from 0, at whose start the rate falls."""
-    step_factor: Rate = 0.1
-    """Factor at each of `step_epochs`."""
-    poly_power: Rate = 0.9
-    """Exponent of the polynomial schedule."""
     warm_up: Fraction = 0.0
     """Fraction of the steps over which the rate rises linearly from 0."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
@@ -55,7 +51,7 @@ class SegmenterOptimizer(Optimizer):
     bias_rate: Rate = 2.0
     """Further factor for biases."""
     schedule: Schedule = "poly"
-    """`step`: x `step_factor` at each of `step_epochs`; `poly`: (1 - t/T)^poly_power; `cosine`: to zero."""
+    """`step`, `poly` or `cosine`, as of `classifier.optimizer`."""
 
 
 class AffinityConfig(Section):
@@ -95,18 +91,37 @@ class EquivariantConfig(Section):
     """Share of the maps' values, those that differ most, that the term on refined maps is the mean of."""
 
 
-class ClassifierConfig(Section):
-    """The co-attention classifier and its training (section 3.1)."""
+class BackboneSection(Section):
+    """What all networks on a backbone share."""
 
-    backbone: BackboneName = "vgg16"
-    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): small, vgg16, resnet38, resnet50,
-    resnet101, vit_b_16, or timm/NAME, a convolutional network or vision transformer by timm's name."""
     channels: int = Field(default=96, gt=0, multiple_of=3)
-    """Width C of the backbone `small`; the others have their own."""
+    """Width of the backbone `small`; the others have their own."""
     stride: int | None = Field(default=None, gt=0)
     """Input pixels per feature position; None = the backbone's own: 8, of timm's convolutional networks 16, of a
     transformer its patches' side. `small` can have 4, resnet50 and resnet101 16, timm's convolutional networks mostly
     8, 16 and 32."""
+    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
+    """Strength of brightness, contrast, saturation and hue jitter; the released code's classifier has 0.3, 0.3, 0.3,
+    0.1 (RELEASED_RECIPE, "Classifier")."""
+
+
+class CropSection(BackboneSection):
+    """What networks share that learn from crops of images with a label mask each."""
+
+    crop: Positive = 321
+    """Side of a training crop, pixels."""
+    mirror: bool = True
+    """Mirror each training image with probability 1/2."""
+    optimizer: SegmenterOptimizer = SegmenterOptimizer()
+    """Update rule, rates and schedule."""
+
+
+class ClassifierConfig(BackboneSection):
+    """The co-attention classifier and its training (section 3.1)."""
+
+    backbone: BackboneName = "vgg16"
+    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): a name of `models/networks.py`, or
+    timm/NAME, a convolutional network or vision transformer by timm's name."""
     trained: Literal["all", "neck"] | Positive = "all"
     """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     standardize: bool = False
@@ -173,9 +188,6 @@ class ClassifierConfig(Section):
     keep_epoch: int | None = Field(default=None, ge=0)
     """The weights after this epoch, from 0, are used, and training ends there; None = the last. The released code has
     10 (RELEASED_RECIPE, "Classifier")."""
-    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
-    """Strength of brightness, contrast, saturation and hue jitter; the released code has 0.3, 0.3, 0.3, 0.1
-    (RELEASED_RECIPE, "Classifier")."""
     flip: bool = False
     """Mirror each image with probability 1/2."""
     shift: int = Field(default=0, ge=0)
@@ -213,20 +225,14 @@ class ClassifierConfig(Section):
             yield "classifier.attended is itself but classifier.attention is none, which attends to nothing"
 
 
-class SegmenterConfig(Section):
+class SegmenterConfig(CropSection):
     """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
 
     network: Annotated[str, AfterValidator(SEGMENTERS.choice())] = "largefov"
     """Head on the backbone: DeepLab-LargeFOV; DeepLab-V3, as torchvision has it, with group norm; or `skip`, a light
     decoder that sees a layer of stride 4, too, for small backbones of a coarse stride."""
     backbone: BackboneName = "resnet101"
-    """Features that the head reads: small, vgg16_largefov (DeepLab-LargeFOV's VGG-16, not the classifier's), resnet50,
-    resnet101, vit_b_16, or timm/NAME."""
-    channels: int = Field(default=96, gt=0, multiple_of=3)
-    """Width of the backbone `small`."""
-    stride: int | None = Field(default=None, gt=0)
-    """Input pixels per feature position, as of the classifier; None = the backbone's own. resnet50 and resnet101 can
-    have 16, too."""
+    """Features that the head reads, named as the classifier's; vgg16_largefov is DeepLab-LargeFOV's VGG-16."""
     trained: Literal["all", "head"] | Positive = "all"
     """What is trained: all; `head` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     init: Literal["pretrained", "classifier"] = "pretrained"
@@ -239,38 +245,24 @@ class SegmenterConfig(Section):
     dropout: Fraction = 0.0
     """Dropout after the hidden layers of largefov (0.5 in the VGG-16 version), behind the pyramid of deeplabv3 (0.5 in
     torchvision), before the last layer of skip."""
-    crop: Positive = 321
-    """Side of a training crop, pixels."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
     """Factors of the image's size, one drawn for each training image."""
-    mirror: bool = True
-    """Mirror each training image with probability 1/2."""
-    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
-    """Strength of brightness, contrast, saturation and hue jitter."""
     batch: Positive = 10
     """Images per step, over all workers."""
     steps: Positive = 16000
     """Updates."""
-    optimizer: SegmenterOptimizer = SegmenterOptimizer()
-    """Update rule, rates and schedule."""
 
 
-class AffinityNetConfig(Section):
+class AffinityNetConfig(CropSection):
     """Affinities between neighboring positions, learnt from the confident labels of localization maps, for
     `pseudo_masks.background=affinity`."""
 
     kind: Literal["boundaries", "features"] = "features"
     """What tells two positions apart: the distance of `features` (AffinityNet), or `boundaries` between them (IRN)."""
     backbone: BackboneName = "resnet50"
-    """Its levels and features are read: a name as of `classifier.backbone` or `segmenter.backbone`."""
-    channels: int = Field(default=96, gt=0, multiple_of=3)
-    """Width of the backbone `small`."""
-    stride: int | None = Field(default=None, gt=0)
-    """Input pixels per position of the backbone's features; None = its own."""
+    """Its levels and features are read; named as the classifier's."""
     trained: Literal["all", "head"] | Positive = "head"
     """What is trained: all; `head` = the layers on the backbone alone, as in IRN; N = its last N stages, too."""
-    init: Literal["pretrained", "classifier"] = "pretrained"
-    """Start from `weights.backbone`, or from the trained classifier's backbone (same backbone and width)."""
     width: int = Field(default=32, gt=0, multiple_of=4)
     """Channels that each level is reduced to."""
     embedding: Positive = 64
@@ -285,20 +277,12 @@ class AffinityNetConfig(Section):
     """Of the confident labels: background score that background has to win with; pixels between both teach nothing."""
     crf: PseudoMasksCrf = PseudoMasksCrf()
     """The CRF that moves the edges of confident labels."""
-    crop: Positive = 321
-    """Side of a training crop, pixels."""
     scales: tuple[Rate, ...] = (0.7, 0.85, 1.0, 1.15, 1.3)
     """Factors of the image's size, one drawn for each training image."""
-    mirror: bool = True
-    """Mirror each training image with probability 1/2."""
-    color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
-    """Strength of brightness, contrast, saturation and hue jitter."""
     batch: Positive = 16
     """Images per step, over all workers."""
     steps: Positive = 2000
     """Updates."""
-    optimizer: SegmenterOptimizer = SegmenterOptimizer()
-    """Update rule, rates and schedule."""
 
     def problems(self) -> Iterator[str]:
         """A threshold for certain background above the one for background."""

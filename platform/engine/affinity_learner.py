@@ -15,7 +15,7 @@ from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
 from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.build import freeze
-from mcis.platform.networks.pretrained import start_backbone
+from mcis.platform.networks.pretrained import load_backbone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class AffinityLearner(CropLearner):
 
     def model(self) -> AffinityNet:
         model = build_affinity_net(self.config)
-        start_backbone("affinity_net", model.backbone, self.backbone, self.pretrained)
+        if self.pretrained:
+            load_backbone("affinity_net", model.backbone, self.pretrained)
         freeze(model, self.config)
         return model
 

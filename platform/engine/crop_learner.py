@@ -1,6 +1,6 @@
 """What trainings on crops of images and label masks share: the schedule, the crops, and where the backbone starts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,7 @@ class CropLearner:
     Attributes:
         image_ids, uris: of the training images.
         masks: table of their label masks.
-        backbone: the weights that the backbone starts from, or None.
-        pretrained: file of the backbone's pretrained weights, used where `backbone` is None. Without either the
-            backbone is trained from scratch.
+        pretrained: file of the backbone's pretrained weights; None = it is trained from scratch.
         max_side: longest side at which images are read, pixels, and their masks were made; None = as they are.
     """
 
@@ -35,7 +33,6 @@ class CropLearner:
     image_ids: Sequence[str]
     uris: Sequence[str]
     masks: Shards
-    backbone: Mapping[str, Tensor] | None
     pretrained: Path | None
     max_side: int | None = None
     hashes: Sequence[str] | None = None

@@ -15,10 +15,10 @@ def learning_rate_factor(optimizer: Optimizer, step: int, *, steps: int, epoch: 
     if optimizer.warm_up and done < optimizer.warm_up:
         return min(1.0, (step + 1) / max(1.0, optimizer.warm_up * steps))
     if optimizer.schedule == "step":
-        return float(optimizer.step_factor ** sum(epoch >= e for e in optimizer.step_epochs))
+        return float(0.1 ** sum(epoch >= e for e in optimizer.step_epochs))
     rest = (done - optimizer.warm_up) / (1 - optimizer.warm_up) if optimizer.warm_up < 1 else 1.0
     if optimizer.schedule == "poly":
-        return float((1 - rest) ** optimizer.poly_power)
+        return float((1 - rest) ** 0.9)
     return 0.5 * (1 + math.cos(math.pi * rest))
 
 

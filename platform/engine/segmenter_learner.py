@@ -1,5 +1,6 @@
 """The segmentation network as a training sees it: crops of images and pseudo masks, and the loss of their pixels."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
 from mcis.platform.networks.build import freeze
-from mcis.platform.networks.pretrained import start_backbone
+from mcis.platform.networks.pretrained import load_backbone
 from mcis.platform.networks.segmenter import build_segmenter
 
 
@@ -25,15 +26,20 @@ class SegmenterLearner(CropLearner):
 
     Attributes:
         classes: K.
+        backbone: the weights that the backbone starts from in place of `pretrained`, or None.
     """
 
     config: SegmenterConfig
     classes: int
+    backbone: Mapping[str, Tensor] | None = None
 
     def model(self) -> nn.Module:
         model = build_segmenter(self.config, self.classes)
         assert isinstance(model.backbone, Backbone)
-        start_backbone("segmenter", model.backbone, self.backbone, self.pretrained)
+        if self.backbone is not None:
+            model.backbone.load_state_dict(self.backbone)
+        elif self.pretrained:
+            load_backbone("segmenter", model.backbone, self.pretrained)
         freeze(model, self.config)
         return model
 

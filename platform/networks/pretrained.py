@@ -4,11 +4,8 @@ torch's own downloader fetches torchvision's weights and checks their hash; timm
 """
 
 import urllib.error
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
-
-from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.copies import fetched, is_there, place_of, send
@@ -32,10 +29,9 @@ def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
 
 def later_weights(config: Config, network: Literal["segmenter", "affinity_net"], workspace: Workspace) -> Path | None:
     """The pretrained weights that a network behind the classifier starts from; None: from the classifier's backbone."""
-    section = getattr(config, network)
-    if section.init == "classifier":
+    if network == "segmenter" and config.segmenter.init == "classifier":
         return None
-    return backbone_weights(config.weights.origin(network), section.backbone, workspace)
+    return backbone_weights(config.weights.origin(network), getattr(config, network).backbone, workspace)
 
 
 def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], backbone: Backbone, path: Path) -> None:
@@ -47,27 +43,6 @@ def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], b
     weights_key = "weights.backbone" if network == "classifier" else f"weights.{network}"
     with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
         load_pretrained(backbone, fetched(path))
-
-
-def start_backbone(
-    network: Literal["segmenter", "affinity_net"],
-    backbone: Backbone,
-    state: Mapping[str, Tensor] | None,
-    pretrained: Path | None,
-) -> None:
-    """Gives the backbone of a network behind the classifier the weights that it starts from.
-
-    Args:
-        state: those of a trained backbone, or None.
-        pretrained: file of pretrained weights, used where there is no `state`; without either it stays random.
-
-    Raises:
-        UserError: they do not fit.
-    """
-    if state is not None:
-        backbone.load_state_dict(state)
-    elif pretrained:
-        load_backbone(network, backbone, pretrained)
 
 
 def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:

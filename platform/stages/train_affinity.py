@@ -3,7 +3,6 @@
 It takes part where `pseudo_masks.background` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +22,7 @@ from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.affinities import build_affinity_net
-from mcis.platform.networks.build import build_backbone, freeze, load_classifier
+from mcis.platform.networks.build import build_backbone, freeze
 from mcis.platform.networks.masks import tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.outputs.read_index import split_rows
@@ -127,10 +126,6 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLea
     c = config.affinity_net
     with torch.device("meta"):
         layout = build_affinity_net(c).layout
-    backbone: Mapping[str, torch.Tensor] | None = None
-    if c.init == "classifier":
-        classifier = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
-        backbone = classifier.backbone.state_dict()
     return AffinityLearner(
         config=c,
         seed=config.seed,
@@ -139,7 +134,6 @@ def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLea
         uris=Texts(rows["uri"]),
         hashes=Texts(rows["content_hash"]),
         masks=Shards(context.part / "labels", ["mask"]),
-        backbone=backbone,
         pretrained=later_weights(config, "affinity_net", context.workspace),
         max_side=config.data.max_side,
     )

@@ -337,7 +337,6 @@ def test_an_affinity_network_weighs_images_whatever_the_workers_and_micro_batche
         image_ids=ids,
         uris=here.learner.images.uris,
         masks=Shards(tmp_path / "masks"),
-        backbone=None,
         pretrained=None,
     )
     weights, terms = plain_loop(learner)
