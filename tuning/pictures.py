@@ -8,10 +8,11 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from mcis.tuning.figures import COLUMNS, Figures, reached
-from mcis.tuning.found import Found
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from mcis.tuning.search_trials import Found
 
 
 def related_images_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
@@ -92,7 +93,7 @@ def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def search_picture(found: Found, axes: Sequence[str], path: Path, title: str, objective: str) -> None:
+def search_picture(found: "Found", axes: Sequence[str], path: Path, title: str, objective: str) -> None:
     """The objective by trial with the best so far, and by the value of each axis; a line where the default lies."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,31 +1,91 @@
-"""What a search tries and what it maximizes, however its values are drawn: configurations over axes, and a score."""
+"""What a search tries and what it maximizes: keys of the configuration, ranges of their values, and a score."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-import pyarrow as pa
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
-from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.engine.runtime import check_cpus, ray_session
 from mcis.platform.outputs.read_index import of_split
-from mcis.platform.runs.bookkeeping import recorded
-from mcis.platform.runs.files import fingerprint, write_text
+from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
-from mcis.tuning.axes import ends
 from mcis.tuning.cases import trial_values
-from mcis.tuning.trials import Common, Trial, miou_of, short_names
+from mcis.tuning.trials import Trial, short_names
 
-if TYPE_CHECKING:
-    from optuna.distributions import BaseDistribution
+_FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
+_EXAMPLE = "write for example --axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)'"
+_FORMS = "uniform(low,high), loguniform(low,high), integer(low,high), logint(low,high) or choice(a,b,...)"
+_NAMES_DATA = ("setting", "recipe", "data.")
+"""Keys of what trials of one search have in common begin so."""
+
+
+def parse_axes(texts: Sequence[str]) -> dict[str, BaseDistribution]:
+    """`KEY=FORM(...)` texts -> Optuna's distributions by dotted key; ends of ranges are included.
+
+    Raises:
+        UserError: no text, or one of another form.
+    """
+    if not texts:
+        raise UserError("no --axis", "at least one KEY and its range", _EXAMPLE)
+    axes: dict[str, BaseDistribution] = {}
+    for text in texts:
+        match = _FORM.fullmatch(text)
+        if not match:
+            raise UserError(f"--axis {text}", f"KEY={_FORMS}", _EXAMPLE)
+        key, form, inside = match.groups()
+        if key in axes:
+            raise UserError(f"two --axis {key}", "one range for a key", "leave one of them out")
+        axes[key] = _distribution(text, form, [_value(item) for item in inside.split(",")])
+    return axes
+
+
+def _value(text: str) -> Any:
+    """As the value of `--set`: JSON where it is that, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.strip()
+
+
+def _distribution(text: str, form: str, values: list[Any]) -> BaseDistribution:
+    if form == "choice":
+        if len(values) < 2 or len({str(value) for value in values}) < len(values) or "" in values:
+            raise UserError(f"--axis {text}", "two or more different values", "name them between commas")
+        return CategoricalDistribution(values)
+    if form not in ("uniform", "loguniform", "integer", "logint"):
+        raise UserError(f"--axis {text}", _FORMS, _EXAMPLE)
+    whole, logarithmic = form in ("integer", "logint"), form.startswith("log")
+    numbers = [value for value in values if type(value) is int or (type(value) is float and not whole)]
+    if len(numbers) != 2 or len(values) != 2 or not all(math.isfinite(number) for number in numbers):
+        raise UserError(f"--axis {text}", f"two {'whole ' if whole else ''}numbers", "name the lower and the upper end")
+    low, high = numbers
+    if low >= high or (logarithmic and low <= 0):
+        above = " above 0" if logarithmic else ""
+        raise UserError(f"--axis {text}", f"a lower end{above} that is less than the upper one", "correct the ends")
+    kind: Any = IntDistribution if whole else FloatDistribution
+    return kind(low, high, log=logarithmic)
+
+
+def _examples(axis: BaseDistribution) -> list[Any]:
+    """Values that show whether a key takes what lies on its axis: all choices, or both ends of a range.
+
+    Of a range of numbers that are not whole ones, also such a number between.
+    """
+    if isinstance(axis, CategoricalDistribution):
+        return list(axis.choices)
+    assert isinstance(axis, FloatDistribution | IntDistribution)
+    between = [] if isinstance(axis, IntDistribution) else [axis.low + (axis.high - axis.low) * 0.6180339887]
+    return [axis.low, axis.high, *between]
 
 
 class Objective(NamedTuple):
@@ -45,16 +105,19 @@ class Objective(NamedTuple):
     def value(self, val_map: float | None, scores: Sequence[Score]) -> float:
         """What is maximized, percent, of a trial that ran to its end.
 
+        Maps of a single round are scored beside those of related images, which come last and count.
+
         Args:
             val_map: the classifier's mean average precision on val images, percent, or None.
 
         Raises:
             UserError: the trial has no such score.
         """
-        value = val_map if self.what is None else miou_of(scores, self.what, crf=self.crf)
-        if value is None or value != value:
+        values = [score.miou for score in scores if score.what == self.what and self.crf in (None, score.crf)]
+        value = val_map if self.what is None else values[-1] if values else None
+        if value is None or math.isnan(value):
             raise UserError(f"no figure of: {self.about}", "one", "see the trial's report")
-        return float(value)
+        return value
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -64,27 +127,31 @@ OBJECTIVES: Mapping[str, Objective] = {
     "segmentation": Objective("mIoU % of the segmentation", "evaluate", "segmentation", False),
     "segmentation-crf": Objective("mIoU % of the segmentation after the CRF", "evaluate", "segmentation", True),
 }
-_NAMES_DATA = ("setting", "recipe", "data.")
-"""Keys of what trials of one search have in common begin so."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchSpace:
-    """What a search tries and what it maximizes.
+class Search:
+    """A search before it runs; its trials are the runs NAME-t000, NAME-t001 ...
 
     Attributes:
         name: of its run; the names of its trials begin with it.
         resolved: the configuration that all trials share.
-        axes: Optuna's distributions by dotted key (`axes.parse_axes`).
+        axes: Optuna's distributions by dotted key (`parse_axes`).
         objective: one of OBJECTIVES.
+        trials: how many end, at most, those of earlier calls included.
+        minutes: after which no trial goes on; None = without end.
+        halving: of the trials that reach validation 1, 3, 9, ... (for 3) one in so many goes on; 0 = all.
         parallel: trials at a time.
     """
 
     name: str
     resolved: Resolved
     workspace: Workspace
-    axes: "Mapping[str, BaseDistribution]"
+    axes: Mapping[str, BaseDistribution]
     objective: str = "maps"
+    trials: int = 30
+    minutes: float | None = None
+    halving: int = 3
     parallel: int = 1
     verbose: bool = False
 
@@ -106,134 +173,87 @@ class SearchSpace:
 
     def about(self) -> Values:
         """What it is, in plain values, for its file."""
+        config = self.resolved.config
         return {
-            "setting": self.resolved.config.setting,
-            "recipe": self.resolved.config.recipe,
+            "setting": config.setting,
+            "recipe": config.recipe,
             "changed": self.resolved.changed(),
             "objective": self.goal.about,
             "axes": {key: repr(axis) for key, axis in self.axes.items()},
+            "halving": self.halving,
         }
 
-    def identity_with(self, *how: object) -> str:
-        """Fingerprint of what is searched, and how."""
-        axes = {key: repr(axis) for key, axis in self.axes.items()}
-        config = self.resolved.config
-        return fingerprint(
-            self.name, axes, self.objective, *how, self.resolved.changed(), config.recipe, config.setting
-        )
+    def identity(self) -> str:
+        """Fingerprint of what may not change when the search goes on."""
+        return fingerprint(self.name, self.about())
 
-    def common(self, parent: str) -> Common:
-        """What its trials share, `parent` being its MLflow run."""
-        recipe, workspace = self.resolved.config.recipe, str(self.workspace.root)
-        return Common(recipe=recipe, workspace=workspace, study=self.name, parent=parent)
+    def trial_name(self, number: int) -> str:
+        """The name of a trial's run."""
+        return f"{self.name}-t{number:03d}"
 
-    def trial(self, name: str, values: Values, varied: Values | None = None) -> Trial:
-        """One of its trials.
-
-        Args:
-            values: what its configuration changes, by dotted key; those of the axes among them.
-            varied: what tells it from the others beside the values of the axes, by short names.
-        """
+    def trial(self, number: int, values: Values) -> Trial:
+        """A trial with these values of the axes."""
         config, changed = self.resolved.config, trial_values(self.resolved, values)
         with contextlib.suppress(UserError):  # of values that contradict each other, which the trial says
             changed = resolve(config.setting, config.recipe, changed).changed()  # paths are this process's
-        of_axes = {short: values[key] for key, short in short_names(list(self.axes)).items()}
-        return Trial(name, config.setting, changed, self.goal.until, {**(varied or {}), **of_axes})
+        varied = {short: values[key] for key, short in short_names(list(self.axes)).items()}
+        return Trial(self.trial_name(number), config.setting, changed, self.goal.until, varied)
 
 
-def check_space(space: SearchSpace) -> None:
+def check_search(search: Search) -> None:
     """Finds what cannot be searched, before the first trial.
 
     Raises:
         UserError: an unknown objective, or one that the data have no score of, or of the images that are reported; keys
             or ends of an axis that the configuration does not take; what would end every trial.
     """
-    if space.objective not in OBJECTIVES:
-        raise UserError(f"--objective {space.objective}", f"one of {', '.join(OBJECTIVES)}", "choose one of them")
-    config, goal = space.resolved.config, space.goal
-    if goal.what == "segmentation" and config.predict.split != "train":
-        raise UserError(
-            f"--objective {space.objective} with predict.split={config.predict.split}: what is chosen by the images "
-            "whose score is reported makes that score too high",
-            "an objective of other images: val_map, maps or masks; or the segmentation of the split train",
-            "choose another objective, or --set predict.split=train",
-        )
-    told = sorted(key for key in space.axes if space.resolved.origins.get(key) == "--set")
+    if search.objective not in OBJECTIVES:
+        raise UserError(f"--objective {search.objective}", f"one of {', '.join(OBJECTIVES)}", "choose one of them")
+    config = search.resolved.config
+    told = sorted(key for key in search.axes if search.resolved.origins.get(key) == "--set")
     if told:
         raise UserError(f"{' and '.join(told)} by --set and by --axis", "one of the two", "leave it out of --set")
-    shared = sorted(key for key in space.axes if key.startswith(_NAMES_DATA))
+    shared = sorted(key for key in search.axes if key.startswith(_NAMES_DATA))
     if shared:
         raise UserError(
             f"--axis {' and '.join(shared)}", "keys that trials of the same data may differ in", "run several searches"
         )
-    for key, axis in space.axes.items():
-        for value in ends(axis):
-            resolve(config.setting, config.recipe, trial_values(space.resolved, {key: value}))
+    for key, axis in search.axes.items():
+        for value in _examples(axis):
+            resolve(config.setting, config.recipe, trial_values(search.resolved, {key: value}))
+    _check_objective(search)
+    pipeline.check(config, search.workspace, search.name, until=search.goal.until)
+
+
+def _check_objective(search: Search) -> None:
+    """Finds why trials would have no figure of the objective, or one that may not choose."""
+    config, goal = search.resolved.config, search.goal
+    another = "choose another objective"
+    if goal.what == "segmentation" and config.predict.split != "train":
+        raise UserError(
+            f"--objective {search.objective} with predict.split={config.predict.split}: what is chosen by the images "
+            "whose score is reported makes that score too high",
+            "an objective of other images: val_map, maps or masks; or the segmentation of the split train",
+            f"{another}, or --set predict.split=train",
+        )
     if config.supervision == "full" and goal.until != "evaluate":
         raise UserError(
-            f"--objective {space.objective} with supervision=full, which trains no classifier",
+            f"--objective {search.objective} with supervision=full, which trains no classifier",
             "supervision=tags, or the objective segmentation",
-            "choose another objective",
+            another,
         )
-    images = listing(config).table
-    if goal.what is not None:
-        check_masks(images, "for the objective", "search by --objective val_map")
+    images = listing(config).table.select(["split", "mask_uri", "tags"])
+    masks = of_split(images, "train", tagged=True)["mask_uri"]
+    if goal.what is not None and masks.null_count == len(masks):
+        raise UserError(
+            "no training image has a ground-truth mask",
+            "masks of some training images, for the objective",
+            "name their folder, or search by --objective val_map",
+        )
     untaught = not config.classifier.val_every or config.weights.classifier is not None
-    if goal.what is None and (untaught or not len(of_split(images.select(["split", "tags"]), "val", tagged=True))):
+    if goal.what is None and (untaught or not len(of_split(images, "val", tagged=True))):
         raise UserError(
             "--objective val_map without a classifier that is trained and validated on tagged images of the split val",
             "val images with tags, classifier.val_every of at least 1, and no weights.classifier",
-            "choose another objective",
+            another,
         )
-    pipeline.check(config, space.workspace, space.name, until=goal.until)
-
-
-def check_masks(images: pa.Table, why: str, otherwise: str) -> None:
-    """Raises UserError where no tagged training image has a ground-truth mask, of which maps and masks are scored.
-
-    Args:
-        images: a listing.
-        why: they are needed.
-        otherwise: what can be done without them.
-    """
-    train = of_split(images.select(["split", "mask_uri", "tags"]), "train", tagged=True)["mask_uri"]
-    if train.null_count == len(train):
-        raise UserError(
-            "no training image has a ground-truth mask",
-            f"masks of some training images, {why}",
-            f"name their folder, or {otherwise}",
-        )
-
-
-@contextlib.contextmanager
-def running(space: SearchSpace, *, kind: str, identity: str) -> Iterator[Tracker]:
-    """Holds the search's name, connects Ray, and begins the MLflow run that the trials' runs become children of.
-
-    Args:
-        kind: of the search, in a tag.
-        identity: of the search; another one has another MLflow run.
-
-    Raises:
-        UserError: another process holds the name.
-    """
-    config = space.resolved.config
-    with (
-        recorded(space.workspace, space.name, whole=True, kind="study"),
-        ray_session(config.compute, shared=space.parallel > 1, verbose=space.verbose),
-    ):
-        if space.parallel > 1:
-            check_cpus(config.compute, config.compute.workers, space.parallel)
-        tracker = Tracker(space.workspace, space.name, identity=identity)
-        with tracker.running():
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": space.name, "study.kind": kind})
-            tracker.parameters({key: value for key, value in leaves(config) if key not in space.axes})
-            write_text(space.folder.config, experiment_text(config, space.resolved.origins))
-            yield tracker
-
-
-def write_best(space: SearchSpace, values: Values) -> None:
-    """Writes the configuration with the best values, by dotted key, which `mcis run --config` takes."""
-    config = space.resolved.config
-    best = resolve(config.setting, config.recipe, trial_values(space.resolved, values))
-    own = {key: f"search {space.name}" for key in values}
-    write_text(space.folder.best, experiment_text(best.config, space.resolved.origins | own))

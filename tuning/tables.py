@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 from math import isnan
 from statistics import mean, stdev
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
-from mcis.tuning.found import Found
 from mcis.tuning.trials import short_names
+
+if TYPE_CHECKING:
+    from mcis.tuning.search_trials import Found
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
 _BEST = 10
@@ -38,7 +41,7 @@ def cases_table(figures: Sequence[Figures], title: str) -> Table:
     return table
 
 
-def search_table(found: Found, objective: str, axes: Sequence[str]) -> Table:
+def search_table(found: "Found", objective: str, axes: Sequence[str]) -> Table:
     """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
     done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
     shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])

@@ -162,8 +162,8 @@ def search(
     with plain_errors(verbose):
         from mcis.datasets.errors import UserError
         from mcis.platform.runs.workspace import Workspace
-        from mcis.tuning.axes import parse_axes
-        from mcis.tuning.search import Search, run_search
+        from mcis.tuning.search import run_search
+        from mcis.tuning.search_space import Search, parse_axes
 
         if halving == 1:
             raise UserError("--halving 1", "2 or more, or 0 to let all trials go on", "leave it at 3")

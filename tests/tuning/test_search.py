@@ -2,7 +2,8 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow.fs as pafs
 import pytest
@@ -13,13 +14,15 @@ from mcis.datasets.storage import copies
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.axes import lies_on, parse_axes
-from mcis.tuning.found import Found
-from mcis.tuning.search import Search, run_search
-from mcis.tuning.search_space import check_space
-from mcis.tuning.search_store import Store
+from mcis.tuning.search import run_search
+from mcis.tuning.search_space import Search, check_search, parse_axes
+from mcis.tuning.search_trials import Found, SearchTrials
+from mcis.tuning.trials import Trial
 
-AXES = {"a": FloatDistribution(0.0, 1.0), "b": CategoricalDistribution([0, 1])}
+AXES = {
+    "classifier.optimizer.learning_rate": FloatDistribution(0.0, 1.0),
+    "localize.related": IntDistribution(0, 3),
+}
 TINY = (
     "classifier.epochs=3",
     "classifier.channels=24",
@@ -57,42 +60,47 @@ def test_other_axes_are_refused_with_an_example(text: str) -> None:
         parse_axes([text])
 
 
-def test_whether_a_configuration_lies_on_the_axes() -> None:
-    assert lies_on(AXES, {"a": 1.0, "b": 0, "c": None})
-    assert not lies_on(AXES, {"a": 1.5, "b": 0})
-    assert not lies_on(AXES, {"a": None, "b": 0})
-    assert not lies_on({"a": IntDistribution(0, 3)}, {"a": 0.5})
+def search(folder: Path, *, rate: float = 0.5, halving: int = 3, **more: Any) -> Search:
+    """A search whose configuration has this learning rate, and no related images."""
+    resolved = resolve("voc", "small", assignments=[f"classifier.optimizer.learning_rate={rate}", "localize.related=0"])
+    return Search(name="s", resolved=resolved, workspace=Workspace(folder), axes=AXES, halving=halving, **more)
 
 
-def store(folder: Path, *, identity: str = "same", halving: int = 3, first: dict[str, Any] | None = None) -> Store:
-    own = {"a": 0.5, "b": 1} if first is None else first
-    return Store(folder / "search.db", identity=identity, axes=AXES, first=own, seed=4, halving=halving, parallel=1)
+def begun(trials: SearchTrials) -> tuple[str, dict[str, Any]]:
+    """The name and the values of the next trial, which Ray Tune knows by how many this object was asked for before."""
+    asked = Trial(**trials.suggest(str(len(trials.numbers)))["trial"])
+    return asked.name, {key: asked.values.get(key, 0) for key in AXES}
 
 
 def height(values: dict[str, Any]) -> float:
-    return float(values["b"] - (values["a"] - 0.3) ** 2)
+    return float(values["localize.related"] - (values["classifier.optimizer.learning_rate"] - 0.3) ** 2)
 
 
-def searched(folder: Path, trials: int, *, killed: bool = False) -> Found:
+def searched(search: Search, trials: int, *, killed: bool = False) -> Found:
     """A search of `height`, which is killed in the middle of each trial, and behind it, where `killed` says so."""
-    opened = store(folder)
-    for _ in range(trials):
-        number, values = opened.ask()
-        opened.validated(number, 1, height(values))
+    opened = SearchTrials(search)
+    for number in range(trials):
+        name, values = begun(opened)
+        validation = {"validation": 1, "val_map": height(values)}
         if killed:
-            opened = store(folder)
-            assert opened.ask() == (number, values)
-            opened.validated(number, 1, height(values))
-        opened.done(number, height(values), None)
+            opened.on_trial_result("0", validation)
+            opened = SearchTrials(search)
+            assert begun(opened) == (name, values)
+        opened.on_trial_result("0" if killed else str(number), validation)
+        opened.on_trial_complete("0" if killed else str(number), {"objective": height(values), "val_map": 1.0})
         if killed:
-            opened = store(folder)
+            opened = SearchTrials(search)
     return opened.found()
 
 
+def results(found: Found) -> list[tuple[int, dict[str, Any], float | None]]:
+    return [(tried.number, tried.values, tried.objective) for tried in found.tried]
+
+
 def test_the_first_trial_is_the_configuration_as_it_is_and_the_best_is_better(tmp_path: Path) -> None:
-    found = searched(tmp_path, 30)
+    found = searched(search(tmp_path), 30)
     assert found.default
-    assert (found.default.number, found.default.values) == (0, {"a": 0.5, "b": 1})
+    assert (found.default.number, found.default.values) == (0, {**dict.fromkeys(AXES, 0.5), "localize.related": 0})
     assert found.best
     assert height(found.best.values) == found.best.objective
     assert found.best.objective > height(found.default.values)
@@ -102,18 +110,15 @@ def test_the_first_trial_is_the_configuration_as_it_is_and_the_best_is_better(tm
 
 
 def test_a_configuration_beside_the_axes_is_no_trial(tmp_path: Path) -> None:
-    opened = store(tmp_path, first={"a": 2.0, "b": 1})
-    assert opened.ask()[1]["a"] <= 1
-    assert opened.found().default is None
+    found = searched(search(tmp_path, rate=2.0), 1)
+    assert found.tried[0].values["classifier.optimizer.learning_rate"] <= 1
+    assert found.default is None
 
 
 def test_a_search_that_is_killed_again_and_again_ends_as_it_would_have(tmp_path: Path) -> None:
-    for name in ("whole", "killed"):
-        (tmp_path / name).mkdir()
-    whole, killed = (searched(tmp_path / name, 14, killed=name == "killed") for name in ("whole", "killed"))
-    assert [(tried.number, tried.values, tried.objective) for tried in whole.tried] == [
-        (tried.number, tried.values, tried.objective) for tried in killed.tried
-    ]
+    whole, killed = (searched(search(tmp_path / name), 12, killed=name == "killed") for name in ("whole", "killed"))
+    assert results(whole) == results(killed)
+    assert [tried.number for tried in whole.tried] == list(range(12))
 
 
 @pytest.mark.slow
@@ -121,70 +126,65 @@ def test_a_search_whose_workspace_lies_in_a_bucket_goes_on_on_another_machine(
     bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whose disk is another: each of the machines is lost in the middle of a trial."""
-    (tmp_path / "whole").mkdir()
-    whole = searched(tmp_path / "whole", 13)
+    whole = searched(search(tmp_path / "whole"), 13)
     uri = f"s3://{bucket.base_path.strip('/')}/work"
     for machine in range(3):
         monkeypatch.setenv(copies.PLACE, str(tmp_path / f"machine{machine}"))
-        folder = Workspace(copies.place_of(uri)).run("wide").path
-        found = searched(folder, 4)
-        begun = store(folder).ask()
-    assert store(folder).ask() == begun, "on the same machine, too"
-    found = searched(folder, 1)
-    assert [(tried.number, tried.values, tried.objective) for tried in found.tried] == [
-        (tried.number, tried.values, tried.objective) for tried in whole.tried
-    ]
-    Workspace(copies.place_of(uri))
-    assert searched(folder, 0) == found, "what other commands fetch is the same"
-    with pytest.raises(UserError, match="of a search with other axes"):
-        store(folder, identity="other")
+        there = search(copies.place_of(uri))
+        searched(there, 4)
+        left = begun(SearchTrials(there))
+    assert begun(SearchTrials(there)) == left, "on the same machine, too"
+    found = searched(there, 1)
+    assert results(found) == results(whole)
+    assert SearchTrials(search(copies.place_of(uri))).found() == found, "what other commands fetch is the same"
 
 
 def test_trials_that_were_interrupted_go_on_first_under_their_numbers(tmp_path: Path) -> None:
-    opened = store(tmp_path)
-    opened.done(opened.ask()[0], 1.0, None)
-    begun = [opened.ask() for _ in range(2)]
-    again = store(tmp_path)
+    searched(search(tmp_path), 1)
+    opened = SearchTrials(search(tmp_path))
+    names = [begun(opened) for _ in range(2)]
+    again = SearchTrials(search(tmp_path))
     assert len(again.found().tried) == 1
-    assert [again.ask() for _ in range(2)] == begun
-    assert again.ask()[0] == 3
+    assert [begun(again) for _ in range(2)] == names
+    assert begun(again)[0] == "s-t003"
 
 
-def test_halving_lets_one_in_three_go_on_and_keeps_where_the_others_stood(tmp_path: Path) -> None:
-    opened = store(tmp_path)
-    stopped = []
-    for position, precision in enumerate((50.0, 60.0, 70.0, 40.0, 80.0, 65.0)):
-        number, _ = opened.ask()
-        assert number == position
-        if opened.validated(number, 1, precision):
-            stopped.append(precision)
-            opened.stopped(number, 1.0, precision)
-        else:
-            opened.done(number, precision, precision)
-            opened = store(tmp_path)  # what the others reached is not forgotten
-    assert stopped == [40.0, 65.0]
+def test_halving_lets_one_in_three_go_on_and_remembers_those_of_earlier_calls(tmp_path: Path) -> None:
+    going_on = []
+    for precision in (50.0, 60.0, 70.0, 40.0, 80.0, 65.0):
+        opened = SearchTrials(search(tmp_path))
+        scheduler, trial, controller = opened.scheduler(), SimpleNamespace(trial_id="0"), cast("Any", None)
+        begun(opened)
+        result = {"validation": 1, "val_map": precision, "epoch": 1.0}
+        scheduler.on_trial_add(controller, cast("Any", trial))
+        going_on.append(scheduler.on_trial_result(controller, cast("Any", trial), result) == "CONTINUE")
+        if going_on[-1]:
+            opened.on_trial_result("0", result)
+            result = {"objective": precision, "val_map": precision}
+        opened.on_trial_complete("0", result)
+    assert going_on == [True, True, True, False, True, False]
     found = opened.found()
-    assert found.counts() == {"done": 4, "stopped": 2, "failed": 0}
+    assert found.counts() == "4 done, 2 stopped, 0 failed"
     assert [(t.state, t.val_map, t.epoch, t.objective) for t in found.tried][3] == ("stopped", 40.0, 1.0, None)
 
 
-def test_without_halving_all_go_on_and_failures_have_their_cause(tmp_path: Path) -> None:
-    opened = store(tmp_path, halving=0)
-    for precision in (80.0, 10.0, 5.0):
-        number, _ = opened.ask()
-        assert not opened.validated(number, 1, precision)
-        opened.failed(number, "a loss that is not finite")
-    assert {tried.cause for tried in opened.found().tried} == {"a loss that is not finite"}
+def test_failures_have_their_cause(tmp_path: Path) -> None:
+    opened = SearchTrials(search(tmp_path))
+    begun(opened)
+    opened.on_trial_complete("0", error=True)
+    opened.failed(0, "a loss that is not finite")
+    [tried] = SearchTrials(search(tmp_path)).found().tried
+    assert (tried.state, tried.cause) == ("failed", "a loss that is not finite")
     assert opened.found().best is None
 
 
 def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
-    store(tmp_path)
+    SearchTrials(search(tmp_path))
     with pytest.raises(UserError, match="other axes"):
-        store(tmp_path, identity="other")
-    (tmp_path / "search.db").write_bytes(b"no database" * 1000)
+        SearchTrials(search(tmp_path, objective="masks"))
+    search(tmp_path).folder.search.write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match="cannot be used"):
-        store(tmp_path)
+        SearchTrials(search(tmp_path))
 
 
 def drawn(root: Path, train: int = 16, val: int = 4) -> dict[str, str]:
@@ -219,7 +219,7 @@ def test_what_cannot_be_searched_is_refused_before_the_first_trial(
     resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
     workspace = Workspace(tmp_path / "w")
     with pytest.raises(UserError, match=found):
-        check_space(
+        check_search(
             Search(name="s", resolved=resolved, workspace=workspace, axes=parse_axes(axes), objective=objective)
         )
     assert not list((tmp_path / "w" / "runs").iterdir())
@@ -236,12 +236,11 @@ def test_a_search_on_ray_tune_stops_what_what_lags_and_goes_on_where_it_ended(ra
     common: dict[str, Any] = {"name": "wide", "resolved": resolved, "workspace": workspace, "axes": axes, "halving": 2}
     first = run_search(Search(**common, trials=4))
     assert len(first.tried) == 4
-    assert first.counts()["done"] >= 1
+    assert first.best
     found = run_search(Search(**common, trials=8))
     assert [tried.values for tried in found.tried][:4] == [tried.values for tried in first.tried]
     assert len(found.tried) == 8
-    assert found.counts()["stopped"] >= 1
-    assert found.counts()["failed"] == 0
+    assert {tried.state for tried in found.tried} == {"done", "stopped"}
     folder = workspace.run("wide")
     again = resolve(file=folder.best)
     assert found.best
