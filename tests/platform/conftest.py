@@ -1,13 +1,284 @@
-"""What the tests of pages share: a parser that checks what holds for every page."""
+"""What the platform's tests share: a run of the small pipeline, runs made at will, and a parser that checks pages."""
 
+import dataclasses
+import functools
 import re
+import shutil
+import zlib
 from base64 import b64decode
+from collections.abc import Callable, Sequence
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
+
+from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
+from mcis.datasets.synthetic import devkit as synthetic
+from mcis.datasets.tables.shards import Shards
+from mcis.models.counts import MASK_PARTS
+from mcis.platform import pipeline
+from mcis.platform.config.experiment import experiment_text
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.segmenter import build_segmenter
+from mcis.platform.outputs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
+from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_table, write_json, write_table, write_text
+from mcis.platform.runs.results import IndexResult, write_result
+from mcis.platform.runs.scores import CURVES, SCORES
+from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages.evaluation.scoring import Scorer
+from mcis.platform.stages.evaluation.segmentation import ScoreVal
+
+TINY = (
+    "classifier.epochs=2",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "localize.related=3",
+    "segmenter.channels=24",
+    "segmenter.steps=6",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.smallest=0",
+    "report.panels=4",
+    "compute.shard_rows=8",
+    "compute.threads=1",
+)
+LOCALIZABLE = (
+    "classifier.epochs=4",
+    "classifier.channels=24",
+    "localize.related=3",
+    "classifier.head=own",  # a layer of its own for co-attentive features, so that a mistaken one shows
+    "segmenter.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "localize.extra_scales=[0.5]",
+    "compute.shard_rows=4",
+    "compute.threads=1",
+)
+
+
+class Small:
+    """Recipe `small` in seconds, on a drawn devkit of 24 training and 6 val images of three classes.
+
+    Attributes:
+        root: the devkit.
+        workspace: of all runs.
+    """
+
+    def __init__(self, root: Path, workspace: Workspace) -> None:
+        self.root, self.workspace = root, workspace
+
+    @functools.cached_property
+    def first(self) -> pipeline.RunResult:
+        """The whole pipeline as run `first`: outputs of all stages, scores, a report; once a session."""
+        return self.run("first")
+
+    def draw(self, folder: Path, val: int = 6) -> Path:
+        """Draws the devkit once more, to be changed."""
+        synthetic.draw(folder / "VOC2012", train=24, val=val, size=64, classes=3)
+        return folder / "VOC2012"
+
+    def settings(self, *assignments: str, root: Path | None = None, recipe: str = "small") -> Resolved:
+        """The configuration with `key=value` texts more, of this devkit or another one."""
+        root = root or self.root
+        options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+        return resolve("voc", recipe, options, [*(TINY if recipe == "small" else ()), *assignments])
+
+    def run(self, name: str, *assignments: str, root: Path | None = None, **options: Any) -> pipeline.RunResult:
+        """Runs the pipeline with `settings`; `options` are those of `pipeline.run`."""
+        return pipeline.run(self.settings(*assignments, root=root), self.workspace, name, **options)
+
+
+@pytest.fixture(scope="session")
+def small(ray_local: None, mlflow_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Small:
+    """The small pipeline, its devkit and its workspace, for the whole session."""
+    workspace = Workspace(tmp_path_factory.mktemp("workspace"))
+    shutil.copy(mlflow_store, workspace.tracking_store)
+    made = Small(tmp_path_factory.mktemp("small") / "VOC2012", workspace)
+    made.draw(made.root.parent)
+    return made
+
+
+@dataclasses.dataclass(frozen=True)
+class Localizable:
+    """A small data set with a briefly trained classifier, on which the stage `localize` is run.
+
+    Attributes:
+        root: the devkit.
+        context: of a run that has come to its classifier.
+    """
+
+    root: Path
+    context: RunContext
+
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The classifier's weights."""
+        return dict(torch.load(self.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"])
+
+    def config(self, *assignments: str) -> Config:
+        """The configuration with `key=value` texts more."""
+        options = {"data.voc": str(self.root), "data.classes": str(self.root / "classes.txt")}
+        return resolve("voc", "small", options, [*LOCALIZABLE, *assignments]).config
+
+    def into(self, part: Path) -> RunContext:
+        """The context of the stage, which writes into `part`."""
+        part.mkdir(parents=True, exist_ok=True)
+        return dataclasses.replace(self.context, part=part)
+
+    def with_index(self, folder: Path, change: Callable[[int], dict[str, Any]]) -> "Localizable":
+        """The same with another index: `change` gives the values that a row, by its number, has in place of its own."""
+        index = self.context.inputs["index"]
+        table = read_table(index / "index.parquet")
+        rows = [row | change(number) for number, row in enumerate(table.to_pylist())]
+        write_table(folder / "index.parquet", pa.Table.from_pylist(rows, schema=table.schema))
+        shutil.copy(index / "summary.json", folder)
+        return self._reading("index", folder)
+
+    def classified(self, config: Config, folder: Path, **changes: torch.Tensor) -> "Localizable":
+        """The same with the classifier of a configuration, of the trained weights that it has, or with some changed."""
+        model, state = build_classifier(config.classifier, len(self.context.classes)), self.state | changes
+        model.load_state_dict({name: state[name] for name in model.state_dict()})
+        save_weights(model, folder / WEIGHTS, {})
+        return self._reading("train_classifier", folder)
+
+    def _reading(self, stage: str, folder: Path) -> "Localizable":
+        inputs = {**self.context.inputs, stage: folder}
+        return Localizable(self.root, dataclasses.replace(self.context, inputs=inputs))
+
+
+@pytest.fixture(scope="session")
+def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Localizable:
+    """A run of 30 drawn images of four classes that has come to its classifier."""
+    folder = tmp_path_factory.mktemp("localize")
+    root = folder / "VOC2012"
+    synthetic.draw(root, train=30, val=4, size=64, classes=4)
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    resolved = resolve("voc", "small", options, LOCALIZABLE)
+    run = pipeline.run(resolved, Workspace(folder / "workspace"), "run", until="train_classifier")
+    return Localizable(root, run.context)
+
+
+@pytest.fixture(scope="session")
+def scored() -> Callable[..., Path]:
+    """Makes a run with predictions and pseudo masks of drawn images that were scored; returns its folder.
+
+    The masks are the truth with errors that depend on the run's name and seed; `error` is their share of the pixels.
+    Images are drawn into `data` once, by their numbers, and of each split all runs have the same ones.
+    """
+
+    def make(
+        workspace: Path,
+        name: str,
+        *assignments: str,
+        data: Path,
+        classes: Sequence[str] = ("cat", "dog"),
+        images: int = 8,
+        split: str = "val",
+        error: float = 0.2,
+        truths: int = 0,
+        recipe: str = "small",
+    ) -> Path:
+        opened, resolved = Workspace(workspace), resolve("voc", recipe, assignments=assignments)
+        rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
+        outputs = {s: opened.output(s, name) for s in ("index", "pseudo_masks", "predict", "evaluate")}
+        data.mkdir(parents=True, exist_ok=True)
+        tables: dict[str, list[dict[str, object]]] = {"index": [], "predictions": [], "masks": []}
+        counted = CountsTable()
+        for number in range(images):
+            drawn, tag, image_id = np.random.default_rng([truths, number]), number % len(classes), f"{split}{number}"
+            truth = np.zeros((40, 56), np.uint8)
+            top, left = drawn.integers(0, 20, 2)
+            truth[top : top + 20, left : left + 30] = 1 + tag
+            truth[:, -3:] = 255
+            mask, photo = (data / f"{truths}-{image_id}.{end}" for end in ("png", "jpg"))
+            if not mask.exists():
+                mask.write_bytes(encode_labels(truth))
+                Image.fromarray(drawn.integers(0, 256, (*truth.shape, 3), np.uint8)).save(photo)
+            labels = np.where(truth == 255, 0, truth)
+            wrong = rng.random((3, *truth.shape)) < error * rng.uniform(0.2, 1.8)
+            other = (labels + 1) % (len(classes) + 1)
+            plain, refined, pseudo = (np.where(at, other, labels).astype(np.uint8) for at in wrong)
+            row: dict[str, object] = {
+                "image_id": image_id,
+                "uri": str(photo),
+                "domain": "target",
+                "split": split,
+                "tags": [tag],
+            }
+            row |= {"height": 40, "width": 56, "domain": "target", "content_hash": image_id}
+            row |= {"mask_uri": str(mask), "saliency_uri": None}
+            tables["index"].append(row)
+            pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
+            tables["predictions"].append({"image_id": image_id, **pngs})
+            of_mask = dict.fromkeys(("labels", "mask"), encode_labels(pseudo)) | {"image_id": image_id, "cue": "crf"}
+            tables["masks"].append(of_mask | {"ignored": 0.0, "foreground": 0.3, "by_maps": 1.0})
+            counted.add_masks(image_id, truth, {"pseudo masks": pseudo}, len(classes))
+        index = pa.Table.from_pylist(tables["index"], schema=INDEX_SCHEMA)
+        write_table(outputs["index"] / "index.parquet", index)
+        predictions, evaluate = outputs["predict"] / "predictions", outputs["evaluate"]
+        for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
+            write_table(folder / "part-0.parquet", pa.Table.from_pylist(tables[folder.name], schema=schema))
+        of_predictions = ScoreVal(classes=len(classes), predictions=Shards(predictions))(index)
+        write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", of_predictions)
+        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", counted.table())
+        shape = (MASK_PARTS, len(classes) + 1, len(classes) + 1)
+        scorer = Scorer(config=resolved.config, classes=tuple(classes), split=split, images=images)
+        masks = sum_counts(evaluate / TRAINING_IMAGES, {"pseudo masks": shape})["pseudo masks"]
+        scores = [scorer.mask_score("pseudo_masks", "R = 3", masks, related=3)]
+        for of, counts in sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape)).items():
+            scores.append(scorer.mask_score("segmentation", of, counts, crf=of == "with CRF"))
+        write_json(evaluate / SCORES, [score.as_json() for score in scores])
+        write_json(evaluate / CURVES, {})
+        write_text(opened.run(name).config, experiment_text(resolved.config, resolved.origins))
+        opened.record_outputs(name, outputs)
+        return opened.run(name).path
+
+    return make
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Callable[..., Path]:
+    """Makes a run that has trained a segmenter, of random weights, in a workspace of its own; returns its folder.
+
+    `sides` are the longer sides of the images that its index has.
+    """
+
+    def make(classes: int, *assignments: str, sides: Sequence[int] = ()) -> Path:
+        workspace = Workspace(tmp_path / "workspace")
+        index, segmenter = (workspace.output(stage, "drawn") for stage in ("index", "train_segmenter"))
+        row = {"domain": "target", "split": "train", "tags": [0], "height": 16}
+        texts = {"image_id", "uri", "content_hash"}
+        rows = [row | {"width": side} | dict.fromkeys(texts, str(n)) for n, side in enumerate(sides)]
+        write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+        write_table(index / "rejects.parquet", REJECTS_SCHEMA.empty_table())
+        names = tuple(f"class {k}" for k in range(classes))
+        write_result(index, IndexResult(classes=names, counts={"images": {}}), stage="index", key="drawn", seconds=0.0)
+        resolved = resolve("voc", "small", assignments=assignments)
+        torch.manual_seed(0)
+        network = build_segmenter(resolved.config.segmenter, classes)
+        *_, last, _ = network.parameters()
+        torch.nn.init.normal_(last)  # else nearly every pixel has the same label
+        save_weights(network, segmenter / WEIGHTS, {})
+        write_text(workspace.run("drawn").config, experiment_text(resolved.config, resolved.origins))
+        workspace.record_outputs("drawn", {"index": index, "train_segmenter": segmenter})
+        return workspace.run("drawn").path
+
+    return make
+
 
 VOID = {"meta", "link", "img", "source", "br", "hr", "input"}
 LINK = re.compile(r"#[a-z0-9-]+")

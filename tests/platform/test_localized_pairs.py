@@ -1,0 +1,230 @@
+"""Localization's maps against a slow reference: pairs of an image and a related one, one by one."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.sampling.related_images import Relations
+from mcis.datasets.tables.shards import Shards
+from mcis.datasets.tags import Tags
+from mcis.models.backbones import IMAGENET, to_unit
+from mcis.models.coattention import affinity, coattend, unshared
+from mcis.models.grids import Grid, Grids
+from mcis.models.localization import embed, scale_maps
+from mcis.models.resampling import resample
+from mcis.platform.config.sections import Config
+from mcis.platform.networks.build import load_classifier
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.relations import draw_relations
+from mcis.platform.outputs.tables import image_maps
+from mcis.platform.runs.context import RunContext
+from mcis.platform.stages import localization
+from mcis.platform.stages.localization.features import write_features
+from mcis.platform.stages.localization.workers import Relate, relate_rows
+
+
+def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArray[np.bool_]]:
+    rows = split_rows(context, "train", tagged=True)
+    source = np.array(rows["domain"].to_pylist()) == "source"
+    tags = Tags.of_index(rows["tags"], len(context.classes))
+    return draw_relations(config.localize, config.seed, tags, source), source
+
+
+def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
+    """All maps pair by pair, (T, H, W): both images embedded, the whole affinity, features, then the class layer."""
+    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
+    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+    relations, source = relations_of(config, context)
+    method = config.localize.method
+    layer = model.common_head if model.own_head else model.phi
+
+    @functools.cache
+    def features(image: int) -> torch.Tensor:
+        pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
+        how = config.localize
+        return embed(
+            model.backbone,
+            model.embedding,
+            IMAGENET(to_unit(pixels)),
+            extra_scales=how.extra_scales,
+            mirror=how.mirror,
+        )
+
+    def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
+        target, seen = features(image), features(other)
+        kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
+        if method.affinity == "identity":
+            w_p = torch.eye(24)
+        else:
+            w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
+        form, scale = model.affinity.form, model.affinity.scale
+        # Of two domains, m is the target's.
+        if (source[image] and not source[other]) or (source[image] == source[other] and method.target == "n"):
+            common = coattend(seen, target, affinity(seen, target, w_p, form=form, scale=scale)).n
+        else:
+            common = coattend(target, seen, affinity(target, seen, w_p, form=form, scale=scale)).m
+        if contrastive:
+            common = unshared(target, model.w_b(common))
+        return layer(common)[0, tag]
+
+    out = []
+    with torch.inference_mode():
+        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
+            first, last = relations.others_start[number : number + 2]
+            parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
+            parts += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
+            out.append(torch.stack(parts).mean(dim=0))
+    return out
+
+
+def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
+    """The released maps of all tags, unrounded, (T, H, W), and how many of their five parts each were left out."""
+    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
+    layer = model.common_head if model.own_head else model.phi
+    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+    relations, _ = relations_of(config, context)
+    out, dropped = [], 0
+
+    def part(activation: torch.Tensor, *, first: bool = False) -> torch.Tensor:
+        nonlocal dropped
+        if not first and 1 / (1 + np.exp(-activation.mean().item())) <= 0.1:
+            dropped += 1
+            return torch.zeros_like(activation)
+        return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
+
+    def moved(seen: torch.Tensor, first: float, step: float) -> torch.Tensor:
+        """A map whose positions lie at pixels first + n * step of the image, at pixels 0, 8, .. 56."""
+        source, target = (Grid((at + 0.5) / 64, by / 64, len(seen)) for at, by in ((first, step), (0, 8)))
+        onto = target._replace(positions=8)
+        return resample(seen, Grids(source, source), Grids(onto, onto), "bicubic").clamp(0, 1)
+
+    def mirrored(seen: torch.Tensor) -> torch.Tensor:
+        """A map of the mirror image, whose rows lie where they did and whose columns lie at pixels 7, 15, .. 63."""
+        rows, columns = Grid(0.5 / 64, 8 / 64, 8), Grid(7.5 / 64, 8 / 64, 8)
+        return resample(seen.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
+
+    def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        p = affinity(m, n, model.w_p, form=model.affinity.form, scale=model.affinity.scale)
+        common = coattend(m, n, p)
+        return layer(common.m)[0], layer(common.n)[0]
+
+    with torch.inference_mode():
+        pictures = [IMAGENET(to_unit(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
+        features = [model.backbone(picture) for picture in pictures]
+        scaled = [
+            [torch.nn.functional.interpolate(picture, size=side, mode="bilinear") for side in (48, 128)]
+            for picture in pictures
+        ]
+        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
+            f = features[image]
+            of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
+            parts = [part(of_m[tag], first=True), mirrored(part(of_flip[tag]))]
+            for picture, factor in zip(scaled[image], (0.75, 2), strict=True):
+                seen = part(pair(f, model.backbone(picture))[1][tag])
+                parts.append(moved(seen, 0.5 / factor - 0.5, 8 / factor))
+            related = [pair(f, features[other])[0][tag] for other in relations.related[number].tolist()]
+            parts.append(part(torch.stack(related).mean(dim=0)))
+            out.append(torch.stack(parts).sum(dim=0) / 5)
+    return out, dropped
+
+
+def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
+    """The stage's maps in the order of the index, after a check that every tag of every image has one."""
+    shards, out = Shards(folder / "maps"), []
+    for row in split_rows(context, "train", tagged=True).to_pylist():
+        of_image = image_maps(shards, row["image_id"])
+        assert of_image is not None
+        assert of_image.classes.tolist() == row["tags"]
+        out += list(torch.from_numpy(of_image.maps))
+    return out
+
+
+@pytest.mark.parametrize(
+    "assignments",
+    [
+        (),
+        ("localize.method.contrastive=true", "localize.related=2"),
+        ("localize.method.target=n",),
+        ("localize.method.affinity=identity", "localize.related_by=wrong_class", "classifier.attention=none"),
+        ("localize.related_by=itself",),
+    ],
+    ids=str,
+)
+def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, assignments: tuple[str, ...]) -> None:
+    """With float16 features and trained weights, on maps scaled to [0, 1]; a control needs no trained W_P."""
+    config = localizable.config(*assignments)
+    context = localizable.classified(config, tmp_path).into(tmp_path / "part")
+    result = localization.run(config, context)
+    got, expected = maps_of(context.part, context), literal_maps(config, context)
+    assert len(got) == len(expected) == result.counts["maps"]
+    for ours, theirs in zip(got, expected, strict=True):
+        assert theirs.max() - theirs.min() > 0.01
+        difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
+        assert difference.abs().max() < 5e-3
+    relations, _ = relations_of(config, context)
+    with_part = int((np.diff(relations.others_start) > 0).sum())
+    assert with_part == result.counts.get("maps with a contrastive part", 0)
+    assert (0 < with_part < len(got)) == config.localize.method.contrastive
+
+
+@pytest.mark.parametrize("head", ["own", "shared"])
+def test_released_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, head: str) -> None:
+    """To a level of 8 bits, at few positions; also where the bound on a map's mean leaves some of the parts out."""
+    released = ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum")
+    as_it_is = ("localize.extra_scales=[]", "localize.mirror=false", f"classifier.head={head}")
+    config = localizable.config(*released, *as_it_is)
+    changes = {"phi.bias": localizable.state["phi.bias"] - 2} if head == "shared" else {}
+    context = localizable.classified(config, tmp_path, **changes).into(tmp_path / "part")
+    localization.run(config, context)
+    got, (expected, dropped) = maps_of(context.part, context), literal_released(config, context)
+    assert len(got) == len(expected)
+    if head == "shared":
+        assert 0.1 < dropped / (4 * len(expected)) < 0.9
+    ours, theirs = torch.stack(got).float(), torch.stack(expected)
+    assert (ours * 255 - (ours * 255).round()).abs().max() < 0.1  # kept as float16
+    levels = (ours * 255).round() - (theirs * 255).round()
+    assert levels.abs().max() <= 1
+    assert levels.abs().mean() < 0.05
+    assert (theirs.amax(dim=(1, 2)) > 0.1).float().mean() > 0.1
+
+
+def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Path) -> None:
+    """The stage's arithmetic on float32 features: attention over activations, a query that all maps share."""
+    config, context = localizable.config("localize.method.contrastive=true"), localizable.into(tmp_path / "part")
+    rows = split_rows(context, "train", tagged=True)
+    relations, source = relations_of(config, context)
+    weights, classes = context.inputs["train_classifier"], len(context.classes)
+    model = load_classifier(config.classifier, weights, classes)
+    size, how = config.classifier.input_size, config.localize
+    pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
+    with torch.inference_mode():
+        images = IMAGENET(to_unit(pixels))
+        features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
+    write_features(tmp_path / "features", 0, features.numpy())
+    relate = Relate(config, weights, classes, False, tmp_path, source)
+    expected = literal_maps(config, context)
+    taken: list[torch.Tensor] = []
+    for row in relate_rows(rows, relations).to_pylist():
+        taken += list(relate.maps(row))
+    assert len(taken) == len(expected)
+    difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
+    assert difference < 1e-5
+
+
+def test_related_images_of_either_domain_are_met_by_their_affinity(localizable: Any, tmp_path: Path) -> None:
+    """Every third image is of the source domain; the three W_P are far from each other."""
+    made = localizable.with_index(tmp_path, lambda n: {"domain": "target" if n % 3 else "source"})
+    config = made.config("classifier.kinds=3", "localize.method.contrastive=true")
+    noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
+    context = made.classified(config, tmp_path, w_p=made.state["w_p"] + noise).into(tmp_path / "part")
+    localization.run(config, context)
+    relations, source = relations_of(config, context)
+    assert 0 < source[relations.related].mean() < 1
+    for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
+        assert (scale_maps(ours, "range") - scale_maps(theirs, "range")).abs().max() < 5e-3
