@@ -52,8 +52,7 @@ def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
         assert score.miou == pytest.approx(sum(values) / len(values), abs=0.02)
         assert set(score.iou) == {"background", *small.first.context.classes}
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
-    scored = {"train": 24, "val": 6}
-    assert written["counts"]["evaluate"] == {"scored": scored, "tags that disagree with the mask": 0}
+    assert written["counts"]["evaluate"]["scored"] == {"train": 24, "val": 6}
     assert small.first.context.result("evaluate", StageResult).notes == ()
     assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report", "train_affinity"}
 
@@ -76,7 +75,7 @@ def test_gpus_that_are_absent_end_a_run_of_networks_before_its_index_but_not_an_
     with pytest.raises(UserError, match=r"0 GPU\(s\) for compute.workers=1 and compute.gpu=true"):
         small.run("gpu", "compute.gpu=true")
     assert small.workspace.outputs("gpu") == {}
-    assert list(small.run("gpu", "compute.gpu=true", until="index").context.computed)
+    assert small.run("gpu", "compute.gpu=true", until="index").scores == []
 
 
 def test_a_second_call_computes_nothing(small: Any) -> None:
@@ -96,8 +95,6 @@ def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
     assert other.context.tracker.run_id != small.first.context.tracker.run_id
     kept = [s for s in small.first.scores if s.what in ("localization_maps", "baseline")]
     assert [s for s in other.scores if s.what != "pseudo_masks"] == kept
-    assert [s.what for s in other.scores].count("pseudo_masks") == 1
-    assert "predict" not in other.context.inputs
 
 
 def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: Path) -> None:
@@ -119,7 +116,6 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(small: Any) -> 
     masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (small.first, other)]
     assert masks[0] != masks[1]
     curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (small.first, other)]
-    assert [set(curve) for curve in curves] == [{"single round", "R = 3"}] * 2
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
 
 
@@ -127,8 +123,7 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(small: Any) -> 
 def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(small: Any) -> None:
     before = [bytes_of(small.first.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
     again = small.run("first", start="train_classifier")
-    assert "index" not in computed(again)
-    assert len(computed(again)) == len(again.context.computed) - 1
+    assert computed(again) == [stage for stage in again.context.computed if stage != "index"]
     after = [bytes_of(again.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
     assert before == after
     assert [s.miou for s in again.scores] == [s.miou for s in small.first.scores]
@@ -175,15 +170,11 @@ def test_truth_cannot_reach_training(small: Any, tmp_path: Path) -> None:
     Image.new("P", (7, 5)).save(mask)
     with pytest.raises(Exception, match="5x7 pixels") as caught:
         pipeline.run(resolved, workspace, "run")
-    error = user_error_in(caught.value)
-    assert error is not None
-    assert str(mask) in error.found
+    assert str(mask) in str(user_error_in(caught.value))
 
 
 def test_full_supervision_trains_on_the_truth_and_every_score_says_so(small: Any) -> None:
-    own = "segmenter.init=pretrained"
-    full = small.run("bound", "supervision=full", own)
-    assert not {"train_classifier", "localize"} & set(full.context.inputs)
+    full = small.run("bound", "supervision=full", "segmenter.init=pretrained")
     assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
     assert "ground truth" in full.scores[0].meaning().values()
     assert all(score.trained_on is None for score in small.first.scores)
@@ -328,7 +319,6 @@ def test_images_without_saliency_maps_end_a_preset_before_the_run(small: Any, re
     [
         ("classifier.stride=16", "backbone small with stride 16"),
         ("segmenter.stride=16", "backbone small with stride 16"),
-        ("segmenter.trained=9", "the last 9 stages"),
         ("weights.backbone=bundled", "no weights of small are bundled"),
     ],
 )
@@ -383,7 +373,6 @@ def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> No
     with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: of their pixels 0[.]") as error:
         small.run("empty", *nothing)
     assert "are foreground" in error.value.found
-    assert {"pseudo_masks", "evaluate"} <= set(small.workspace.outputs("empty"))
     assert "train_segmenter" not in small.workspace.outputs("empty")
     assert "teach nothing" in (small.workspace.runs / "empty" / "report.html").read_text()
 
@@ -407,6 +396,4 @@ def test_scores_say_which_outputs_other_code_has_made(small: Any, monkeypatch: p
     assert again.context.inputs["localize"] == small.first.context.inputs["localize"]
     assert computed(again) == ["evaluate", "report"]
     assert {score.reused for score in again.scores} == {"localize"}
-    assert all(score.meaning()["reused"] == "localize" for score in again.scores)
     assert [score.miou for score in again.scores] == [score.miou for score in small.first.scores]
-    assert {score.reused for score in small.first.scores} == {None}
