@@ -14,8 +14,7 @@ READERS = {
         "platform/reporting/compared_images.py",  # the pictures of a comparison
         "platform/reporting/gallery.py",  # the report's pictures
         "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
-        "platform/stages/evaluation/segmentation.py",
-        "platform/stages/evaluation/training_images.py",
+        "platform/stages/evaluation/workers.py",
     },
     "read_tags": {"datasets/sources/voc_lists.py"},  # data.tags_from=masks
     "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks

@@ -38,7 +38,7 @@ from mcis.platform.runs.results import IndexResult, write_result
 from mcis.platform.runs.scores import CURVES, SCORES
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import Scorer
-from mcis.platform.stages.evaluation.segmentation import ScoreVal
+from mcis.platform.stages.evaluation.workers import ScoreVal
 
 TINY = (
     "classifier.epochs=2",

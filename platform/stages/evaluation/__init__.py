@@ -21,8 +21,7 @@ from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.segmentation import evaluate_predictions
-from mcis.platform.stages.evaluation.training_images import evaluate_training_images
+from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_training_images
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:

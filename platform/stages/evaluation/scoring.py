@@ -1,15 +1,40 @@
-"""What the evaluators share: what they found, and counts of pixels as `Score`s."""
+"""Counts of pixels -> scores: of predictions; of localization maps, pseudo masks and baselines."""
 
+import functools
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.models.metrics import boundary_iou, iou, mean, precision, recall
+from mcis.datasets.images.masks import SALIENT
+from mcis.datasets.tables.shards import Shards
+from mcis.models.counts import MASK_PARTS
+from mcis.models.metrics import boundary_iou, iou, mean, precision, recall, sweep
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.outputs.counts import (
+    BEST_TAG,
+    PLAIN,
+    PREDICTED_IMAGES,
+    PSEUDO_MASKS,
+    RANDOM_TAG,
+    RELATED,
+    SINGLE_ROUND,
+    TRAINING_IMAGES,
+    WITH_CRF,
+    sum_counts,
+)
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_shards, read_table
+from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.version import code_digest, git_revision
+from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +96,129 @@ class Scorer:
         """Values (K + 1,) by the names of their labels, rounded; None for NaN."""
         named = zip(("background", *self.classes), values.tolist(), strict=True)
         return {label: None if np.isnan(value) else round(value, 2) for label, value in named}
+
+
+def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> Evaluation:
+    """Scores the predictions of images with ground truth."""
+    classes = len(context.classes)
+    worker = functools.partial(ScoreVal, classes=classes, predictions=Shards(context.inputs["predict"] / "predictions"))
+    part = context.part / PREDICTED_IMAGES
+    mapped = map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
+    scored = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
+    counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
+    scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows), reused=context.reused)
+    trained_on = "ground truth" if config.supervision == "full" else None
+    inference = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
+    scores = [
+        scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **inference) for name, of in counts.items()
+    ]
+    return Evaluation(scores=scores, busy=mapped.busy)
+
+
+def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table) -> Evaluation:
+    """Scores the maps, the pseudo masks where there are any, and the baselines where every image has a saliency map.
+
+    Args:
+        rows: tagged training images with ground truth, and their `position` among the tagged training images.
+    """
+    classes, bins = len(context.classes), config.evaluate.thresholds
+    reached = "pseudo_masks" in context.inputs
+    worker = functools.partial(
+        ScoreTrain,
+        classes=classes,
+        bins=bins,
+        scale=config.maps.scale,
+        seed=config.seed,
+        single=Shards(context.inputs["localize"] / "single"),
+        related=Shards(context.inputs["localize"] / "maps"),
+        masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
+    )
+    part = context.part / TRAINING_IMAGES
+    mapped = map_table(rows, worker, (), part, label="score train", compute=config.compute)
+    shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
+    shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
+    counts = sum_counts(part, shapes)
+    scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows), reused=context.reused)
+    scored_maps = list(localization_maps(scorer, counts))
+    scores = [score for score, _ in scored_maps]
+    if reached:
+        scores.append(pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
+    if rows["saliency_uri"].null_count == 0:
+        scores += baselines(scorer, counts)
+    disagreeing = disagreeing_tags(part, rows)
+    note = (
+        f"{disagreeing} of {len(rows)} scored training image(s) have tags that disagree with their mask: "
+        "`mcis index show --check-masks` names them"
+    )
+    return Evaluation(
+        scores=scores,
+        curves={score.name: curve for score, curve in scored_maps},
+        counts={"tags that disagree with the mask": disagreeing},
+        notes=[note] if disagreeing else [],
+        busy=mapped.busy,
+    )
+
+
+def disagreeing_tags(part: Path, rows: pa.Table) -> int:
+    """How many images have tags that are not the classes of their masks, by the counts in `part`."""
+    tags = {row["image_id"]: set(row["tags"]) for row in rows.select(["image_id", "tags"]).to_pylist()}
+    disagreeing = 0
+    for shard in read_shards(part, ["image_id", "scored", "truth"]):
+        counted = shard.filter(pc.equal(shard["scored"], SINGLE_ROUND))
+        for image_id, labels in zip(counted["image_id"].to_pylist(), counted["truth"].to_pylist(), strict=True):
+            disagreeing += tags[image_id] != {label - 1 for label in labels if label}
+    return disagreeing
+
+
+def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:
+    """The maps' scores at their best threshold: single round, and with related images."""
+    bins, scale = scorer.config.evaluate.thresholds, scorer.config.maps.scale
+    thresholds = [i / bins for i in range(bins)]
+    for related in dict.fromkeys((0, scorer.config.localize.related)):
+        matrices = sweep(counts[RELATED if related else SINGLE_ROUND])
+        mious = [mean(iou(matrix)) for matrix in matrices]
+        best = int(np.argmax(mious))
+        score = scorer.score(
+            "localization_maps",
+            f"R = {related}" if related else "single round",
+            matrices[best],
+            threshold=thresholds[best],
+            background_cue="best threshold",
+            map_scale=scale,
+            related=related,
+            method=_method(scorer.config, related),
+        )
+        yield score, Curve(thresholds, [round(miou, 3) for miou in mious])
+
+
+def _method(config: Config, related: int) -> str | None:
+    """How maps were made of so many related images; of single-round ones, what they were refined by, if anything."""
+    if related:
+        return config.localize.in_words()
+    return "pixel correlation" if config.classifier.equivariant.weight else None
+
+
+def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext, rows: pa.Table) -> Score:
+    """The score of the pseudo masks' labels before ignore is applied."""
+    localize = scorer.config.localize
+    masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored", "by_maps"])
+    masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
+    ignored, by_maps = (round(float(pc.mean(masks[share]).as_py()), 4) for share in ("ignored", "by_maps"))
+    return scorer.mask_score(
+        "pseudo_masks",
+        f"R = {localize.related}",
+        counts,
+        background_cue=context.result("pseudo_masks", MasksResult).background_cue,
+        map_scale=scorer.config.maps.scale,
+        related=localize.related,
+        method=_method(scorer.config, localize.related),
+        ignored_share=ignored,
+        by_maps=by_maps,
+    )
+
+
+def baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
+    """What tags and saliency maps reach without a classifier: with a tag at random, and with the best one."""
+    cue = f"saliency >= {SALIENT}"
+    for name in (RANDOM_TAG, BEST_TAG):
+        yield scorer.mask_score("baseline", name, counts[name], background_cue=cue)
