@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
-from pydantic import ValidationError
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
@@ -25,7 +24,7 @@ from mcis.models.seam import EquivariantMaps, RefinedMaps, equivariant_losses, s
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
+from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
@@ -149,24 +148,6 @@ def test_stages_of_runs_without_it_keep_their_keys() -> None:
         assert ("equivariant" in section.model_dump(mode="json")) == (recipe == "lid")
     hard = config("classifier.equivariant.hard=0.3").classifier.model_dump(mode="json")
     assert hard["equivariant"] == {"weight": 2.0, "scale": 0.5, "hard": 0.3}
-
-
-def test_refined_maps_are_no_activations() -> None:
-    with pytest.raises(UserError, match=r"maps\.scale is logarithm but classifier\.equivariant\.weight is 2"):
-        config("maps.scale=logarithm")
-
-
-def test_it_needs_images_rather_than_what_a_frozen_backbone_makes_of_them() -> None:
-    photos = resolve("tags", "photos").config.classifier
-    assert photos.from_features
-    on = photos.model_copy(update={"equivariant": EquivariantConfig(weight=1)})
-    assert not on.from_features
-
-
-@pytest.mark.parametrize("values", [{"weight": -1}, {"scale": 1}, {"scale": 0}, {"hard": 0}, {"hard": 1.5}])
-def test_values_out_of_range_are_refused(values: dict[str, float]) -> None:
-    with pytest.raises(ValidationError):
-        ClassifierConfig.model_validate({"equivariant": values})
 
 
 @pytest.mark.parametrize("backbone", ["vit_b_16", "timm/resnet18"])

@@ -1,7 +1,6 @@
 """The stage `evaluate` on drawn masks against a plain program."""
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,9 +90,3 @@ def test_another_truth_has_another_checksum() -> None:
     truth[1, 2] = 1
     others = [truth.reshape(6, 4), truth[:, ::-1], truth.T, np.where(truth == 1, 2, truth).astype(np.uint8)]
     assert len({crc_of_truth(mask) for mask in (truth, *others)}) == 5
-
-
-def test_the_matrix_is_written_a_row_on_a_line(first: RunContext) -> None:
-    text = (first.inputs["evaluate"] / SCORES).read_text()
-    (score, _) = json.loads(text)
-    assert all(f"[{', '.join(map(str, row))}]" in text for row in score["confusion"])

@@ -12,7 +12,6 @@ from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pretrained import bundled_file, load_pretrained
 from mcis.models.pseudo_masks import MASK_RULES
-from mcis.models.timm_backbones import timm_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.affinities import build_affinity_net, load_affinity_net
@@ -85,14 +84,6 @@ def test_training_on_kept_features_is_training_on_the_images(
         assert a is not None
         assert b is not None
         np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))
-
-
-def test_the_backbone_stays_as_it_came(kept: pipeline.RunResult) -> None:
-    backbone = timm_backbone("tf_efficientnet_lite0", stride=16)
-    load_pretrained(backbone, bundled_file())
-    state = weights(kept)
-    for name, value in backbone.state_dict().items():
-        assert torch.equal(state[f"backbone.{name}"], value), name
 
 
 def test_features_are_kept_of_each_image_and_its_mirror_image_and_standardize_its_channels(
@@ -177,8 +168,3 @@ def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics
 def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:
     with pytest.raises(Exception, match=r"weights\.backbone is none"):
         settings(root, "weights.backbone=none")
-
-
-def test_photos_is_the_recipe_of_ones_own_images() -> None:
-    assert resolve("tags").config.recipe == "photos"
-    assert resolve("voc").config.recipe == "paper"

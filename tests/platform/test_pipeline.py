@@ -61,9 +61,9 @@ def test_a_disk_too_small_ends_a_run_before_any_training_but_not_a_finished_one(
     small: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert small.first.scores
-    monkeypatch.setattr("mcis.platform.networks.disk.free_bytes", lambda folder: 100_000)
+    monkeypatch.setattr("mcis.platform.networks.disk.free_bytes", lambda folder: 50_000)
     assert computed(small.run("first")) == ["report"]
-    with pytest.raises(UserError, match=r"the run takes .* more on the disk of .*, which has 97\.7 KiB free") as caught:
+    with pytest.raises(UserError, match=r"the run takes .* more on the disk of .*, which has 48\.8 KiB free") as caught:
         small.run("full", "seed=7")
     assert "compute.cache_gb" in caught.value.remedy
     assert list(small.workspace.outputs("full")) == ["index"]

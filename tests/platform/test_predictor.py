@@ -172,12 +172,6 @@ def _runs(process: int) -> bool:
     return "\nState:\tZ" not in Path(f"/proc/{process}/status").read_text() if Path("/proc").is_dir() else True
 
 
-def test_a_process_that_refines_loads_no_torch() -> None:
-    code = "import sys, mcis.platform.networks.refiner; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
-
-
 @pytest.mark.parametrize("background", ["saliency", "crf"])
 def test_pseudo_masks_have_the_size_at_which_their_images_are_read(
     rows: pa.Table, background: str, tmp_path: Path
