@@ -13,14 +13,12 @@ from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.index import Listing
-from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
-from mcis.platform.engine.learnt import LossTrend
+from mcis.platform.engine.crop_training import crops, taught_rows, train_on_crops
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.training import fit
 from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.build import build_backbone, freeze
 from mcis.platform.networks.masks import tagged_maps
@@ -74,66 +72,31 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         UserError: there is no confident label, or the loss is not finite.
     """
     rows, maps = split_rows(context, "train", tagged=True), Shards(context.inputs["localize"] / "maps")
-    labels = context.part / "labels"
+    labels, c = context.part / "labels", config.affinity_net
     mapped = map_table(rows, MakeLabels, (config, maps), labels, label="confident labels", compute=config.compute)
     confident = read_table(labels, ["image_id", "confident"])
-    taught = _taught_rows(rows, confident)
-    learner = _learner(config, context, taught)
-    about = {"kind": config.affinity_net.kind, "backbone": config.affinity_net.backbone}
-    result = fit(learner, context.part, config.compute, context.tracker, label="affinity_net", about=about)
-    trend = LossTrend.of_log(context.part, "loss")
-    return TrainingResult(
-        busy=mapped.busy + result.seconds,
-        waiting=result.waiting,
-        precision=result.precision,
-        notes=result.notes("affinity network"),
+    lacking = UserError(
+        f"none of {len(rows)} training images has a confident label",
+        "pixels of foreground or certain background in some of them",
+        "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
+        "affinity_net.background_threshold)",
+    )
+    taught = taught_rows(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
+    with torch.device("meta"):
+        layout = build_affinity_net(c).layout
+    made_of = crops("affinity_net", config, context, taught, Shards(labels, ["mask"]))
+    return train_on_crops(
+        "affinity_net",
+        AffinityLearner(layout=layout, **made_of),
+        config,
+        context,
+        about={"kind": c.kind, "backbone": c.backbone},
         counts={
-            "steps": learner.schedule.steps,
             "training images": len(taught),
             "without a confident label": len(rows) - len(taught),
             "share of confident pixels": round(float(pc.mean(confident["confident"]).as_py()), 4),
         },
-        problem=None
-        if trend is None or trend.fell
-        else (
-            f"the affinity network learnt nothing: {trend.in_words()}",
-            "a loss that falls",
-            "look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
-            "affinity_net.steps, or --set pseudo_masks.background=crf, which needs no such network",
-        ),
-    )
-
-
-def _taught_rows(rows: pa.Table, confident: pa.Table) -> pa.Table:
-    """The images with a confident label.
-
-    Raises:
-        UserError: there is none.
-    """
-    useful = set(confident.filter(pc.greater(confident["confident"], 0.0))["image_id"].to_pylist())
-    taught = rows.filter(pa.array([image_id in useful for image_id in Texts(rows["image_id"])]))
-    if not len(taught):
-        raise UserError(
-            f"none of {len(rows)} training images has a confident label",
-            "pixels of foreground or certain background in some of them",
-            "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
-            "affinity_net.background_threshold)",
-        )
-    return taught
-
-
-def _learner(config: Config, context: RunContext, rows: pa.Table) -> AffinityLearner:
-    c = config.affinity_net
-    with torch.device("meta"):
-        layout = build_affinity_net(c).layout
-    return AffinityLearner(
-        config=c,
-        seed=config.seed,
-        layout=layout,
-        image_ids=Texts(rows["image_id"]),
-        uris=Texts(rows["uri"]),
-        hashes=Texts(rows["content_hash"]),
-        masks=Shards(context.part / "labels", ["mask"]),
-        pretrained=later_weights(config, "affinity_net", context.workspace),
-        max_side=config.data.max_side,
+        remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
+        "affinity_net.steps, or --set pseudo_masks.background=crf, which needs no such network",
+        busy=mapped.busy,
     )
