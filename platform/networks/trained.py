@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -23,25 +23,14 @@ def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> 
     return {"classes": list(classes), **config.model_dump(mode="json", include=_DESCRIBED)}
 
 
-def trained_classifier(config: Config) -> Path | None:
-    """The file that `weights.classifier` names, or None where the classifier is to be trained.
+def classifier_file(config: Config, key: Literal["classifier", "initial"]) -> Path | None:
+    """The file of a classifier that is taken over (`weights.classifier`), or that training starts from
+    (`weights.initial`); None where none is named.
 
     Raises:
         UserError: there is no such file.
     """
-    return _file("classifier", config.weights.classifier)
-
-
-def initial_classifier(config: Config) -> Path | None:
-    """The file that `weights.initial` names, whose weights training starts from, or None where it has no such start.
-
-    Raises:
-        UserError: there is no such file.
-    """
-    return _file("initial", config.weights.initial)
-
-
-def _file(key: str, name: str | None) -> Path | None:
+    name = getattr(config.weights, key)
     if not name:
         return None
     path = place_of(name)

@@ -27,9 +27,8 @@ from mcis.platform.networks.pretrained import classifier_weights, load_backbone
 from mcis.platform.networks.trained import (
     check_initial_classifier,
     classifier_description,
-    initial_classifier,
+    classifier_file,
     load_trained_classifier,
-    trained_classifier,
 )
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
@@ -47,13 +46,13 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     Raises:
         UserError: weights cannot be had or do not fit, or the backbone has no such stride or stages.
     """
-    if trained := trained_classifier(config):
+    if trained := classifier_file(config, "classifier"):
         load_trained_classifier(config, trained, listing.classes)
         return
     with torch.device("meta"):
         freeze(build_classifier(config.classifier, len(listing.classes)), config.classifier)
     pretrained = classifier_weights(config, workspace)
-    if initial := initial_classifier(config):
+    if initial := classifier_file(config, "initial"):
         check_initial_classifier(config, initial, listing.classes, pretrained)
     elif pretrained:
         load_backbone("classifier", build_backbone(config.classifier), pretrained)
@@ -61,8 +60,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The content of the files of weights that are taken over, or that training starts from."""
-    starts = initial_classifier(config), classifier_weights(config, context.workspace)
-    trained = trained_classifier(config)
+    starts = classifier_file(config, "initial"), classifier_weights(config, context.workspace)
+    trained = classifier_file(config, "classifier")
     return [content_digest(path) for path in ([trained] if trained else starts) if path]
 
 
@@ -72,7 +71,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     Raises:
         UserError: weights cannot be had or do not fit, or the loss is not finite.
     """
-    if trained := trained_classifier(config):
+    if trained := classifier_file(config, "classifier"):
         return _take_trained(config, context, trained)
     learner, cached = _learner(config, context)
     validation = _validation(config, context, cached=cached)
@@ -116,7 +115,7 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     rows, c = split_rows(context, "train", tagged=True), config.classifier
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
-    pretrained, initial = classifier_weights(config, context.workspace), initial_classifier(config)
+    pretrained, initial = classifier_weights(config, context.workspace), classifier_file(config, "initial")
     if initial:
         check_initial_classifier(config, initial, context.classes, pretrained)
     features = _features(config, context, rows) if c.from_features else None
