@@ -7,8 +7,9 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-READERS = {
-    "decode_mask": {"datasets/images/masks.py"},
+READERS: dict[str, set[str]] = {
+    "decode_mask": set(),  # within masks.py alone
+    "decode_mat_labels": {"datasets/images/masks.py"},
     "read_truth": {"platform/outputs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
         "platform/reporting/compared_images.py",  # the pictures of a comparison

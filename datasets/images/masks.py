@@ -11,7 +11,8 @@ from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MOST_PIXELS, decode_mask, decode_saliency
+from mcis.datasets.images.decode import MAX_PIXELS, MOST_PIXELS, decode_labels, decode_saliency
+from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
 from mcis.datasets.storage.files import Stamp, error_text, read_decoded, stamps
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
@@ -25,6 +26,15 @@ class Disagreement(NamedTuple):
     image_id: str
     tags: list[int]
     in_mask: list[int]
+
+
+def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG.
+
+    Raises:
+        RejectedImage: as `decode_mat_labels` and `decode_labels` do.
+    """
+    return decode_mat_labels(data) if data.startswith(MAT_START) else decode_labels(data, max_pixels=max_pixels)
 
 
 def read_truth(uri: str, shape: tuple[int, int], classes: int) -> NDArray[np.uint8]:

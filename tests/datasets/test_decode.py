@@ -4,37 +4,29 @@ import pickle
 import re
 import struct
 import time
-import warnings
 import zlib
 from io import BytesIO
 
 import numpy as np
 import pytest
-import scipy.io
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image, ImageFile
 
-from mcis.datasets.classes import palette
 from mcis.datasets.images.decode import (
-    FORMATS,
     MAX_PIXELS,
     RejectedImage,
     decode_labels,
-    decode_mask,
-    decode_mat_labels,
     decode_picture,
     decode_rgb,
     decode_saliency,
     decode_shape,
-    decode_square,
-    encode_labels,
     fit_picture,
     fitted,
     lies_upright_as_jpeg,
-    resize_labels,
 )
+from mcis.datasets.images.masks import decode_mask
+from mcis.datasets.images.matlab import decode_mat_labels
 
 H, W = 40, 48
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
@@ -103,23 +95,15 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("form", ["PNG", "TIFF"])
-@pytest.mark.parametrize("orientation", SHOWN)
+@pytest.mark.parametrize("orientation", [*SHOWN, 99])
 def test_exif_orientation_is_applied(form: str, orientation: int):
-    expected = np.zeros((W, H, 3) if orientation >= 5 else (H, W, 3), np.uint8)
+    expected = np.zeros((W, H, 3) if 5 <= orientation <= 8 else (H, W, 3), np.uint8)
     for r in range(H):
         for c in range(W):
-            expected[SHOWN[orientation](r, c, H, W)] = RAMP[r, c]
+            expected[SHOWN.get(orientation, SHOWN[1])(r, c, H, W)] = RAMP[r, c]
     exif = Image.Exif()
     exif[0x0112] = orientation
     np.testing.assert_array_equal(decode_rgb(encoded(RAMP, form, exif=exif)), expected)
-
-
-def test_exif_orientation_of_a_jpeg_and_an_unknown_value():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    assert decode_rgb(encoded(RAMP, "JPEG", exif=exif)).shape == (W, H, 3)
-    exif[0x0112] = 99
-    assert decode_rgb(encoded(RAMP, "JPEG", exif=exif)).shape == (H, W, 3)
 
 
 @pytest.mark.parametrize("form", ["JPEG", "TIFF"])
@@ -259,7 +243,7 @@ def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.Monkey
     ("data", "kind"),
     [
         (b"", "empty"),
-        (b"<html>403 Forbidden</html>", "not an image"),
+        (b"\n<!DOCTYPE html><html>403 Forbidden</html>", "not an image: seems to be HTML, XML or SVG; expected JPEG, "),
         (b"\xff\xd8\xff", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n", "not an image"),
         (bytes(1000), "not an image"),
@@ -270,14 +254,9 @@ def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.Monkey
 )
 def test_unusable_pictures_are_rejected_with_a_reason(data: bytes, kind: str):
     rejected = rejection(decode_rgb, data)
-    assert rejected.kind == kind
+    assert rejected.kind == kind.partition(":")[0]
     assert str(rejected) == rejected.reason
-    assert rejected.reason.startswith(f"{kind}: ")
-
-
-def test_html_named_jpg_is_recognized():
-    reason = rejection(decode_rgb, b"\n<!DOCTYPE html><html><body>moved</body></html>").reason
-    assert reason.startswith("not an image: seems to be HTML, XML or SVG; expected JPEG, ")
+    assert rejected.reason.startswith(kind)
 
 
 @pytest.mark.parametrize(
@@ -404,285 +383,6 @@ def test_what_says_nothing_of_a_picture_is_no_rejection(monkeypatch: pytest.Monk
         decode_rgb(encoded(RAMP))
 
 
-def test_other_types_than_bytes_raise_a_type_error():
-    with pytest.raises(TypeError):
-        decode_rgb("picture.jpg")  # type: ignore[arg-type]
-
-
-SEEDS = [encoded(RAMP, form) for form in FORMATS] + [encoded(RAMP[..., 0]), encode_labels(RAMP[..., 0])]
-
-
-@pytest.mark.filterwarnings("error")
-@settings(max_examples=300, deadline=None)
-@given(
-    data=st.one_of(
-        st.binary(max_size=200),
-        st.tuples(
-            st.sampled_from(SEEDS),
-            st.floats(0.02, 1),
-            st.lists(st.tuples(st.integers(0, 400), st.integers(0, 255)), max_size=8),
-        ).map(lambda made: damaged(*made)),
-    )
-)
-def test_hostile_bytes_give_an_array_or_a_rejection(data: bytes):
-    kinds = set()
-    for decode, dimensions in ((decode_rgb, 3), (decode_labels, 2), (decode_saliency, 2)):
-        try:
-            array = decode(data)
-        except RejectedImage as rejected:
-            kinds.add(rejected.kind)
-        else:
-            assert array.dtype == np.uint8
-            assert array.ndim == dimensions
-            assert array.size
-    assert kinds <= {"empty", "not an image", "too large", "too small", "truncated", "unsupported", "corrupt"}
-
-
-def damaged(data: bytes, share: float, changes: list[tuple[int, int]]) -> bytes:
-    content = bytearray(data[: max(1, int(len(data) * share))])
-    for position, value in changes:
-        content[position % len(content)] = value
-    return bytes(content)
-
-
 def test_a_rejection_travels_between_processes():
     rejected = pickle.loads(pickle.dumps(rejection(decode_rgb, b"")))
     assert (type(rejected), rejected.reason, rejected.kind) == (RejectedImage, "empty: 0 bytes", "empty")
-
-
-# --- masks and saliency maps
-
-
-def test_labels_are_indices_with_any_colors():
-    labels = np.random.default_rng(0).choice(np.array([0, 1, 7, 255], np.uint8), (30, 20))
-    image = Image.fromarray(labels)
-    image.putpalette([90] * 768)  # all colors alike: by way of RGB every label would be lost
-    np.testing.assert_array_equal(decode_labels(encoded(image)), labels)
-    np.testing.assert_array_equal(decode_labels(encoded(image, transparency=0)), labels)
-    np.testing.assert_array_equal(decode_labels(encoded(labels)), labels)  # 8-bit gray
-
-
-@pytest.mark.parametrize("bits", [1, 2, 4])
-def test_small_palettes_keep_their_indices(bits: int):
-    labels = np.random.default_rng(0).integers(0, 2**bits, (33, 21), dtype=np.uint8)
-    image = Image.fromarray(labels)
-    image.putpalette(palette()[: 2**bits].tobytes())
-    data = encoded(image, bits=bits)
-    assert data[24] == bits
-    np.testing.assert_array_equal(decode_labels(data), labels)
-
-
-@pytest.mark.parametrize(
-    ("data", "kind", "detail"),
-    [
-        (encoded(RAMP), "unsupported", "mode RGB"),
-        (encoded(Image.new("RGBA", (W, H))), "unsupported", "mode RGBA"),
-        (encoded(Image.new("LA", (W, H))), "unsupported", "mode LA"),
-        (encoded(np.zeros((H, W), np.uint16)), "unsupported", "16 bits"),
-        (encoded(Image.new("1", (W, H))), "unsupported", "1 bits"),
-        (png(4, 1, 2, 0, b"\0\x1b"), "unsupported", "2 bits"),
-        (png(2, 1, 4, 0, b"\0\x12"), "unsupported", "4 bits"),
-        (encoded(RAMP[..., 0], "JPEG"), "not an image", "expected PNG"),
-        (encode_labels(RAMP[..., 0])[:-200], "truncated", ""),
-        (b"", "empty", "0 bytes"),
-    ],
-    ids=without_bytes,
-)
-def test_a_mask_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
-    rejected = rejection(decode_labels, data)
-    assert rejected.kind == kind
-    assert detail in rejected.reason
-
-
-@settings(max_examples=50, deadline=None)
-@given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=40)))
-def test_labels_survive_the_round_trip(labels: np.ndarray):
-    np.testing.assert_array_equal(decode_labels(encode_labels(labels)), labels)
-
-
-def test_encoded_labels_have_the_colors_of_pascal_and_are_small():
-    labels = np.zeros((366, 500), np.uint8)
-    rows, columns = np.indices(labels.shape)
-    labels[np.hypot(rows - 180, columns - 200) < 120] = 15
-    labels[np.hypot(rows - 240, columns - 330) < 90] = 255
-    data = encode_labels(labels)
-    np.testing.assert_array_equal(decode_rgb(data), palette()[labels])
-    image = Image.fromarray(labels)
-    image.putpalette(palette().tobytes())
-    assert len(data) < len(encoded(image, compress_level=1))
-    assert encode_labels(labels[:, ::-1])  # a view is as good as a copy
-
-
-@pytest.mark.parametrize(
-    "labels", [np.zeros((4, 4), np.int64), np.zeros((4, 4, 3), np.uint8), np.zeros((0, 4), np.uint8)]
-)
-def test_encode_labels_refuses_values_that_would_wrap_around(labels: np.ndarray):
-    with pytest.raises(ValueError, match="expected uint8"):
-        encode_labels(labels)
-
-
-def test_saliency_of_every_kind_of_gray():
-    gray = RAMP[..., 0]
-    as_rgb = np.repeat(gray[..., None], 3, -1)
-    wide = gray.astype(np.uint16) * 257
-    image = Image.fromarray(gray[::-1])
-    image.putpalette(np.repeat(np.arange(255, -1, -1), 3).astype(np.uint8).tobytes())
-    for data in (encoded(gray), encoded(as_rgb), encoded(wide), encoded(gray, "TIFF")):
-        saliency = decode_saliency(data)
-        assert saliency.dtype == np.uint8
-        np.testing.assert_array_equal(saliency, gray)
-    np.testing.assert_array_equal(decode_saliency(encoded(image)), 255 - gray[::-1])  # a palette's colors do count here
-    assert np.abs(decode_saliency(encoded(as_rgb, "JPEG", quality=95)).astype(int) - gray).max() <= 4
-    np.testing.assert_array_equal(decode_saliency(encoded(Image.fromarray(gray > 9))), np.where(gray > 9, 255, 0))
-    assert decode_saliency(encoded(np.full((1, 1), 9, np.uint8))).tolist() == [[9]]
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (encoded(RAMP), "unsupported"),
-        (encoded(Image.new("LA", (W, H))), "unsupported"),
-        (encoded(RAMP[..., 0], transparency=0), "unsupported"),
-        (encoded(RAMP[..., 0])[:60], "truncated"),
-        (b"", "empty"),
-        (b"<html>", "not an image"),
-    ],
-    ids=without_bytes,
-)
-def test_a_saliency_map_with_color_or_alpha_is_rejected(data: bytes, kind: str):
-    assert rejection(decode_saliency, data).kind == kind
-
-
-# --- SBD's masks
-
-
-def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> bytes:
-    """As SBD's files: sparse boundaries in a cell, the segmentation, the categories in it."""
-    boundaries = np.empty((20, 1), object)
-    for k in range(20):
-        boundaries[k, 0] = scipy.sparse.csc_matrix(np.eye(3, dtype=bool))
-    content: dict[str, object] = {"Boundaries": boundaries, "CategoriesPresent": np.array([[1.0], [7.0]])}
-    if labels is not None:
-        content = {"Boundaries": boundaries, "Segmentation": labels, "CategoriesPresent": np.array([[1.0]])}
-    stream = BytesIO()
-    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "behind": "text"}, **options)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i4", "f4", "f8", ">i2"])
-@pytest.mark.parametrize("compressed", [False, True])
-def test_matlab_labels_equal_those_of_scipy(kind: str, compressed: bool):
-    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(kind)
-    data = mat(labels, do_compression=compressed)
-    found = decode_mat_labels(data)
-    assert found.dtype == np.uint8
-    assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, scipy.io.loadmat(BytesIO(data))["GTcls"]["Segmentation"].item())
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 3), (2, 2), (5, 1)])
-def test_the_smallest_matlab_labels(size: tuple[int, int]):
-    labels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size)
-    np.testing.assert_array_equal(decode_mat_labels(mat(labels)), labels)
-
-
-@pytest.mark.parametrize(
-    ("data", "kind", "detail"),
-    [
-        (mat(None), "unsupported", "without GTcls.Segmentation"),
-        (mat(RAMP[..., 0], name="GTinst"), "unsupported", "without a variable GTcls"),
-        (mat(RAMP), "unsupported", "shape [40, 48, 3]"),
-        (mat(RAMP[..., 0] * 0.5), "unsupported", "other than 0..255"),
-        (mat(RAMP[..., 0] * np.nan), "unsupported", "other than 0..255"),
-        (mat(RAMP[..., 0].astype(int) + 250), "unsupported", "other than 0..255"),
-        (mat(RAMP[..., 0] * 1j), "unsupported", "plain numbers"),
-        (mat(np.array("text")), "unsupported", "plain numbers"),
-        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "plain numbers"),
-        (mat(RAMP[..., 0])[:2000], "truncated", ""),
-        (encode_labels(RAMP[..., 0]), "not an image", "expected a MATLAB 5.0 file"),
-        (b"", "not an image", ""),
-    ],
-    ids=without_bytes,
-)
-@pytest.mark.filterwarnings("error")
-def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
-    rejected = rejection(decode_mat_labels, data)
-    assert (rejected.kind, detail in rejected.reason) == (kind, True), rejected.reason
-
-
-def test_a_mask_is_read_by_its_content():
-    labels = RAMP[..., 0]
-    np.testing.assert_array_equal(decode_mask(encode_labels(labels)), labels)
-    np.testing.assert_array_equal(decode_mask(mat(labels)), labels)
-    assert rejection(decode_mask, b"<html>").kind == "not an image"
-
-
-# --- warnings
-
-
-def odd() -> bytes:
-    """A picture that Pillow warns of: a palette with transparency a color, in bytes."""
-    image = Image.fromarray(np.zeros((H, W), np.uint8))
-    image.putpalette([10, 20, 30])
-    return encoded(image, transparency=b"\xff\x00")
-
-
-@pytest.mark.parametrize("data", [odd(), png(10_000, 9_500, 8, 2, b"")], ids=without_bytes)
-def test_pillows_warnings_change_nothing(data: bytes, recwarn: pytest.WarningsRecorder):
-    def outcome() -> object:
-        try:
-            return decode_rgb(data).tobytes()
-        except RejectedImage as rejected:
-            return rejected.reason
-
-    quiet = outcome()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert outcome() == quiet
-    assert not recwarn.list
-
-
-# --- sizes
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
-def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
-    if mode == "I;16":
-        picture = Image.fromarray(np.random.default_rng(0).integers(0, 65536, (50, 70), np.uint16))
-    else:
-        picture = picture.convert(mode)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    stream = BytesIO()
-    picture.save(stream, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    data = stream.getvalue()
-    whole = Image.fromarray(decode_rgb(data)).resize((33, 33), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(decode_square(data, 33), np.asarray(whole))
-    assert decode_shape(data) == decode_rgb(data).shape[:2]
-    with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
-        decode_square(data[: len(data) // 2], 33)
-
-
-def test_a_square_forgets_the_aspect_ratio_and_averages():
-    left, right = np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 200, np.uint8)
-    squashed = decode_square(encoded(np.concatenate([left, right], 1), "PNG"), 16)
-    assert squashed.shape == (16, 16, 3)
-    assert squashed.dtype == np.uint8
-    assert (squashed[:, :6] == 0).all()
-    assert (squashed[:, 10:] == 200).all()
-    checker = np.repeat((np.indices((64, 64)).sum(0) % 2 * 200)[..., None], 3, -1).astype(np.uint8)
-    assert np.abs(decode_square(encoded(checker, "PNG"), 16)[2:-2, 2:-2].astype(int) - 100).max() <= 2  # no aliasing
-    np.testing.assert_array_equal(decode_square(encoded(RAMP[:40, :40], "PNG"), 40), RAMP[:40, :40])
-
-
-@settings(max_examples=50, deadline=None)
-@given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=20)), st.integers(1, 50), st.integers(1, 50))
-def test_resized_labels_are_the_nearest(labels: np.ndarray, height: int, width: int):
-    resized = resize_labels(labels, height, width)
-    assert resized.shape == (height, width)
-    for row in range(height):
-        for column in range(width):
-            y, x = (row + 0.5) * labels.shape[0] / height, (column + 0.5) * labels.shape[1] / width
-            near = {labels[int(y + e), int(x + f)] for e in (-1e-6, 1e-6) for f in (-1e-6, 1e-6)}  # ties: either
-            assert resized[row, column] in near

@@ -5,7 +5,6 @@ import io
 import re
 import resource
 import struct
-import time
 import warnings
 import zlib
 from collections.abc import Callable
@@ -14,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-import scipy.io
 from PIL import Image
 from typer.testing import CliRunner
 
-from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_mask, decode_mat_labels, decode_rgb
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_rgb
 from mcis.datasets.index import LISTING_SCHEMA, REJECTIONS, verify
 from mcis.platform.cli import app
 from mcis.platform.outputs.read_index import open_index
@@ -196,11 +194,6 @@ def in_order(reason: str) -> bool:
     return 0 < len(reason) < 500 and reason.isprintable() and bool(reason.encode("utf-8"))
 
 
-def test_seeds_are_sound(tmp_path: Path) -> None:
-    found = verify(written(tmp_path, SEEDS))
-    assert dict(zip(SEEDS, found["reason"].to_pylist(), strict=True)) == dict.fromkeys(SEEDS)
-
-
 def test_damaged_files_are_accepted_completely_or_rejected_with_a_reason(tmp_path: Path) -> None:
     files = damaged(FILES)
     with warnings.catch_warnings():
@@ -289,58 +282,3 @@ def test_paths_that_are_none_are_rejected(tmp_path: Path) -> None:
         assert reason.startswith("cannot be read: ")
         assert in_order(reason)
         assert not reason.endswith("None")
-
-
-# --- MATLAB files
-
-
-def mat(**options: bool) -> bytes:
-    labels = (GREY // 13).astype(np.uint8)
-    stream = io.BytesIO()
-    scipy.io.savemat(stream, {"GTcls": {"Boundaries": np.zeros((2, 1), object), "Segmentation": labels}}, **options)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_damaged_matlab_files_are_labels_or_rejected(compressed: bool) -> None:
-    seed = mat(do_compression=compressed)
-    kinds: collections.Counter[str] = collections.Counter()
-    damages = (flipped, cut, lying, inserted, without)
-    for i in range(1000):
-        draw = np.random.default_rng([8, i])
-        data = damages[i % len(damages)](seed, draw)
-        try:
-            labels = decode_mat_labels(data)
-        except RejectedImage as rejected:
-            kinds[rejected.kind] += in_order(rejected.reason)
-        else:
-            kinds["accepted"] += (labels.dtype, labels.ndim) == (np.uint8, 2)
-    assert kinds.total() == 1000
-    assert set(kinds) <= {"accepted", "corrupt", "empty", "not an image", "too large", "truncated", "unsupported"}
-    assert len(kinds) >= 4
-
-
-def element(kind: int, content: bytes) -> bytes:
-    return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
-
-
-def matrix(kind: int, name: bytes, content: bytes) -> bytes:
-    flags = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack("<ii", 1, 1))
-    return element(14, flags + element(1, name) + content)
-
-
-def test_matlab_files_that_expand_or_nest_without_end_are_rejected() -> None:
-    head = mat()[:128]
-    bomb = zlib.compress(element(14, bytes(100 * 2**20)))
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
-        decode_mask(head + struct.pack("<II", 15, len(bomb)) + bomb)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
-    nested = matrix(6, b"", element(9, bytes(8)))
-    for _ in range(5000):
-        nested = matrix(1, b"", nested)
-    with pytest.raises(RejectedImage):
-        decode_mask(head + matrix(1, b"GTcls", nested))
-    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
-        decode_mask(head + element(14, bytes(2**24 + 8)))
-    assert time.monotonic() - began < 10

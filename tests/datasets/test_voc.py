@@ -10,8 +10,8 @@ import scipy.io
 
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_mask, encode_labels
-from mcis.datasets.images.masks import compare_tags
+from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.masks import compare_tags, decode_mask
 from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic.devkit import draw
