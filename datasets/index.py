@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
-from mcis.datasets.storage.files import access_refused, error_text, read_bytes, retry_io
+from mcis.datasets.storage.faults import access_refused, error_text, retry_io
+from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.large_tables import hashes, repeated, whole
 
 INDEX_SCHEMA = pa.schema(

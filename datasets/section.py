@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.files import holds_credentials, is_remote
+from mcis.datasets.storage.uris import holds_credentials, is_remote
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]

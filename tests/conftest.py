@@ -258,7 +258,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this machine's copies of what lies in buckets."""
-    from mcis.datasets.storage.copies import PLACE
+    from mcis.datasets.storage.folders import PLACE
 
     monkeypatch.setenv(PLACE, str(tmp_path / "copies"))
     return tmp_path / "copies"
@@ -377,6 +377,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be read is tried again without a pause, in this process."""
     import tenacity
 
-    from mcis.datasets.storage import files
+    from mcis.datasets.storage import faults
 
-    monkeypatch.setattr(files, "_AGAIN", files._AGAIN.copy(wait=tenacity.wait_none()))
+    monkeypatch.setattr(faults, "_AGAIN", faults._AGAIN.copy(wait=tenacity.wait_none()))

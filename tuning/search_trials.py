@@ -6,8 +6,10 @@ that a process remembers: with one trial at a time, a search that was killed end
 
 import contextlib
 import shutil
+import tempfile
 import warnings
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +22,7 @@ from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy.exc import SQLAlchemyError
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import fetched, in_bucket
+from mcis.datasets.storage.folders import fetched
 from mcis.platform.config.keys import Values
 from mcis.platform.runs.files import fingerprint, written_aside
 from mcis.tuning.search_space import Search
@@ -77,7 +79,8 @@ class Found:
 class SearchTrials(OptunaSearch):
     """The trials of a search, as Ray Tune asks for them and tells how they ended.
 
-    They lie in Optuna's SQLite file, runs/NAME/search.db. Trial 0 is the configuration as it is, where that lies on the
+    They lie in Optuna's SQLite file, runs/NAME/search.db: Optuna works on a copy, which takes the file's place whenever
+    a trial begins or ends. Trial 0 is the configuration as it is, where that lies on the
     axes. Those that a killed command left come first, under their numbers and with their values.
 
     Raises:
@@ -87,10 +90,12 @@ class SearchTrials(OptunaSearch):
     def __init__(self, search: Search):
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self.search, self.path = search, search.folder.search
-        self.file = self.path.with_name(f".{self.path.name}.open") if in_bucket(self.path) else self.path
+        self.folder = tempfile.TemporaryDirectory(prefix="mcis-search-")
+        self.file = Path(self.folder.name) / self.path.name
         self.numbers: list[int] = []
         try:
-            self._fetch()
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(fetched(self.path), self.file)
             storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
             sampler = SamplerByNumber(search.resolved.config.seed)
             self.study = _open_study(storage, search)
@@ -101,6 +106,7 @@ class SearchTrials(OptunaSearch):
             )  # fmt: skip
             for trial in self.study.get_trials(states=[TrialState.RUNNING]):
                 storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+            self.keep()
         except (SQLAlchemyError, optuna.exceptions.OptunaError, RuntimeError) as error:
             raise UserError(
                 f"{self.path} cannot be used ({str(error).splitlines()[0]})",
@@ -169,19 +175,10 @@ class SearchTrials(OptunaSearch):
                 halving.on_trial_result(controller, earlier, {"validation": validation, "val_map": val_map})
         return halving
 
-    def _fetch(self) -> None:
-        """Makes the file that Optuna works on of the bucket's, if the workspace lies in one."""
-        if self.file != self.path:
-            for left in self.path.parent.glob(f"{self.file.name}*"):  # by a killed process, SQLite's journal among it
-                left.unlink()
-            with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(fetched(self.path), self.file)
-
     def keep(self) -> None:
-        """Sends the trials to the bucket, if the workspace lies in one."""
-        if self.file != self.path:
-            with written_aside(self.path) as aside:
-                shutil.copyfile(self.file, aside)
+        """Has the workspace's file hold the trials as they are."""
+        with written_aside(self.path) as aside:
+            shutil.copyfile(self.file, aside)
 
 
 class SamplerByNumber(TPESampler):

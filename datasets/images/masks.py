@@ -13,7 +13,8 @@ from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import MAX_PIXELS, MOST_PIXELS, decode_labels, decode_saliency
 from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
-from mcis.datasets.storage.files import Stamp, error_text, read_decoded, stamps
+from mcis.datasets.storage.faults import error_text
+from mcis.datasets.storage.files import Stamp, read_decoded, stamp
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
 SALIENT = 128
@@ -71,7 +72,7 @@ def read_tags(uri: str, classes: int) -> list[int]:
     Raises:
         UserError: the mask is missing, unreadable, or has a label above K = `classes`.
     """
-    return list(_read_tags(uri, stamps([uri])[0], classes))
+    return list(_read_tags(uri, stamp(uri), classes))
 
 
 @functools.lru_cache(maxsize=2**16)

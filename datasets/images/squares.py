@@ -23,7 +23,8 @@ from mcis.datasets.images.decode import (
     decode_rgb,
     decode_square,
 )
-from mcis.datasets.storage.files import error_text, read_decoded
+from mcis.datasets.storage.faults import error_text
+from mcis.datasets.storage.files import read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
 _COLUMN = "pixels"

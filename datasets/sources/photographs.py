@@ -10,7 +10,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import inside, is_text, left_out, name_below, scan
 from mcis.datasets.sources.user_table import READERS, image_column
-from mcis.datasets.storage.files import credentials_refused, holds_credentials, is_remote, without_credentials
+from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
 
 class Photograph(NamedTuple):

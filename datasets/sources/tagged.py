@@ -34,7 +34,7 @@ from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.user_table import UserTable, is_text, read_user_table, trimmed
-from mcis.datasets.storage.files import is_remote
+from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import give_back, pieces, repeated
 
 SPLITS = ("train", "val", "test")

@@ -21,14 +21,8 @@ import pyarrow.parquet
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import shown
-from mcis.datasets.storage.files import (
-    credentials_refused,
-    holds_credentials,
-    is_remote,
-    local_path,
-    read_opened,
-    without_credentials,
-)
+from mcis.datasets.storage.files import path_on_disk, read_opened
+from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
@@ -194,7 +188,7 @@ def _may_name(table: str, uri: str) -> bool:
 
 def _place(uri: str) -> tuple[str, str]:
     """Where a file lies: all of its URI that says which server, nothing for this machine, and its path."""
-    local = local_path(uri)
+    local = path_on_disk(uri)
     if local is not None:
         return "", os.path.normpath(local)
     parts = urlsplit(uri, allow_fragments=False)

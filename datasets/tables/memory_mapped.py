@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.storage.copies import names_in, read_file
+from mcis.datasets.storage.folders import names_in, read_file
 
 
 def cache_table(column: str, rows: NDArray[Any]) -> pa.Table:

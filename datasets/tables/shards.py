@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mcis.datasets.errors import BadFile
-from mcis.datasets.storage.copies import AGAIN, fetch_below, read_file
+from mcis.datasets.storage.folders import AGAIN, fetch_below, files_below, read_file
 
 _T = TypeVar("_T")
 SHARD_BYTES = 2**30
@@ -24,7 +24,7 @@ def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) 
 
     Raises:
         BadFile: it is damaged or absent.
-        UserError: it cannot be read at present, see `copies.read_file`.
+        UserError: it cannot be read at present, see `folders.read_file`.
     """
     expected = "a table as mcis wrote it"
     try:
@@ -49,7 +49,10 @@ class Shards:
         self.columns = None if columns is None else ("image_id", *columns)
         self.shard_of: dict[str, str] = {}
         self.written: dict[str, int] = {}
-        for name, at in fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet")).items():
+        fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet"))
+        for name, at in sorted(files_below(folder).items()):
+            if not fnmatch(name, "part-*.parquet"):
+                continue
             table = read_parquet(folder / name, functools.partial(pq.read_table, columns=["image_id"]), fetch=False)
             self.written[name] = at.changed  # another file of the same name is another shard
             self.shard_of |= dict.fromkeys(table["image_id"].to_pylist(), name)

@@ -74,10 +74,10 @@ def _workspace(folder: str | Path) -> Path:
     folder = str(folder)  # the default is a path
     if "://" not in folder:
         return Path(folder)
-    from mcis.datasets.storage.copies import place_of
+    from mcis.datasets.storage.folders import local_path
 
     with plain_errors():
-        return place_of(folder)
+        return local_path(folder)
 
 
 WorkspaceFolder = Annotated[

@@ -53,7 +53,7 @@ def gc(
     """
     with plain_errors():
         from mcis.platform.commands.terminal import show_removal
-        from mcis.platform.runs.garbage import plan_removal, remove
+        from mcis.platform.runs.garbage import plan_removal, remove_garbage
         from mcis.platform.runs.locks import hold_workspace, runs_in_progress
         from mcis.platform.runs.workspace import Workspace
 
@@ -61,7 +61,7 @@ def gc(
         with hold_workspace(opened, "mcis gc") if delete else contextlib.nullcontext():
             plan = plan_removal(opened, run or [])
             show_removal(plan, opened)
-            failed = remove(opened, plan) if delete else []
+            failed = remove_garbage(opened, plan) if delete else []
         if failed:
             for line in failed:
                 typer.echo(f"not removed: {line}", err=True)

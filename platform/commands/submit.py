@@ -10,7 +10,7 @@ import typer
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sources import SOURCES
-from mcis.datasets.storage.files import credentials_refused, holds_credentials, without_credentials
+from mcis.datasets.storage.uris import credentials_refused, holds_credentials, without_credentials
 from mcis.platform.commands.options import Verbose, plain_errors
 
 _COMMANDS = ("run", "study", "index", "predict")

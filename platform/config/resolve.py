@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions
-from mcis.datasets.storage.files import holds_credentials, without_credentials
+from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES

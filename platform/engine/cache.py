@@ -12,7 +12,7 @@ from filelock import Timeout
 
 from mcis.datasets.images.decode import RULES
 from mcis.datasets.images.squares import MakeSquares, image_bytes
-from mcis.datasets.storage.copies import in_bucket
+from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.backbone_outputs import Features, features_bytes
 from mcis.datasets.tables.large_tables import Texts
 from mcis.platform.config.compute import ComputeConfig
@@ -21,7 +21,7 @@ from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import bytes_in, content_digest, discard, disk_errors, fingerprint, rename_folder
+from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, fingerprint, rename_folder
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
@@ -84,7 +84,7 @@ def features_cache(
 
 def _apart(context: RunContext) -> bool:
     """Whether the nodes share no disk, so that a cache that some of them make is none for the others."""
-    if not in_bucket(context.workspace.root) or is_one_node():
+    if context.workspace.uri is None or is_one_node():
         return False
     console.print(
         "note: the nodes share no disk, so nothing is kept of decoded images: they are decoded each time", markup=False
@@ -157,7 +157,7 @@ def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
             return
         try:
             with workspace.lock("cache", folder.stem).acquire(blocking=False):
-                discard(folder)
+                remove(folder)
         except Timeout:
             continue
         left -= size

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcis.datasets.errors import UserError, printable
-from mcis.datasets.storage.files import PATIENCE, with_timeout
+from mcis.datasets.storage.faults import PATIENCE, with_timeout
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient

@@ -35,7 +35,7 @@ class LossTrend(NamedTuple):
     @classmethod
     def of_log(cls, folder: Path, term: str) -> Self | None:
         """The trend in the log of a training's folder; None where the log is too short to tell."""
-        values = np.array([record[term] for record in read_records(folder / STEPS)[0]])
+        values = np.array([record[term] for record in read_records(folder / STEPS)])
         if len(values) < _RECORDS:
             return None
         tenth = len(values) // 10

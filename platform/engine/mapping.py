@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import names_in, remove
+from mcis.datasets.storage.folders import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_in_words, deaths, memory_errors, user_errors
 from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes

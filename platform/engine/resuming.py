@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import in_bucket, is_there, read_file, remove
+from mcis.datasets.storage.folders import is_there, read_file, remove
 from mcis.platform.networks.checkpoints import load_tensors, save
 from mcis.platform.runs.files import write_text
 
 CHECKPOINT = "checkpoint.pt"
 _ASKED = "checkpoint.asked"
 """The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
-_LOOK = 2.0
-"""Seconds between two looks for it in a bucket."""
+_LOOK = 1.0
+"""Seconds between two looks for it."""
 
 
 def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 15.0) -> None:
@@ -33,19 +33,18 @@ def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 1
     with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
         write_text(folder / _ASKED, "")
         while is_there(folder / _ASKED) and not ended.is_set() and time.monotonic() < until:
-            time.sleep(_LOOK if in_bucket(folder) else 0.05)
+            time.sleep(0.2)
         remove(folder / _ASKED)
 
 
 class Asked:
-    """Tells a worker after each step whether the driver waits for a checkpoint; a bucket is asked but now and then."""
+    """Tells a worker after each step whether the driver waits for a checkpoint, for which it looks once a second."""
 
     def __init__(self, folder: Path):
-        self.file, self.every = folder / _ASKED, _LOOK if in_bucket(folder) else 0.0
-        self.looked = time.monotonic()
+        self.file, self.looked = folder / _ASKED, time.monotonic()
 
     def __call__(self) -> bool:
-        if time.monotonic() - self.looked < self.every:
+        if time.monotonic() - self.looked < _LOOK:
             return False
         self.looked = time.monotonic()
         return is_there(self.file)

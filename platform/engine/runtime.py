@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import PLACE
+from mcis.datasets.storage.folders import PLACE
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.runs.progress import console
 

@@ -7,54 +7,38 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mcis.datasets.storage.copies import fetched, in_bucket, is_there
 from mcis.platform.runs.files import write_text
+from mcis.platform.runs.progress import read_records
 
 STEPS = "steps.jsonl"
-_EVERY = 5.0
-"""Seconds between two times that a log goes to a bucket."""
+_EVERY = 2.0
+"""Seconds between two times that the log is written."""
 
 
 class StepLog:
-    """Appends to the log, which is cut back to the last checkpoint after a restart.
+    """The log of a training, which is cut back to the last checkpoint after a restart.
 
-    A record is on disk when `write` returns. In a bucket, where nothing can be appended to, the whole log is written
-    again, at most every few seconds, and by `flush`.
+    The whole of it is written, aside and renamed, every few seconds and by `flush`.
 
     Args:
         start: updates that the checkpoint has done; records of later ones are removed.
     """
 
     def __init__(self, path: Path, start: int):
-        self.path, self.sent = path, 0.0
-        kept = []
-        if is_there(path):
-            for line in fetched(path).read_text().splitlines():
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    break  # the line that a kill cut
-                if record["step"] <= start:
-                    kept.append(line + "\n")
-        write_text(path, "".join(kept))
-        self.lines = kept if in_bucket(path) else None
-        self.file = path.open("a", buffering=1) if self.lines is None else None
+        self.path = path
+        self.records = [record for record in read_records(path) if record["step"] <= start]
+        self.flush()
 
     def write(self, record: dict[str, Any]) -> None:
-        """Appends a record."""
-        line = json.dumps(record) + "\n"
-        if self.file is not None:
-            self.file.write(line)
-        elif self.lines is not None:
-            self.lines.append(line)
-            if time.monotonic() - self.sent > _EVERY:
-                self.flush()
+        """Adds a record."""
+        self.records.append(record)
+        if time.monotonic() - self.written > _EVERY:
+            self.flush()
 
     def flush(self) -> None:
         """Has all records where the log lies when it returns."""
-        if self.lines is not None:
-            write_text(self.path, "".join(self.lines))
-            self.sent = time.monotonic()
+        write_text(self.path, "".join(f"{json.dumps(record)}\n" for record in self.records))
+        self.written = time.monotonic()
 
 
 class Throughput:

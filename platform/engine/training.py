@@ -8,8 +8,7 @@ from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import DecodeIn
-from mcis.datasets.storage.copies import files_below, is_there, remove, uri_of
-from mcis.datasets.storage.files import locate
+from mcis.datasets.storage.folders import file_system, files_below, is_there, remove
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_in_words, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
@@ -175,8 +174,7 @@ def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
     import ray.train.torch
 
     compute = job.compute
-    uri = uri_of(job.folder)
-    system, place = locate(uri) if uri else (None, str(job.folder))
+    system, place = file_system(job.folder)
     # Two numbers make it elastic, which Ray's stubs do not know.
     workers: Any = (compute.min_workers, compute.workers) if compute.min_workers else compute.workers
     ray.train.torch.TorchTrainer(

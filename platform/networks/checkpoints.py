@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.storage.copies import read_file
+from mcis.datasets.storage.folders import read_file
 from mcis.platform.runs.files import written_aside
 
 WEIGHTS = "weights.pt"

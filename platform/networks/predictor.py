@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.images.squares import read_picture
-from mcis.datasets.storage.copies import place_of
+from mcis.datasets.storage.folders import local_path
 from mcis.models.backbones import to_unit
 from mcis.models.networks import normalization_of
 from mcis.models.segmenters import labels_at, predict
@@ -214,7 +214,7 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
     Raises:
         UserError: see `Predictor.load`.
     """
-    folder = place_of(str(run)).expanduser().resolve()
+    folder = local_path(str(run)).expanduser().resolve()
     allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
     others = [text for text in assignments if not text.startswith(allowed)]
     if others:

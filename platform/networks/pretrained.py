@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import fetched, is_there, place_of, send
+from mcis.datasets.storage.folders import fetched, is_there, local_path, send
 from mcis.models.backbones import Backbone
 from mcis.models.networks import TIMM
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_url
@@ -69,7 +69,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
         if not is_there(path):
             _download(backbone, path)
         return path
-    path = place_of(origin)
+    path = local_path(origin)
     if not is_there(path):
         raise UserError(
             f"weights of {backbone}: {path} is no file",

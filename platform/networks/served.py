@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import fetched
+from mcis.datasets.storage.folders import fetched
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.predictor import Predictor, TrainedRun, trained_run

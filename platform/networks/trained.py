@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.storage.copies import is_there, place_of
+from mcis.datasets.storage.folders import is_there, local_path
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
@@ -33,7 +33,7 @@ def classifier_file(config: Config, key: Literal["classifier", "initial"]) -> Pa
     name = getattr(config.weights, key)
     if not name:
         return None
-    path = place_of(name)
+    path = local_path(name)
     if not is_there(path):
         raise UserError(
             f"weights.{key}: {path} is no file",

@@ -12,7 +12,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_truth
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.sampling.pairs import KINDS, PairSampler
-from mcis.datasets.storage.copies import is_there
+from mcis.datasets.storage.folders import is_there
 from mcis.datasets.tables.large_tables import take
 from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys

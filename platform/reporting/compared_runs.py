@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.storage.copies import is_there
+from mcis.datasets.storage.folders import is_there
 from mcis.platform.config.experiment import read_experiment, read_origins
 from mcis.platform.reporting.run_data import ConfigValue
 from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores

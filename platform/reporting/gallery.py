@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.storage.files import stamps
+from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
@@ -75,7 +75,7 @@ def _panels(
         shape: tuple[int, int] = image.shape[:2]
         truth, prediction = None, predictions.get(image_id)
         mask = masks.rows(image_id) if masks else None
-        if "evaluate" in inputs and row["mask_uri"] and stamps([row["mask_uri"]])[0]:
+        if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), *shape)
         panels.append(
             Panel(

@@ -11,7 +11,8 @@ from PIL import Image
 
 from mcis.datasets.images.decode import decode_labels, encode_labels, lies_upright_as_jpeg, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.storage.files import is_remote, read_bytes
+from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.uris import is_remote
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, table_of, write_all, write_bytes
 from mcis.platform.runs.files import read_table, shards_in, written_aside

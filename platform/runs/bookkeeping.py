@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import AGAIN, place_of
+from mcis.datasets.storage.folders import AGAIN, local_path
 from mcis.datasets.tables.large_tables import give_back
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
@@ -122,7 +122,7 @@ def bookkept(
         if not workspace.outputs(name):
             write_text(folder.config, experiment_text(config, resolved.origins))
         for key, value in leaves(config.weights):  # which may be another run's
-            output = place_of(value or "").parent
+            output = local_path(value or "").parent
             if output.parent == workspace.store.resolve():
                 point_to(workspace, name, f"weights.{key}", output)
         tracker = Tracker(

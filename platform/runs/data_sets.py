@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.sources import SOURCES
-from mcis.datasets.storage.files import is_remote, without_credentials
+from mcis.datasets.storage.uris import is_remote, without_credentials
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
 from mcis.platform.runs.listing import value_of

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,12 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import fetched, files_below, in_bucket, names_in, read_end, read_file, remove, send
-from mcis.datasets.storage.files import Stamp, stamps, stamps_of_column, sync
+from mcis.datasets.storage import folders
+from mcis.datasets.storage.faults import ask_remote
+from mcis.datasets.storage.files import Stamp, stamp, stamps_of_column, sync
+from mcis.datasets.storage.folders import fetched, file_system, files_below, names_in, read_file
 from mcis.datasets.tables.large_tables import digest, in_shards
 from mcis.datasets.tables.shards import read_parquet
-
-_FOOTER = 2**20
-"""Bytes at the end of a Parquet file that hold its footer; shards have one of some thousand."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -42,11 +40,11 @@ def file_stamps(uris: pa.ChunkedArray) -> str:
 def content_digest(file: Path) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
     file = fetched(file)
-    return _content_digest(file, *stamps([str(file)]))
+    return _content_digest(file, stamp(str(file)))
 
 
 @functools.lru_cache
-def _content_digest(file: Path, stamp: Stamp | None) -> str:
+def _content_digest(file: Path, _: Stamp | None) -> str:
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
@@ -115,39 +113,11 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise
 
 
-def host_name() -> str:
-    """The name of this machine, of letters, digits and hyphens alone."""
-    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
-
-
-def aside_of(path: Path) -> Path:
-    """The name beside a path under which this process writes or removes it; `ASIDE` matches such names."""
-    return path.with_name(f".{path.name}.{host_name()}.{os.getpid()}")
-
-
-ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
-"""Names as `aside_of` makes them."""
-
-
 @contextlib.contextmanager
 def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
-
-    Args:
-        durable: whether the content is on the disk before it has the name; otherwise a machine that loses power may
-            leave an empty file under it. False for files that are easily written again.
-    """
-    aside = aside_of(path)
-    with disk_errors(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            yield aside
-            if durable:
-                sync(aside)
-            send(aside, path)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
+    """As `folders.written_aside`; errors of the disk are a UserError."""
+    with disk_errors(path.parent), folders.written_aside(path, durable=durable) as aside:
+        yield aside
 
 
 def rename_folder(folder: Path, final: Path) -> None:
@@ -158,26 +128,6 @@ def rename_folder(folder: Path, final: Path) -> None:
             sync(Path(parent))
         os.replace(folder, final)
         sync(final.parent)
-
-
-def discard(path: Path) -> bool:
-    """Removes a file, a link or a folder, under another name, so that what has its own name is always whole.
-
-    Returns:
-        Whether nothing is left of it. What could not be removed keeps the other name, and `mcis gc` removes it.
-    """
-    if in_bucket(path):
-        remove(path)
-        return True
-    aside = aside_of(path)
-    with disk_errors(path.parent):
-        remove(aside)  # of an earlier process with the same number
-        try:
-            os.rename(path, aside)
-        except FileNotFoundError:
-            return True
-        remove(aside)
-    return not os.path.lexists(aside)
 
 
 _LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
@@ -289,8 +239,9 @@ def table_rows(file: Path) -> int:
     Raises:
         UserError: it is damaged, or cannot be read at present.
     """
-    return int(read_parquet(file, _read_footer, fetch=False).num_rows)
+    return read_parquet(file, _read_rows, fetch=False)
 
 
-def _read_footer(file: Path) -> pq.FileMetaData:
-    return pq.read_metadata(pa.BufferReader(read_end(file, _FOOTER)))
+def _read_rows(file: Path) -> int:
+    system, place = file_system(file)
+    return int(ask_remote(lambda: pq.read_metadata(place, filesystem=system).num_rows))

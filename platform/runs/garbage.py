@@ -15,8 +15,8 @@ import psutil
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
-from mcis.datasets.storage.copies import is_there, names_in
-from mcis.platform.runs.files import ASIDE, bytes_in, discard, host_name, read_json
+from mcis.datasets.storage.folders import ASIDE, host_name, is_there, names_in, remove
+from mcis.platform.runs.files import bytes_in, disk_errors, read_json
 from mcis.platform.runs.inventory import records
 from mcis.platform.runs.record import RunRecord
 from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, Workspace
@@ -73,9 +73,10 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
     return Plan(garbage, notes)
 
 
-def remove(workspace: Workspace, plan: Plan) -> list[str]:
+def remove_garbage(workspace: Workspace, plan: Plan) -> list[str]:
     """Removes what a plan holds, while `hold_workspace` does; returns what could not be removed, with the reason."""
-    left = [each.path for each in plan.garbage if not discard(each.path)]
+    with disk_errors(workspace.root):
+        left = [each.path for each in plan.garbage if not remove(each.path)]
     return [f"{path.relative_to(workspace.root)}: a part of it cannot be removed" for path in left]
 
 

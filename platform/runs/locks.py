@@ -21,8 +21,8 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import uri_of
-from mcis.platform.runs.files import disk_errors, host_name
+from mcis.datasets.storage.folders import host_name
+from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.record import now
 from mcis.platform.runs.workspace import Workspace
@@ -50,8 +50,8 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
     Raises:
         UserError: another process holds the name, or the file system has no locks.
     """
-    if uri := uri_of(workspace.root):
-        _say_once(f"note: locks of {uri} hold on this machine alone: start its runs on one machine")
+    if workspace.uri:
+        _say_once(f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine")
     with _held(workspace.lock_file("run", name), f"run {name}", _refuse_second):
         with _held(_of_all(workspace), f"run {name}", _announce("the run begins when this has ended")):
             pass

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from mcis.datasets.errors import printable
-from mcis.datasets.storage.copies import fetched, in_bucket
+from mcis.datasets.storage.folders import fetched
 
 
 class _PrintableConsole(Console):
@@ -86,27 +86,21 @@ def transfer_bars() -> Iterator[Callable[[str, int, int], None]]:
         yield on_progress
 
 
-def read_records(path: Path, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """The complete lines of a JSON lines file from a byte offset on, and the offset behind them."""
+def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:
+    """The records of a JSON lines file, but for the first ones; none of an absent file."""
     try:
-        size = fetched(path).stat().st_size
+        lines = fetched(path).read_bytes().splitlines()
     except FileNotFoundError:
-        return [], offset
-    if size < offset:
-        offset = 0  # a restart has cut it back
-    with path.open("rb") as file:
-        file.seek(offset)
-        data = file.read()
-    data = data[: data.rfind(b"\n") + 1]
-    return [json.loads(line) for line in data.splitlines() if line], offset + len(data)
+        return []
+    return [json.loads(line) for line in lines[skip:]]
 
 
 @contextlib.contextmanager
 def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every: float = 1.0) -> Iterator[None]:
-    """Passes the records that are appended to a JSON lines file to `on_records`, in a thread, while the block runs.
+    """Passes the records that a JSON lines file gets to `on_records`, in a thread, while the block runs.
 
-    A file that replaces the first one, as when a restart cuts the log back, is read from its beginning. Records on
-    which `on_records` failed are passed again together with the next ones.
+    Each record is passed once, also where a restart cuts the file back and writes the last ones again. Records on which
+    `on_records` failed are passed again together with the next ones.
 
     Args:
         every: seconds between two looks at the file.
@@ -119,23 +113,16 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
     failure: list[Exception] = []
 
     def loop() -> None:
-        offset, inode = 0, 0
-        while True:
+        passed, last = 0, False
+        while not last:
             last = stop.wait(every)
             failure.clear()
             try:
-                # A new file has a new inode: it was written while the old one still had its own. Copies of what lies
-                # in a bucket are new each time, and longer but after a restart.
-                now = path.stat().st_ino if path.exists() and not in_bucket(path) else 0
-                offset, inode = (offset if now == inode else 0), now
-                records, behind = read_records(path, offset)
-                if records:
+                if records := read_records(path, passed):
                     on_records(records)
-                offset = behind
+                    passed += len(records)
             except Exception as error:  # a tracking server may be away for a while
                 failure.append(error)
-            if last:
-                return
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()

@@ -16,8 +16,9 @@ from pydantic import TypeAdapter, ValidationError
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
+from mcis.datasets.storage.folders import ASIDE
 from mcis.datasets.storage.threads import in_threads
-from mcis.platform.runs.files import ASIDE, files_in, read_json, table_rows, write_json
+from mcis.platform.runs.files import files_in, read_json, table_rows, write_json
 from mcis.platform.runs.workspace import SUMMARY
 
 

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
-from mcis.datasets.storage.copies import is_there
+from mcis.datasets.storage.folders import is_there, remove
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.bookkeeping import begin_recompute, point_to, recomputed
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import discard, disk_errors, fingerprint, read_json
+from mcis.platform.runs.files import disk_errors, fingerprint, read_json
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, flaw, write_result
@@ -164,13 +164,13 @@ def _compute(
         if goes_on:
             console.print(f"note: {stage.name} goes on with what the call before has computed again")
         elif recompute:
-            discard(folder)
+            remove(folder)
             begin_recompute(workspace, context.name, folder)
         if (lacks := flaw(folder)) is None:
             return False
         if is_there(folder / SUMMARY):
             console.print(f"note: {folder.name} is computed again: {lacks}", markup=False)
-            discard(folder)
+            remove(folder)
         if before:
             before()
         began, caches = time.monotonic(), list[str]()

@@ -89,7 +89,7 @@ class Tracked(BaseModel):
         figure of the same time and value once.
 
         Args:
-            sent: the last step that MLflow has, and where the log goes on behind it in bytes, by network.
+            sent: by network the last step that MLflow has, and how many records were looked at.
         """
         from mlflow.entities import Metric
 
@@ -97,8 +97,8 @@ class Tracked(BaseModel):
             if network not in sent:
                 history = client.get_metric_history(self.run_id, f"{network}.epoch")
                 sent[network] = max((logged.step for logged in history), default=-1), 0
-            last, offset = sent[network]
-            records, end = read_records(workspace.root / log, offset)
+            last, seen = sent[network]
+            records = read_records(workspace.root / log, seen)
             new = [record for record in records if record["step"] > last]
             metrics = [
                 Metric(f"{network}.{key}", float(value), int(1000 * record["time"]), record["step"])
@@ -107,7 +107,7 @@ class Tracked(BaseModel):
                 if key not in ("step", "time")
             ]
             client.log_batch(self.run_id, metrics=metrics)
-            sent[network] = max([last, *(record["step"] for record in new)]), end
+            sent[network] = max([last, *(record["step"] for record in new)]), seen + len(records)
         points = [
             Metric(key, value, int(1000 * seconds), step)
             for key, steps in self.points.items()

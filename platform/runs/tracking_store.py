@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.files import SECRET, holds_credentials
+from mcis.datasets.storage.uris import SECRET, holds_credentials
 from mcis.platform.runs.files import full_disk
 from mcis.platform.runs.workspace import Workspace
 

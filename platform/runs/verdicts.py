@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import BadFile
 from mcis.datasets.index import VERDICT_FIELDS
-from mcis.datasets.storage.copies import is_there
 from mcis.datasets.storage.files import stamps_of_column
+from mcis.datasets.storage.folders import is_there
 from mcis.datasets.tables.large_tables import hashes, in_shards, take
 from mcis.platform.runs.files import OpenedTable, write_batches
 from mcis.platform.runs.progress import console

@@ -13,8 +13,9 @@ WORKSPACE/
 
 `.<name>.<host>.<process>` is a file or folder that this process is writing or removing.
 
-A workspace at a URI is worked on through copies of its files (`datasets.copies`): what is written is sent to the bucket
-once it is whole, what is read is fetched. Caches, data that was drawn and MLflow's own store stay on the machine.
+A workspace at a URI is worked on through copies of its files (`datasets.storage.folders`): what is written is sent to
+the bucket once it is whole, what is read is fetched. Caches, data that was drawn and MLflow's own store stay on the
+machine.
 """
 
 import dataclasses
@@ -27,8 +28,8 @@ from filelock import FileLock
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import RULES
-from mcis.datasets.storage.copies import fetch_below, in_bucket, is_there, names_in, uri_of
-from mcis.platform.runs.files import ASIDE, disk_errors
+from mcis.datasets.storage.folders import ASIDE, fetch_below, is_there, names_in, uri_of
+from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.record import RunRecord, now, read_record, write_record
 
 SUMMARY = "summary.json"
@@ -128,7 +129,7 @@ class Workspace:
     """A folder with runs and their shared store.
 
     Args:
-        root: its path; `copies.place_of` says that of a URI.
+        root: its path; `folders.local_path` says that of a URI.
         create: whether an absent folder is created. Commands that only read pass False.
 
     Raises:
@@ -139,16 +140,20 @@ class Workspace:
         self.root = root.expanduser().resolve()
         if not create and not is_there(self.runs):
             raise UserError(
-                f"{uri_of(self.root) or self.root} is no workspace",
+                f"{self.uri or self.root} is no workspace",
                 "a folder that `mcis run` has written",
                 "name it by --workspace DIR",
             )
-        if create or in_bucket(self.root):
+        if create:
             with disk_errors(self.root):
                 for folder in (self.store, self.runs, self.cache, self.data, self.weights):
                     folder.mkdir(parents=True, exist_ok=True)
-        if in_bucket(self.root):
-            fetch_below(self.runs, lambda _, at: at.size <= _SMALL)
+        fetch_below(self.runs, lambda _, at: at.size <= _SMALL)
+
+    @property
+    def uri(self) -> str | None:
+        """The URI of a workspace in a bucket."""
+        return uri_of(self.root)
 
     @property
     def store(self) -> Path:

@@ -30,7 +30,7 @@ from mcis.datasets.index import (
     within,
 )
 from mcis.datasets.sources import SOURCES
-from mcis.datasets.storage.copies import remove
+from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import digest, give_back, in_shards, take
 from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of

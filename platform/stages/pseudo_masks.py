@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels, fitted, resize_labels
 from mcis.datasets.images.masks import SALIENT, read_saliency
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.storage.files import stamps
+from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask, decided_by_maps
 from mcis.platform.config.maps import PseudoMasksConfig
@@ -149,7 +149,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """
     rows = of_split(listing.table, "train", tagged=True)
     if config.supervision == "full":
-        there = [uri is not None and stamps([uri])[0] is not None for uri in rows["mask_uri"].to_pylist()]
+        there = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
         without = rows.filter(pa.array([not mask for mask in there]))["image_id"].to_pylist()
         if without:
             raise UserError(

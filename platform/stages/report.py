@@ -122,7 +122,7 @@ def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
     """The step logs of the trainings that were reached, by network; a classifier that was taken over has none."""
     logs = {}
     for stage, network in _TRAININGS.items():
-        if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)[0]):
+        if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)):
             logs[network] = records
     return logs
 

@@ -7,16 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 import tenacity
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage import files
-from mcis.datasets.storage.files import holds_credentials, is_remote, read_bytes, retry_io, stamps, without_credentials
+from mcis.datasets.storage import faults
+from mcis.datasets.storage.files import read_bytes, stamps, stamps_of_column
+from mcis.datasets.storage.uris import holds_credentials, is_remote, without_credentials
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -134,24 +136,15 @@ def test_a_file_that_cannot_be_looked_at_is_not_absent(
     assert stamps([str(path), str(tmp_path / "absent")]) == [(3, path.stat().st_mtime_ns), None]
 
 
-@pytest.mark.parametrize(("at_once", "elsewhere"), [(float("inf"), False), (0.0, True)])
-def test_files_are_asked_for_in_threads_where_answers_take_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: float, elsewhere: bool
-) -> None:
+def test_many_files_are_asked_for_in_their_order(tmp_path: Path) -> None:
     paths = [str(tmp_path / str(number)) for number in range(1000)]
     for path in paths[::2]:
         Path(path).write_text(path)
-    asked, ask = set(), files._stamps
-
-    def noted(uris: Sequence[str]) -> Any:
-        asked.add(threading.current_thread() is not threading.main_thread())
-        return ask(uris)
-
-    monkeypatch.setattr(files, "_AT_ONCE", at_once)
-    monkeypatch.setattr(files, "_stamps", noted)
     expected = [(len(path), os.stat(path).st_mtime_ns) if os.path.exists(path) else None for path in paths]
     assert stamps(paths) == expected
-    assert asked == {False, elsewhere}, "the first in this thread"
+    assert stamps_of_column(pa.chunked_array([paths[:700], paths[700:]])).to_pylist() == [
+        dict(zip(("size", "changed"), at or (-1, -1), strict=True)) for at in expected
+    ]
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "pipe", "a\0b", "loop", "x" * 300])
@@ -163,7 +156,7 @@ def test_what_says_something_of_the_file_is_not_tried_again(
 
     os.mkfifo(tmp_path / "pipe")  # nobody writes to it: an open would wait without end
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    monkeypatch.setattr(files, "_AGAIN", never)
+    monkeypatch.setattr(faults, "_AGAIN", never)
     with pytest.raises((OSError, ValueError)):
         read_bytes(str(tmp_path / name))
     stamps([str(tmp_path / name)])
@@ -178,7 +171,7 @@ def test_a_server_that_is_busy_is_asked_again(faulty_s3: "FaultyS3") -> None:
 
 @pytest.mark.slow
 def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_AGAIN", files._AGAIN.copy(stop=tenacity.stop_after_attempt(1)))
+    monkeypatch.setattr(faults, "_AGAIN", faults._AGAIN.copy(stop=tenacity.stop_after_attempt(1)))
     faulty_s3.files["/bucket/a"] = b"abc"
     uri, absent = faulty_s3.uri("/bucket/a"), faulty_s3.uri("/bucket/absent")
     faulty_s3.stop()
@@ -197,7 +190,7 @@ def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monke
 def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
-    monkeypatch.setattr(files, "PATIENCE", 0.2)
+    monkeypatch.setattr(faults, "PATIENCE", 0.2)
     faulty_s3.files |= {"/bucket/a": b"abc" * 10, "/bucket/b": b"abc" * 10}
     faulty_s3.slow = {"/bucket/a": 2, "/bucket/b": 8}
     began = time.monotonic()
@@ -212,7 +205,7 @@ def test_a_server_that_says_nothing_is_not_waited_for(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
     """It takes connections and never answers; pyarrow alone would wait for 100 s, eight times."""
-    monkeypatch.setattr(files, "PATIENCE", 0.1)
+    monkeypatch.setattr(faults, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{silent.getsockname()[1]}&scheme=http"
         for ask in (read_bytes, lambda uri: stamps([uri])):
@@ -239,11 +232,11 @@ import io, resource
 import numpy as np
 from PIL import Image
 import tenacity
-from mcis.datasets.storage import files
+from mcis.datasets.storage import faults, files
 from mcis.datasets.images.decode import decode_rgb
 from mcis.datasets.errors import UserError
 
-files._AGAIN = files._AGAIN.copy(wait=tenacity.wait_none())
+faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
 stream = io.BytesIO()
 Image.new("RGB", (6000, 6000), "red").save(stream, "PNG")  # 108 MB as RGB, 144 MB as Pillow holds it
 open("a.png", "wb").write(stream.getvalue())
@@ -263,10 +256,3 @@ print(files.read_decoded("a.png", decode_rgb).shape)
     assert done.returncode == 0, done.stderr
     assert "a.png could not be read, however often that was tried: not enough memory" in done.stdout
     assert done.stdout.endswith("(6000, 6000, 3)\n")
-
-
-def test_insisting_costs_next_to_nothing_where_nothing_fails() -> None:
-    began = time.perf_counter()
-    for _ in range(10_000):
-        retry_io("a", int)
-    assert (time.perf_counter() - began) / 10_000 < 20e-6

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import ASIDE, aside_of, remove
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import ASIDE, aside_of, bytes_in, discard, write_json
+from mcis.platform.runs.files import bytes_in, write_json
 from mcis.platform.runs.garbage import plan_removal
 from mcis.platform.runs.inventory import entries
 from mcis.platform.runs.locks import hold_run
@@ -103,7 +104,7 @@ def test_what_no_run_points_to_is_shown_and_then_removed_and_nothing_is_computed
     run(workspace, "second", "a", "c")
     index, localize = outputs(workspace, "first")
     assert planned(workspace) == []
-    discard(workspace.runs / "first")
+    remove(workspace.runs / "first")
     before = files(workspace)
     shown = gc(workspace)
     assert shown.exit_code == 0, shown.output
@@ -275,7 +276,7 @@ def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_
 
 def test_beside_a_run_in_progress_nothing_is_removed_and_the_dry_run_says_so(workspace: Workspace) -> None:
     run(workspace, "first", "a", "b")
-    discard(workspace.runs / "first")
+    remove(workspace.runs / "first")
     before = files(workspace)
     with hold_run(workspace, "second"):
         shown, done = gc(workspace), gc(workspace, "--delete")
@@ -315,5 +316,6 @@ def test_a_run_that_began_to_run_again_keeps_all_that_it_pointed_to(workspace: W
 def test_the_host_is_in_temporary_names(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "node 7.example.org/../x")
     name = aside_of(workspace.root / "a.json").name
-    assert name == f".a.json.node-7-example-org----x.{os.getpid()}"
-    assert ASIDE.fullmatch(name)
+    match = ASIDE.fullmatch(name)
+    assert match
+    assert (match["host"], match["pid"]) == ("node-7-example-org----x", str(os.getpid()))

@@ -62,9 +62,9 @@ def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
         def __call__(self, rows: pa.Table) -> pa.Table:
             import tenacity
 
-            from mcis.datasets.storage import files
+            from mcis.datasets.storage import faults
 
-            files._AGAIN = files._AGAIN.copy(wait=tenacity.wait_none())
+            faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
             return super().__call__(rows)
 
     path = photos.parent / "3.png"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from mcis.datasets.storage.folders import aside_of
 from mcis.platform.cli import app
 from mcis.platform.runs.bookkeeping import point_to, recorded
-from mcis.platform.runs.files import aside_of, write_json
+from mcis.platform.runs.files import write_json
 from mcis.platform.runs.inventory import Entry, entries
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.workspace import Workspace

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import host_name
 from mcis.platform.runs import locks
-from mcis.platform.runs.files import host_name
 from mcis.platform.runs.locks import (
     hold_run,
     hold_stage,

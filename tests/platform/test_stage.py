@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.copies import AGAIN
+from mcis.datasets.storage.folders import AGAIN
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.context import RunContext

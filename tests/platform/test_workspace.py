@@ -18,7 +18,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.storage.copies import files_below
+from mcis.datasets.storage.folders import files_below
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged

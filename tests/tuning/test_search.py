@@ -10,7 +10,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage import copies
+from mcis.datasets.storage import folders
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.workspace import Workspace
@@ -129,14 +129,14 @@ def test_a_search_whose_workspace_lies_in_a_bucket_goes_on_on_another_machine(
     whole = searched(search(tmp_path / "whole"), 13)
     uri = f"s3://{bucket.base_path.strip('/')}/work"
     for machine in range(3):
-        monkeypatch.setenv(copies.PLACE, str(tmp_path / f"machine{machine}"))
-        there = search(copies.place_of(uri))
+        monkeypatch.setenv(folders.PLACE, str(tmp_path / f"machine{machine}"))
+        there = search(folders.local_path(uri))
         searched(there, 4)
         left = begun(SearchTrials(there))
     assert begun(SearchTrials(there)) == left, "on the same machine, too"
     found = searched(there, 1)
     assert results(found) == results(whole)
-    assert SearchTrials(search(copies.place_of(uri))).found() == found, "what other commands fetch is the same"
+    assert SearchTrials(search(folders.local_path(uri))).found() == found, "what other commands fetch is the same"
 
 
 def test_trials_that_were_interrupted_go_on_first_under_their_numbers(tmp_path: Path) -> None:

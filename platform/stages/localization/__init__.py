@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED, Relations
-from mcis.datasets.storage.copies import copy_folder, remove
+from mcis.datasets.storage.folders import copy_folder, remove
 from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig

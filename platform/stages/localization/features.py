@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.storage.copies import names_in, read_file
+from mcis.datasets.storage.folders import names_in, read_file
 from mcis.platform.runs.files import written_aside
 
 
