@@ -9,12 +9,11 @@ from mcis.datasets.index import Listing, shown
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.outputs.relations import MapRelations, relations_of_run
+from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.explorer import explorer_of_run
 from mcis.platform.reporting.gallery import panels_of_run
-from mcis.platform.reporting.panels import Panel, Steps
 from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
 from mcis.platform.reporting.run_page import write_report
 from mcis.platform.runs.context import RunContext
@@ -69,22 +68,27 @@ def run(config: Config, context: RunContext) -> StageResult:
 def report_data(config: Config, context: RunContext, training: Mapping[str, TrainingLog]) -> ReportData:
     """What the page shows, read from the stages that were reached."""
     results = {stage: context.result(stage, StageResult) for stage in context.inputs}
-    rejects = _rejects(context)
+    rows = read_table(context.inputs["index"] / "rejects.parquet", list(Reject._fields)).to_pylist()
+    rejects = [Reject(**row) for row in rows]
     notes = [note for result in results.values() for note in result.remarks()]
     if rejects:
         reasons = collections.Counter(reject.reason for reject in rejects)
         notes.append(f"{len(rejects)} image(s) rejected: {shown([f'{n} x {r}' for r, n in reasons.items()])}")
-    scores = _scores(context)
+    evaluated = context.inputs.get("evaluate")
+    scores = read_scores(evaluated / SCORES) if evaluated else []
+    curves = read_json(evaluated / CURVES) if evaluated else {}
     bound, left_out = upper_bound(context.workspace, context.name, scores)
-    panels = panels_of_run(config, context) if "index" in context.inputs else []
+    panels = panels_of_run(config, context)
+    with_maps = [panel.image_id for panel in panels if panel.split == "train" and panel.maps]
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
+    attention = attention_steps(config, context, relations, with_maps[:_STEP_BY_STEP]) if relations else []
     return ReportData(
         name=context.name,
         setting=config.setting,
         recipe=config.recipe,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         git=git_revision(),
-        classes=context.classes if "index" in context.inputs else (),
+        classes=context.classes,
         scores=scores,
         counts={stage: result.counts for stage, result in results.items() if result.counts},
         rejects=rejects,
@@ -92,30 +96,14 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         seconds={stage: round(seconds, 2) for stage, seconds in context.seconds.items()},
         computed={**context.computed, "report": True},
         training=training,
-        curves=_curves(context),
+        curves={name: Curve(*points) for name, points in curves.items()},
         config=[ConfigValue(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(config.compute.device),
         panels=panels,
-        attention=_attention(config, context, relations, panels),
+        attention=attention,
         explorer=explorer_of_run(config, context, panels, relations),
         bound=bound,
     )
-
-
-def _scores(context: RunContext) -> list[Score]:
-    return read_scores(context.inputs["evaluate"] / SCORES) if "evaluate" in context.inputs else []
-
-
-def _curves(context: RunContext) -> dict[str, Curve]:
-    curves = read_json(context.inputs["evaluate"] / CURVES) if "evaluate" in context.inputs else {}
-    return {name: Curve(*points) for name, points in curves.items()}
-
-
-def _rejects(context: RunContext) -> list[Reject]:
-    if "index" not in context.inputs:
-        return []
-    rejects = read_table(context.inputs["index"] / "rejects.parquet", list(Reject._fields))
-    return [Reject(**row) for row in rejects.to_pylist()]
 
 
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
@@ -125,15 +113,6 @@ def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
         if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)):
             logs[network] = records
     return logs
-
-
-def _attention(
-    config: Config, context: RunContext, relations: MapRelations | None, panels: Sequence[Panel]
-) -> list[Steps]:
-    if relations is None:
-        return []
-    with_maps = [panel.image_id for panel in panels if panel.split == "train" and panel.maps]
-    return attention_steps(config, context, relations, with_maps[:_STEP_BY_STEP])
 
 
 def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds: Mapping[str, float]) -> None:
