@@ -60,29 +60,20 @@ def disk_use(config: Config, images: pa.Table, classes: int) -> list[DiskUse]:
 def uncached(config: Config, images: pa.Table) -> list[str]:
     """What the cache does not hold of what the classifier's training reads, in a sentence, if there is anything."""
     wanted, gib = _cache_wanted(config, images), config.compute.cache_gb
-    if config.supervision != "tags" or wanted <= gib * 2**30:
-        return []
-    return [
+    note = (
         f"compute.cache_gb={gib:g} does not hold the {in_words(wanted)} of all images, so that each epoch computes "
         f"some or all of them again; compute.cache_gb={math.ceil(wanted / 2**30)} holds them"
-    ]
+    )
+    return [note] if config.supervision == "tags" and wanted > gib * 2**30 else []
 
 
 def check_disk(config: Config, context: RunContext, ahead: Collection[str]) -> None:
-    """Asks for the space that stages behind the index take which are not finished.
-
-    Args:
-        ahead: their names.
-
-    Raises:
-        UserError: the disk has less free.
-    """
+    """Asks for the space that the stages `ahead` take, once there is an index; UserError where the disk has less."""
     if "index" not in context.inputs:
         return
     images = read_table(context.inputs["index"] / "index.parquet", COLUMNS)
     uses = [use for use in disk_use(config, images, len(context.classes)) if use.stage in ahead]
-    wanted = sum(use.size for use in uses) - bytes_in(context.workspace.cache)
-    free = free_bytes(context.workspace.root)
+    wanted, free = sum(use.size for use in uses) - bytes_in(context.workspace.cache), free_bytes(context.workspace.root)
     if wanted > free:
         raise UserError(
             f"the run takes {in_words(wanted)} more on the disk of {context.workspace.root}, which has "
