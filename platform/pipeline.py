@@ -1,8 +1,8 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
 import functools
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved
@@ -10,7 +10,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
 from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
-from mcis.platform.runs.bookkeeping import bookkept, index_is_made
+from mcis.platform.runs.bookkeeping import OfStudy, bookkept, index_is_made
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.listing import Sources
@@ -18,7 +18,6 @@ from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage
-from mcis.platform.runs.tracking import Watch
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import (
     evaluation,
@@ -136,10 +135,7 @@ def run(
     until: str | None = None,
     start: str | None = None,
     reuse: Sequence[str] = (),
-    parent: str | None = None,
-    study: str | None = None,
-    varied: Mapping[str, Any] | None = None,
-    watch: Watch | None = None,
+    study: OfStudy | None = None,
     sources: Sources | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
@@ -148,9 +144,7 @@ def run(
         until: last stage; what was reached by then is scored and reported all the same.
         start: this stage and all after it are computed again; repeated, a call that did not finish goes on.
         reuse: stages whose finished output is taken even where other code has made it; the scores say so.
-        parent, study: MLflow run and name of a study that this run belongs to.
-        varied: what tells the run from the others of its study, by short names; further parameters of the MLflow run.
-        watch: is told what trainings log, beside MLflow.
+        study: that this run belongs to.
         sources: what `check` returned, which is then not listed again.
 
     Raises:
@@ -162,18 +156,10 @@ def run(
     if last:  # no network has a part in the index
         check_gpus(config.compute)
     whole = last >= STAGE_NAMES.index("evaluate")
-    with bookkept(
-        resolved,
-        workspace,
-        name,
-        whole=whole,
-        recompute=bool(recompute),
-        parent=parent,
-        study=study,
-        varied=varied,
-        watch=watch,
-        log_model=log_segmenter,
-    ) as tracker:
+    kept = bookkept(
+        resolved, workspace, name, whole=whole, recompute=bool(recompute), study=study, log_model=log_segmenter
+    )
+    with kept as tracker:
         context = RunContext(
             workspace=workspace,
             name=name,

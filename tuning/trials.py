@@ -14,7 +14,7 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import ask_for_no_nodes
 from mcis.platform.engine.runtime import check_cpus, ray_session
-from mcis.platform.runs.bookkeeping import recorded
+from mcis.platform.runs.bookkeeping import OfStudy, recorded
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
@@ -251,10 +251,7 @@ def _run_trial(
         Workspace(Path(common.workspace)),
         trial.name,
         until=trial.until,
-        parent=common.parent,
-        study=common.study,
-        varied=trial.varied,
-        watch=_Validations(),
+        study=OfStudy(common.study, common.parent, trial.varied, _Validations()),
     )
     # Tune writes what is reported into files of JSON.
     report: dict[str, Any] = {"scores": [score.as_json() for score in result.scores]}

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import AGAIN, local_path
@@ -94,6 +94,22 @@ def stopped(workspace: Workspace, name: str, reason: str) -> None:
         _update(workspace, name, ended=now(), outcome="interrupted", reason=reason)
 
 
+class OfStudy(NamedTuple):
+    """A study that a run belongs to.
+
+    Attributes:
+        name: of the study.
+        parent: its MLflow run.
+        varied: what tells the run from the others of it, by short names; further parameters of the MLflow run.
+        watch: is told what trainings log, beside MLflow.
+    """
+
+    name: str
+    parent: str | None
+    varied: Mapping[str, Any]
+    watch: Watch | None = None
+
+
 @contextlib.contextmanager
 def bookkept(
     resolved: Resolved,
@@ -102,10 +118,7 @@ def bookkept(
     *,
     whole: bool,
     recompute: bool,
-    parent: str | None,
-    study: str | None,
-    varied: Mapping[str, Any] | None,
-    watch: Watch | None,
+    study: OfStudy | None,
     log_model: LogModel,
 ) -> Iterator[Tracker]:
     """Holds a run's name while the block runs, and writes down when that began, of what, and how it ended.
@@ -114,11 +127,12 @@ def bookkept(
         whole: whether the block goes to the last stage.
         recompute: whether stages are computed again, which has curves of its own in MLflow, those of a call that goes
             on with it included.
-        parent, study, varied, watch: see `pipeline.run`.
+        study: that the run belongs to.
         log_model: logs the network that MLflow is to have.
     """
     config, folder, values = resolved.config, workspace.run(name, create=False), dict(leaves(resolved.config))
-    with recorded(workspace, name, whole=whole, study=study):
+    parent = study.parent if study else None
+    with recorded(workspace, name, whole=whole, study=study.name if study else None):
         if not workspace.outputs(name):
             write_text(folder.config, experiment_text(config, resolved.origins))
         for key, value in leaves(config.weights):  # which may be another run's
@@ -131,13 +145,13 @@ def bookkept(
             identity=fingerprint(values, parent),
             parent=parent,
             new_run=recompute and not recomputed(workspace, name),
-            watch=watch,
+            watch=study.watch if study else None,
             log_model=log_model,
         )
         with tracker.running(system_metrics=config.tracking.system_metrics):
-            tracker.parameters({**values, **(varied or {})})
+            tracker.parameters({**values, **(study.varied if study else {})})
             tags = {"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)}
-            tracker.tags(tags | ({"study": study} if study else {}))
+            tracker.tags(tags | ({"study": study.name} if study else {}))
             yield tracker
 
 
