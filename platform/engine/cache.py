@@ -2,6 +2,7 @@
 all runs.
 """
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -43,14 +44,11 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
     Returns:
         None where not a single image fits, or the nodes share no disk.
     """
-    bound = int(compute.cache_gb * _GIB)
-    count = min(len(rows), bound // image_bytes(size))
-    if not count or _apart(context):
+    count = min(len(rows), int(compute.cache_gb * _GIB) // image_bytes(size))
+    if not count:
         return None
-    rows = rows.slice(0, count)
-    return _made(
-        f"squash{size}", rows, MakeSquares, (size,), context, compute, count * image_bytes(size), label="decode"
-    )
+    rows, row_bytes = rows.slice(0, count), image_bytes(size)
+    return _made(f"squash{size}", rows, MakeSquares, (size,), context, compute, row_bytes, label="decode")
 
 
 def features_cache(
@@ -72,24 +70,13 @@ def features_cache(
         None where those do not fit compute.cache_gb, or the nodes share no disk.
     """
     shape = features_shape(config)
-    size = len(rows) * features_bytes(shape)
-    if images * features_bytes(shape) > compute.cache_gb * _GIB or _apart(context):
+    if images * features_bytes(shape) > compute.cache_gb * _GIB:
         return None
     of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
     name = f"features-{fingerprint(of_network, made_with(MakeFeatures.__module__, compute.device))}"
-    arguments = config, pretrained, compute.gpu
+    arguments, size = (config, pretrained, compute.gpu), features_bytes(shape)
     folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", network=True)
-    return Features(Texts(rows["uri"]), folder, shape)
-
-
-def _apart(context: RunContext) -> bool:
-    """Whether the nodes share no disk, so that a cache that some of them make is none for the others."""
-    if context.workspace.uri is None or is_one_node():
-        return False
-    console.print(
-        "note: the nodes share no disk, so nothing is kept of decoded images: they are decoded each time", markup=False
-    )
-    return True
+    return Features(Texts(rows["uri"]), folder, shape) if folder else None
 
 
 def _made(
@@ -99,20 +86,18 @@ def _made(
     arguments: tuple[Any, ...],
     context: RunContext,
     compute: ComputeConfig,
-    size: int,
+    row_bytes: int,
     *,
     label: str,
     network: bool = False,
-) -> Path:
-    """The folder `<name>-<content of the rows>` of the cache, made now if there is none, of about `size` bytes."""
+) -> Path | None:
+    """The folder `<name>-<content of the rows>` of the cache, made now if there is none; None as of `cached`."""
     name = f"{name}-{fingerprint(RULES, rows['content_hash'].to_pylist())}"
 
     def fill(part: Path) -> None:
         map_table(rows, make, arguments, part, label=label, compute=compute, network=network, suffix="arrow")
 
-    folder = cached(name, fill, context, size, int(compute.cache_gb * _GIB))
-    assert folder is not None  # who calls has asked
-    return folder
+    return cached(name, fill, context, len(rows) * row_bytes, int(compute.cache_gb * _GIB))
 
 
 def cached(name: str, fill: Callable[[Path], None], context: RunContext, size: int, bound: int) -> Path | None:
@@ -124,9 +109,13 @@ def cached(name: str, fill: Callable[[Path], None], context: RunContext, size: i
     Returns:
         None where the nodes share no disk.
     """
-    if _apart(context):
-        return None
     workspace, folder = context.workspace, context.workspace.cache / name
+    if workspace.uri and not is_one_node():
+        console.print(
+            "note: the nodes share no disk, so nothing is kept of decoded images: they are decoded each time",
+            markup=False,
+        )
+        return None
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
         if folder.exists():
@@ -148,16 +137,10 @@ def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
     A part that was left half made is one of them, but not one whose lock is held: another run is making it.
     """
     caches = (path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name))
-    others = (path for path in caches if path != part)
-    folders = sorted(others, key=lambda path: path.stat().st_mtime)
-    sizes = [bytes_in(folder) for folder in folders]
-    left = sum(sizes)
-    for folder, size in zip(folders, sizes, strict=True):
-        if left <= allowed:
-            return
-        try:
-            with workspace.lock("cache", folder.stem).acquire(blocking=False):
+    sizes = {path: bytes_in(path) for path in sorted(caches, key=lambda path: path.stat().st_mtime) if path != part}
+    left = sum(sizes.values())
+    for folder, size in sizes.items():
+        if left > allowed:
+            with contextlib.suppress(Timeout), workspace.lock("cache", folder.stem).acquire(blocking=False):
                 remove(folder)
-        except Timeout:
-            continue
-        left -= size
+                left -= size

@@ -40,6 +40,16 @@ CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
 """Names in cache/ of caches: whole and in the making."""
 
 
+class _Named:
+    """The path of a name in a run's folder."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __get__(self, folder: "RunFolder", _: type) -> Path:
+        return folder.path / self.name
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The files of one run or study.
@@ -49,76 +59,34 @@ class RunFolder:
     """
 
     path: Path
-
-    @property
-    def record(self) -> Path:
-        """When the run began, how it ended and what it points to; see `runs.record`."""
-        return self.path / "record.json"
-
-    @property
-    def config(self) -> Path:
-        """Every value of the configuration and where it comes from; `mcis run --config` takes this file."""
-        return self.path / "config.toml"
-
-    @property
-    def scores(self) -> Path:
-        """Scores, counts and seconds of the run."""
-        return self.path / "scores.json"
-
-    @property
-    def score_table(self) -> Path:
-        """The scores as a table, a line each."""
-        return self.path / "scores.csv"
-
-    @property
-    def environment(self) -> Path:
-        """Versions of Python and of the packages that results depend on."""
-        return self.path / "environment.json"
-
-    @property
-    def report(self) -> Path:
-        """The page of the run."""
-        return self.path / "report.html"
-
-    @property
-    def pictures(self) -> Path:
-        """The folder of the report's pictures."""
-        return self.path / "pictures"
-
-    @property
-    def index_page(self) -> Path:
-        """The page of the run's index."""
-        return self.path / "index.html"
-
-    @property
-    def tracking(self) -> Path:
-        """Which MLflow run continues this one."""
-        return self.path / "mlflow.json"
-
-    @property
-    def study(self) -> Path:
-        """The figures of a study."""
-        return self.path / "study.json"
-
-    @property
-    def study_table(self) -> Path:
-        """The figures of a study as a table, a line per case, seed and column."""
-        return self.path / "study.csv"
-
-    @property
-    def study_picture(self) -> Path:
-        """The picture of a study."""
-        return self.path / "study.png"
-
-    @property
-    def search(self) -> Path:
-        """The trials of a search, in Optuna's store."""
-        return self.path / "search.db"
-
-    @property
-    def best(self) -> Path:
-        """The best configuration of a search."""
-        return self.path / "best.toml"
+    record = _Named("record.json")
+    """When the run began, how it ended and what it points to; see `runs.record`."""
+    config = _Named("config.toml")
+    """Every value of the configuration and where it comes from; `mcis run --config` takes this file."""
+    scores = _Named("scores.json")
+    """Scores, counts and seconds of the run."""
+    score_table = _Named("scores.csv")
+    """The scores as a table, a line each."""
+    environment = _Named("environment.json")
+    """Versions of Python and of the packages that results depend on."""
+    report = _Named("report.html")
+    """The page of the run."""
+    pictures = _Named("pictures")
+    """The folder of the report's pictures."""
+    index_page = _Named("index.html")
+    """The page of the run's index."""
+    tracking = _Named("mlflow.json")
+    """Which MLflow run continues this one."""
+    study = _Named("study.json")
+    """The figures of a study."""
+    study_table = _Named("study.csv")
+    """The figures of a study as a table, a line per case, seed and column."""
+    study_picture = _Named("study.png")
+    """The picture of a study."""
+    search = _Named("search.db")
+    """The trials of a search, in Optuna's store."""
+    best = _Named("best.toml")
+    """The best configuration of a search."""
 
 
 _SMALL = 2**20
@@ -138,6 +106,26 @@ class Workspace:
 
     def __init__(self, root: Path, *, create: bool = True):
         self.root = root.expanduser().resolve()
+        self.uri = uri_of(self.root)
+        """The URI of a workspace in a bucket."""
+        self.store = self.root / "store"
+        """Outputs of stages by key."""
+        self.runs = self.root / "runs"
+        """One folder per run."""
+        self.cache = self.root / "cache"
+        """Decoded images."""
+        self.verdicts = self.cache / f"verdicts-{RULES}.parquet"
+        """Table of the result of verifying each image file."""
+        self.data = self.root / "data"
+        """Data sets that were drawn or downloaded."""
+        self.weights = self.root / "weights"
+        """Pretrained weights that were downloaded."""
+        self.comparisons = self.root / "comparisons"
+        """Pages of runs that were compared; absent before the first."""
+        self.tracking_store = self.root / "mlflow.db"
+        """MLflow's database, unless MLFLOW_TRACKING_URI names another store."""
+        self.tracking_artifacts = self.root / "mlflow"
+        """Artifacts of MLflow runs in that database."""
         if not create and not is_there(self.runs):
             raise UserError(
                 f"{self.uri or self.root} is no workspace",
@@ -149,56 +137,6 @@ class Workspace:
                 for folder in (self.store, self.runs, self.cache, self.data, self.weights):
                     folder.mkdir(parents=True, exist_ok=True)
         fetch_below(self.runs, lambda _, at: at.size <= _SMALL)
-
-    @property
-    def uri(self) -> str | None:
-        """The URI of a workspace in a bucket."""
-        return uri_of(self.root)
-
-    @property
-    def store(self) -> Path:
-        """Outputs of stages by key."""
-        return self.root / "store"
-
-    @property
-    def runs(self) -> Path:
-        """One folder per run."""
-        return self.root / "runs"
-
-    @property
-    def cache(self) -> Path:
-        """Decoded images."""
-        return self.root / "cache"
-
-    @property
-    def verdicts(self) -> Path:
-        """Table of the result of verifying each image file."""
-        return self.cache / f"verdicts-{RULES}.parquet"
-
-    @property
-    def data(self) -> Path:
-        """Data sets that were drawn or downloaded."""
-        return self.root / "data"
-
-    @property
-    def weights(self) -> Path:
-        """Pretrained weights that were downloaded."""
-        return self.root / "weights"
-
-    @property
-    def comparisons(self) -> Path:
-        """Pages of runs that were compared; absent before the first."""
-        return self.root / "comparisons"
-
-    @property
-    def tracking_store(self) -> Path:
-        """MLflow's database, unless MLFLOW_TRACKING_URI names another store."""
-        return self.root / "mlflow.db"
-
-    @property
-    def tracking_artifacts(self) -> Path:
-        """Artifacts of MLflow runs in that database."""
-        return self.root / "mlflow"
 
     def run(self, name: str, *, create: bool = True) -> RunFolder:
         """The folder of a run or study; an absent one is created if `create`.

@@ -17,7 +17,7 @@ from hypothesis.extra.numpy import arrays
 from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards, keep_shards
 from mcis.models.grids import Grid
-from mcis.platform.outputs.tables import MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA, image_maps, map_rows
+from mcis.platform.outputs.tables import MAPS_SCHEMA, image_maps, map_rows
 
 quick = settings(deadline=None, max_examples=40)
 
@@ -170,57 +170,8 @@ def test_another_file_of_the_same_name_is_read_anew(forty: Path) -> None:
     assert mask_number(Shards(forty), "i0") == 77
 
 
-def test_rows_of_other_tables_are_found_too(tmp_path: Path) -> None:
-    labels = encode_labels(np.arange(6, dtype=np.uint8).reshape(2, 3))
-    rows = [
-        {
-            "image_id": i,
-            "labels": labels,
-            "mask": labels,
-            "ignored": 0.5,
-            "foreground": 0.25,
-            "by_maps": 1.0,
-            "cue": "crf",
-        }
-        for i in "ab"
-    ]
-    pq.write_table(pa.Table.from_pylist(rows, schema=MASKS_SCHEMA), tmp_path / "part-00000000.parquet")
-    of_b = Shards(tmp_path).rows("b")
-    assert of_b is not None
-    assert of_b.to_pylist() == rows[1:]
-
-
 def test_an_empty_folder_holds_no_image(tmp_path: Path) -> None:
     assert list(Shards(tmp_path)) == []
-
-
-def test_schemas_are_the_contract() -> None:
-    text, number, png = pa.string(), pa.int32(), pa.binary()
-    assert {f.name: (f.type, f.nullable) for f in MAPS_SCHEMA} == {
-        "image_id": (text, False),
-        "class": (pa.uint16(), False),
-        "height": (number, False),
-        "width": (number, False),
-        "first": (pa.float64(), False),
-        "step": (pa.float64(), False),
-        "map": (pa.list_(pa.float16()), False),
-    }
-    assert {f.name: (f.type, f.nullable) for f in MASKS_SCHEMA} == {
-        "image_id": (text, False),
-        "labels": (png, False),
-        "mask": (png, False),
-        "ignored": (pa.float32(), False),
-        "foreground": (pa.float32(), False),
-        "by_maps": (pa.float32(), False),
-        "cue": (text, False),
-    }
-    assert {f.name: (f.type, f.nullable) for f in PREDICTIONS_SCHEMA} == {
-        "image_id": (text, False),
-        "plain": (png, False),
-        "crf": (png, True),
-    }
-    documented = [f for schema in (MAPS_SCHEMA, MASKS_SCHEMA, PREDICTIONS_SCHEMA) for f in schema]
-    assert all(f.metadata[b"about"] for f in documented if f.name != "image_id")
 
 
 def test_activations_beyond_float16_are_its_largest_and_none_is_no_number() -> None:

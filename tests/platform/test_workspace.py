@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from filelock import FileLock, Timeout
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.folders import files_below
@@ -53,24 +52,6 @@ def fail_half_way(path: Path, error: type[BaseException]) -> None:
 
 
 # --- fingerprints
-
-
-def test_fingerprints_are_of_the_content_alone() -> None:
-    first = fingerprint("stage", 1, {"b": [1, 2.5], "a": None})
-    assert first == fingerprint("stage", 1, {"a": None, "b": [1, 2.5]})
-    assert len(first) == 16
-    assert set(first) <= set("0123456789abcdef")
-    others = [
-        fingerprint("stage", 2, {"b": [1, 2.5], "a": None}),
-        fingerprint("stage", 1, {"b": [2.5, 1], "a": None}),
-        fingerprint("stage1", {"b": [1, 2.5], "a": None}),
-        fingerprint("stage", 1, {"b": [1, 2.5]}),
-        fingerprint("ab", "c"),
-        fingerprint("a", "bc"),
-        fingerprint("1"),
-        fingerprint(1),
-    ]
-    assert len({first, *others}) == len(others) + 1
 
 
 def test_fingerprints_stay_as_they_are() -> None:
@@ -218,11 +199,6 @@ def test_a_workspace_that_is_closed_is_the_users_error(tmp_path: Path) -> None:
         Workspace(tmp_path / "closed" / "workspace")
 
 
-def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), disk_errors(tmp_path):
-        (tmp_path / "absent").read_text()
-
-
 # --- reading
 
 
@@ -330,11 +306,6 @@ def test_who_only_reads_creates_nothing(workspace: Workspace, tmp_path: Path) ->
     assert names(workspace.runs) == []
 
 
-def test_a_relative_workspace_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert Workspace(Path("here")).root == tmp_path.resolve() / "here"
-
-
 @pytest.mark.parametrize("name", ["a", "first-run_2.0+seed", "größe", "2024"])
 def test_plain_names_of_runs(workspace: Workspace, name: str) -> None:
     assert workspace.run(name).path == workspace.runs / name
@@ -361,13 +332,3 @@ def test_the_outputs_that_a_run_has_reached_are_remembered_wherever_the_workspac
 def test_a_name_that_is_too_long_is_the_users_error(workspace: Workspace) -> None:
     with pytest.raises(UserError, match="File name too long"):
         workspace.run("a" * 300)
-
-
-def test_a_stage_is_computed_once_at_a_time(workspace: Workspace) -> None:
-    with workspace.lock("index", "k1"):
-        with pytest.raises(Timeout):
-            FileLock(workspace.lock("index", "k1").lock_file).acquire(timeout=0)
-        with workspace.lock("index", "k2"):
-            pass
-    with workspace.lock("index", "k1").acquire(timeout=0):
-        pass
