@@ -95,8 +95,6 @@ def list_voc(
             or single saliency map is absent, a class has no training image, `difficult` is set where tags come from
             elsewhere than annotations.
     """
-    if tags_from not in TAGS:
-        raise UserError(f"tags_from {tags_from!r}", f"one of {', '.join(TAGS)}", "name one of them by `tags_from`")
     devkit = _open_devkit(root, classes)
     sbd_folder = _sbd_folder(sbd) if sbd else None
     truth = _masks(devkit.root, masks, sbd_folder)

@@ -148,24 +148,6 @@ def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, decode_in
     same(list(found), decoded(drawn, WorkerShard(1, 2, 0, 12))[7:])
 
 
-@both
-def test_random_crops_are_the_same_in_threads_and_tasks_and_differ_between_epochs(
-    drawn: pa.Table, decode_in: DecodeIn, ray_local: None
-) -> None:
-    shard = WorkerShard(0, 1, 0, 10)
-    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1)
-    decode = PairDecoder(Squares(drawn["uri"].to_pylist(), SIZE), sampler, batch=5, shard=shard, crop_scales=(1.0, 1.5))
-    found = list(batches(decode, batch=5, shard=shard, decode_in=decode_in, threads=2))
-    same(found, [decode(np.array([step])) for step in range(10)])
-    seen: dict[int, list[NDArray[np.uint8]]] = {}
-    for batch in found:
-        for image, pixels in zip(batch.m.tolist(), batch.images_m, strict=True):
-            seen.setdefault(image, []).append(pixels)
-    again = [pictures for pictures in seen.values() if len(pictures) > 1]
-    assert again, "the stream is longer than an epoch"
-    assert any(not np.array_equal(pictures[0], pictures[1]) for pictures in again)
-
-
 def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader() -> None:
     asked: list[int] = []
 
@@ -193,12 +175,6 @@ def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) ->
     decode = decoder(drawn, shard)
     found = list(by_tasks(decode, batch=5, shard=shard, window_bytes=steps * 5 * decode.row_bytes))
     same(found, decoded(drawn, shard))
-
-
-@both
-def test_a_stream_of_no_step_is_empty(drawn: pa.Table, decode_in: DecodeIn) -> None:
-    shard = WorkerShard(0, 1, 4, 4)
-    assert list(batches(decoder(drawn, shard), batch=5, shard=shard, decode_in=decode_in)) == []
 
 
 def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> None:

@@ -79,14 +79,6 @@ def test_every_position_of_a_crop_is_taken(side: int, positions: int) -> None:
         assert crop(rgb, labels, 5, [0, 0, end, 0])[1].tobytes() in found
 
 
-def test_padding_teaches_nothing_and_has_imagenets_color() -> None:
-    rgb, labels = picture(3, 4)
-    image, taught = crop(rgb, labels, 10, [0, 0, 0.5, 0.5])
-    assert (taught != 255).sum() == 12
-    assert (image[taught == 255] == PADDING).all()
-    np.testing.assert_array_equal(image[taught != 255][:, 0], taught[taught != 255])
-
-
 @quick
 @given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([0.5, 0.7, 1.3, 2.0]), st.booleans())
 def test_scaled_crops_are_bilinear_and_their_labels_nearest(
@@ -129,13 +121,6 @@ def test_each_scale_has_its_part_of_the_draws() -> None:
     for part, scale in enumerate(scales):
         for chosen in (part / 4, (part + 1) / 4 - 2**-53):
             assert (crop(rgb, labels, 8, [chosen, 0, 0, 0], scales=scales)[1] != 255).sum() == (4 * scale) ** 2
-
-
-@pytest.mark.parametrize(("turn", "mirrored"), [(0.0, True), (0.5 - 2**-53, True), (0.5, False), (1 - 2**-53, False)])
-def test_half_of_the_crops_are_mirrored(turn: float, mirrored: bool) -> None:
-    rgb, labels = picture(4, 5)
-    expected = labels[:, ::-1] if mirrored else labels
-    np.testing.assert_array_equal(crop(rgb, labels, 5, [0, turn, 0, 0], mirror=True)[1][:4], expected)
 
 
 def test_a_crop_of_another_images_labels_raises() -> None:

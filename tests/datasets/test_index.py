@@ -15,7 +15,6 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
     INDEX_SCHEMA,
     LISTING_SCHEMA,
-    REJECTS_SCHEMA,
     duplicates,
     shown,
     verify,
@@ -44,29 +43,6 @@ def files(folder: Path, contents: dict[str, bytes]) -> list[Path]:
     for name, data in contents.items():
         (folder / name).write_bytes(data)
     return [folder / name for name in contents]
-
-
-def test_schemas_are_the_contract() -> None:
-    text, number = pa.string(), pa.int32()
-    wanted = {
-        "image_id": (text, False),
-        "uri": (text, False),
-        "domain": (text, False),
-        "split": (text, False),
-        "tags": (pa.list_(pa.uint16()), False),
-        "height": (number, False),
-        "width": (number, False),
-        "content_hash": (text, False),
-        "mask_uri": (text, True),
-        "saliency_uri": (text, True),
-    }
-    assert {f.name: (f.type, f.nullable) for f in INDEX_SCHEMA} == wanted
-    assert all(f.metadata[b"about"] for f in INDEX_SCHEMA), "every column says what it holds"
-    assert LISTING_SCHEMA.names == [n for n in INDEX_SCHEMA.names if n not in ("height", "width", "content_hash")]
-    assert {f.name: (f.type, f.nullable) for f in REJECTS_SCHEMA} == {
-        "image_id": (text, False), "uri": (text, False), "domain": (text, False), "split": (text, False),
-        "reason": (text, False),
-    }  # fmt: skip
 
 
 def test_sound_images_get_size_and_hash(tmp_path: Path) -> None:
@@ -125,12 +101,6 @@ def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
     digests = dict(zip(found["image_id"].to_pylist(), found["content_hash"].to_pylist(), strict=True))
     assert digests["text"] == hashlib.sha256(contents["text.jpg"]).hexdigest()
     assert digests["gone"] == ""
-
-
-def test_the_least_side_is_an_argument(tmp_path: Path) -> None:
-    table = listing(files(tmp_path, {"a.jpg": jpeg(64, 31)}))
-    assert verify(table, min_side=31)["reason"].to_pylist() == [None]
-    assert verify(table, min_side=32)["reason"].to_pylist() != [None]
 
 
 def test_shown_says_how_many_more() -> None:

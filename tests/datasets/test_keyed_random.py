@@ -93,29 +93,6 @@ def test_no_purpose_changes_its_number() -> None:
     assert {purpose: permuted(purpose, 3, 5, 1009, np.array([7])).item() for purpose in Order} == FIRST_ORDERS
 
 
-def test_no_two_purposes_draw_the_same() -> None:
-    first, second = np.divmod(np.arange(1000), 10)
-    drawn = np.concatenate([uniforms(purpose, 3, first, second)[:, 0] for purpose in Draw])
-    assert len(np.unique(drawn)) == 1000 * len(Draw)
-    orders = [permuted(purpose, 3, 5, 1000, np.arange(1000)) for purpose in Order]
-    for number, values in enumerate(orders):
-        for others in orders[:number]:
-            assert (values == others).sum() < 12  # one is expected to be the same
-
-
-@quick
-@given(st.lists(st.tuples(st.integers(0, 99), st.integers(0, 9999)), min_size=1, max_size=30))
-def test_company_and_order_change_nothing(rows: list[tuple[int, int]]) -> None:
-    epochs, images = np.array(rows).T
-    whole = uniforms(Draw.PARTNER, 3, epochs, images, count=4)
-    for row in range(len(rows)):
-        alone = uniforms(Draw.PARTNER, 3, int(epochs[row]), images[row : row + 1], count=4)
-        np.testing.assert_array_equal(alone[0], whole[row])
-    shuffled = np.random.default_rng(0).permutation(len(rows))
-    again = uniforms(Draw.PARTNER, 3, epochs[shuffled], images[shuffled], count=4)
-    np.testing.assert_array_equal(again, whole[shuffled])
-
-
 def test_seeds_follow_from_their_keys_as_draws_do() -> None:
     rows = np.arange(1000)
     seeds = generator_seeds(Draw.DROPOUT, 3, rows)
@@ -124,26 +101,6 @@ def test_seeds_follow_from_their_keys_as_draws_do() -> None:
     assert generator_seeds(Draw.DROPOUT, 3, rows[[7, 2]]) == [seeds[7], seeds[2]]
     assert not set(seeds) & {*generator_seeds(Draw.DROPOUT, 4, rows), *generator_seeds(Draw.CLASS_BALANCE, 3, rows)}
     assert np.mean(seeds) / 2**62 == pytest.approx(0.5, abs=0.05)
-
-
-def test_more_draws_begin_with_the_fewer() -> None:
-    images = np.arange(50)
-    seven, three = (uniforms(Draw.AUGMENT_M, 0, 1, images, count=count) for count in (7, 3))
-    np.testing.assert_array_equal(seven[:, :3], three)
-
-
-@pytest.mark.parametrize("changed", ["purpose", "seed", "first", "second"])
-def test_every_part_of_a_key_matters(changed: str) -> None:
-    key = {"purpose": 1, "seed": 5, "first": 2, "second": 7}
-
-    def draws(key: dict[str, int]) -> NDArray[np.float64]:
-        return uniforms(draw(key["purpose"]), key["seed"], key["first"], np.array([key["second"]]), count=4)[0]
-
-    other = {**key, changed: key[changed] + 1}
-    assert not np.isclose(draws(key), draws(other)).any()
-    # Parts are told apart by their position too: epoch 2 of image 7 is not epoch 7 of image 2.
-    swapped = {**key, "first": key["second"], "second": key["first"]}
-    assert not np.isclose(draws(key), draws(swapped)).any()
 
 
 @pytest.mark.parametrize("varied", ["second", "first", "seed", "purpose", "column"])

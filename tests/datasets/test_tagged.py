@@ -1,13 +1,12 @@
 """The source `tags`: CSV, JSONL and Parquet tables, local and on S3, and each way in which a table can be wrong."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.fs as pafs
 import pyarrow.parquet
 import pytest
 
@@ -15,7 +14,6 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA
 from mcis.datasets.sources import user_table
 from mcis.datasets.sources.tagged import list_tagged
-from mcis.datasets.storage.files import read_bytes, stamps
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -386,12 +384,6 @@ def test_absent_tables_and_columns_are_errors(folder: Path) -> None:
     assert "`split=COLUMN`" in caught.value.remedy
 
 
-def test_a_parquet_table_of_pandas_categories_is_read(folder: Path) -> None:
-    tags = pa.array(["cat", None]).dictionary_encode()
-    pa.parquet.write_table(pa.table({"image": ["a", "b"], "tags": tags}), folder / "t.parquet")
-    assert list_tagged(folder / "t.parquet").table["tags"].to_pylist() == [[0], []]
-
-
 def test_a_table_of_many_chunks_is_the_table_of_one(folder: Path) -> None:
     """Tags, splits and ids do not depend on how a file's rows are grouped; tags are numbered through all groups."""
     rows = [
@@ -420,55 +412,3 @@ def test_every_kind_of_text_is_read(folder: Path, kind: str) -> None:
     pa.parquet.write_table(pa.table({"image": images, "tags": tags}), folder / "t.parquet")
     found = list_tagged(folder / "t.parquet").table
     assert (found["image_id"].to_pylist(), found["tags"].to_pylist()) == (["5", "6"], [[0], [0, 1]])
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """HOST:PORT of an S3 server of this machine."""
-    from moto.server import ThreadedMotoServer
-
-    for name, value in (
-        ("AWS_ACCESS_KEY_ID", "test"),
-        ("AWS_SECRET_ACCESS_KEY", "test"),
-        ("AWS_DEFAULT_REGION", "us-east-1"),
-        ("AWS_EC2_METADATA_DISABLED", "true"),
-    ):
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"{host}:{port}"
-    running.stop()
-
-
-def fill_bucket(server: str, files: dict[str, bytes]) -> None:
-    system = pafs.S3FileSystem(endpoint_override=server, scheme="http", allow_bucket_creation=True)
-    system.create_dir("bucket")
-    for name, content in files.items():
-        with system.open_output_stream(f"bucket/{name}") as stream:
-            stream.write(content)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("named_by", ["query", "environment"])
-def test_a_table_and_its_images_are_read_from_s3(server: str, monkeypatch: pytest.MonkeyPatch, named_by: str) -> None:
-    query = f"?endpoint_override={server}&scheme=http" if named_by == "query" else ""
-    if named_by == "environment":
-        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server}")
-    rows = b"image,tags\nimages/a.jpg,cat\n../b.jpg,dog\n/local/c.jpg,dog\n"
-    fill_bucket(server, {"set/images/a.jpg": b"an image", "set/t.csv": rows})
-    with pytest.raises(UserError, match=r"2 file\(s\) of column 'image' lie outside .*b\.jpg, /local/c\.jpg"):
-        list_tagged(f"s3://bucket/set/t.csv{query}")
-    found = list_tagged(f"s3://bucket/set/t.csv{query}", allow_absolute=True).table
-    assert found["image_id"].to_pylist() == ["images/a.jpg", "../b.jpg", "/local/c.jpg"]
-    uris = found["uri"].to_pylist()
-    assert uris == [f"s3://bucket/set/images/a.jpg{query}", f"s3://bucket/b.jpg{query}", "/local/c.jpg"]
-    assert read_bytes(uris[0]) == b"an image"
-    first, second, third = stamps(uris)
-    assert first is not None
-    assert (first.size, second, third) == (8, None, None)
-    with pytest.raises(FileNotFoundError):
-        read_bytes(uris[1])
-    with pytest.raises(UserError, match=r"no table s3://bucket/none\.csv"):
-        list_tagged(f"s3://bucket/none.csv{query}")

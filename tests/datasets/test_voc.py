@@ -14,7 +14,6 @@ from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.images.masks import compare_tags, decode_mask
 from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.datasets.sources.voc import list_voc
-from mcis.datasets.synthetic.devkit import draw
 
 TRAIN = {"t0": [0], "t1": [1, 2], "t2": [2, 0], "t3": []}
 VAL = {"v0": [1], "v1": []}
@@ -68,13 +67,6 @@ def test_a_devkit_is_listed(devkit: Path) -> None:
     assert [r["saliency_uri"] for r in rows] == [*salient, None, None]
 
 
-def test_the_embedded_data_set_is_a_devkit(tmp_path: Path) -> None:
-    draw(tmp_path / "drawn", train=8, val=4, size=48, classes=4)
-    found = list_voc(tmp_path / "drawn", classes=tmp_path / "drawn/classes.txt")
-    assert len(found.table) == 12
-    assert found.table["saliency_uri"].null_count == 4
-
-
 def test_the_default_classes_are_those_of_voc(devkit: Path) -> None:
     write_lists(devkit, "train_aug", {"t0": list(range(20)), "t1": [], "t2": [], "t3": [19]})
     assert list_voc(devkit).classes == VOC_CLASSES
@@ -90,12 +82,6 @@ def test_masks_and_saliency_may_lie_elsewhere(devkit: Path, tmp_path: Path) -> N
     (devkit / "SaliencyMaps").rename(tmp_path / "elsewhere")
     found = listed(devkit, saliency=str(tmp_path / "elsewhere"))
     assert found.table["saliency_uri"][0].as_py() == str(tmp_path / "elsewhere/t0.png")
-
-
-def test_other_lists_are_found_by_name(devkit: Path) -> None:
-    write_lists(devkit, "other", {"t0": [0, 1], "t1": [2]})
-    found = listed(devkit, train_list="other")
-    assert found.table["image_id"].to_pylist() == ["t0", "t1", "v0", "v1"]
 
 
 def test_lists_written_by_other_editors_are_read(devkit: Path) -> None:
@@ -137,11 +123,8 @@ WRONG = [
     (only("val.txt", ""), r"val\.txt lists no image", "`val_list`"),
     (gone("JPEGImages/t1.jpg"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t1\n", "add the images"),
     (line(TAGS, "x 3"), r"train_aug_cls\.txt, line 5: class index 3 of image x", "`classes`"),
-    (line(TAGS, "x -1"), r"line 5: class index -1 of image x", "`classes`"),
     (line(TAGS, "x 1 cat"), r"line 5: class index cat of image x", "`classes`"),
-    (line(TAGS, "x 1.0"), r"line 5: class index 1\.0 of image x", "`classes`"),
     (line(TAGS, "x \N{ARABIC-INDIC DIGIT TWO}"), r"line 5: class index . of image x", "`classes`"),
-    (line(TAGS, "x " + "9" * 5000), r"line 5: class index 999", "`classes`"),
     (line("val_cls.txt", "\n\nv9 7"), r"val_cls\.txt, line 5: class index 7 of image v9", "`classes`"),
     (line(TAGS, "t0 1"), r"train_aug_cls\.txt, line 5: t0 a second time", "merge"),
     (only(TAGS, "t0 0\nt1 1 2\n"), r"train_aug_cls\.txt has no line for t2, t3\n", "id alone"),
@@ -193,13 +176,6 @@ def test_ids_cannot_name_files_outside_of_the_folder(devkit: Path, name: str) ->
     append(devkit, "train_aug.txt", name)
     append(devkit, "train_aug_cls.txt", f"{name} 0")
     with pytest.raises(UserError, match=r"train_aug\.txt names 1 image\(s\) that are not in"):
-        listed(devkit)
-
-
-@pytest.mark.parametrize("name", ["train_aug.txt", "train_aug_cls.txt"])
-def test_a_list_that_is_no_text_is_an_error(devkit: Path, name: str) -> None:
-    (devkit / "ImageSets/Segmentation" / name).write_bytes(b"\xff\xfe\x00\x80")
-    with pytest.raises(UserError, match=rf"{name} cannot be read"):
         listed(devkit)
 
 
@@ -398,12 +374,6 @@ def test_masks_give_the_tags_only_on_request(devkit: Path, tmp_path: Path) -> No
     (devkit / "SegmentationClass/v0.png").unlink()
     with pytest.raises(UserError, match=r"no ground-truth mask for 1 of 2 images of val\.txt: v0"):
         listed(devkit, sbd=sbd, tags_from="masks")
-
-
-def test_an_unknown_source_of_tags_lists_the_choices(devkit: Path) -> None:
-    with pytest.raises(UserError, match="tags_from 'mask'") as caught:
-        listed(devkit, tags_from="mask")
-    assert "auto, lists, xml, masks" in caught.value.expected
 
 
 def test_tags_that_disagree_with_masks_are_found(devkit: Path, tmp_path: Path) -> None:

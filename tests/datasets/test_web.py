@@ -106,13 +106,3 @@ def test_wrong_folders_are_reported_with_a_remedy(tmp_path: Path) -> None:
     fill(tmp_path, "dog/a.jpg")
     with pytest.raises(UserError, match=r"no folder .*/none"):
         list_web(tmp_path, CLASSES, saliency=tmp_path / "none")
-
-
-def test_a_folder_without_permission_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(UserError, match="cannot be read: Permission denied") as caught:
-        list_web(tmp_path, CLASSES)
-    assert "permissions" in caught.value.remedy

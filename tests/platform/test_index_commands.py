@@ -71,10 +71,3 @@ def test_an_index_of_a_location_that_is_none_names_no_option_for_it(source: str,
     assert done.exit_code == 1, done.output
     assert str(absent) in done.output
     assert f"--{source}" not in done.output
-
-
-def test_help_keeps_what_stands_in_angle_brackets() -> None:
-    """Markdown takes bare ones for HTML and shows nothing."""
-    web, single = (runner.invoke(app, ["index", c, "--help"], env={"COLUMNS": "200"}).output for c in ("web", "single"))
-    assert web.count("<class>/<file>") == 2
-    assert "<wnid or folder> -> class name" in single

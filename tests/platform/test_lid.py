@@ -28,17 +28,6 @@ TINY = (
     "compute.threads=1",
     "compute.stop_if_nothing_is_learnt=false",  # in so few steps
 )
-SMALL = (
-    "classifier.epochs=1",
-    "classifier.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "segmenter.channels=24",
-    "segmenter.steps=4",
-    "segmenter.batch=4",
-    "segmenter.width=16",
-    "segmenter.crop=64",
-)
 SHRUNK = (  # of recipe lid: images, their size, steps, and no GPU
     "compute.gpu=false",
     "classifier.input_size=64",
@@ -75,14 +64,6 @@ def draw_challenge(root: Path, *, train: int, val: int, classes: int = 3) -> dic
 def run(recipe: str | None, folder: Path, options: dict[str, str], *assignments: str) -> Any:
     resolved = resolve("lid", recipe, options, [*TINY, *assignments])
     return pipeline.run(resolved, Workspace(folder), "run")
-
-
-@pytest.mark.slow
-def test_list_files_with_masks_of_val_alone_end_in_scores(ray_local: None, tmp_path: Path) -> None:
-    options = draw_challenge(tmp_path, train=20, val=4)
-    result = run("small", tmp_path / "workspace", options, *SMALL)
-    assert [(s.what, s.images) for s in result.scores] == [("segmentation", 4), ("segmentation", 4)]
-    assert result.context.result("pseudo_masks", MasksResult).background_cue == "crf"
 
 
 @pytest.mark.slow

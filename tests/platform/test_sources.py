@@ -1,6 +1,5 @@
 """Every setting runs through the pipeline, and the index opens only new images: small sources made of drawn images."""
 
-import hashlib
 import shutil
 from pathlib import Path
 from typing import Any
@@ -212,34 +211,6 @@ def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Pa
     shutil.copy(root / "JPEGImages" / f"{names[7]}.jpg", folder)
     opened, accepted, rejects = index(names)
     assert (opened, len(accepted), len(rejects)) == (1, 8, 0)
-
-
-def test_a_repeated_index_takes_no_image_for_another(
-    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
-) -> None:
-    """Files that could not even be read are asked for again; those verified meanwhile keep what is theirs."""
-    _, listing = drawn
-    folder = tmp_path / "photos"
-    folder.mkdir()
-    originals = listing.table["uri"].to_pylist()[:8]
-    for number, uri in enumerate(originals):
-        if number < 4:
-            shutil.copy(uri, folder / f"{number}.jpg")
-        else:
-            (folder / f"{number}.jpg").mkdir()
-    table = tmp_path / "photos.csv"
-    table.write_text("\n".join(["image,tags", *(f"photos/{n}.jpg,cat" for n in range(8))]) + "\n")
-    strict = ("data.max_rejected=0", "compute.shard_rows=2")
-    for _ in range(2):
-        with pytest.raises(UserError, match="4 of 8 images cannot be read"):
-            run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
-    for number, uri in enumerate(originals[4:], 4):
-        (folder / f"{number}.jpg").rmdir()
-        shutil.copy(uri, folder / f"{number}.jpg")
-    result = run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, *strict, until="index")
-    assert result.context.result("index", IndexResult).counts["opened"] == 4
-    found = open_index(Workspace(tmp_path / "workspace"), "run").index["content_hash"].to_pylist()
-    assert found == [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in originals]
 
 
 def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
