@@ -18,9 +18,8 @@ import pyarrow.parquet as pq
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
-from mcis.datasets.storage.faults import ask_remote
 from mcis.datasets.storage.files import Stamp, stamp, stamps_of_column, sync
-from mcis.datasets.storage.folders import fetched, file_system, files_below, names_in, read_file
+from mcis.datasets.storage.folders import fetched, files_below, names_in, read_file
 from mcis.datasets.tables.large_tables import digest, in_shards
 from mcis.datasets.tables.shards import read_parquet
 
@@ -231,17 +230,3 @@ def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa
 def shards_in(folder: Path) -> list[Path]:
     """The Parquet shards of a folder, in the order of their names; whoever opens one fetches it first."""
     return [folder / name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]
-
-
-def table_rows(file: Path) -> int:
-    """The number of rows of a Parquet file, by its footer alone.
-
-    Raises:
-        UserError: it is damaged, or cannot be read at present.
-    """
-    return read_parquet(file, _read_rows, fetch=False)
-
-
-def _read_rows(file: Path) -> int:
-    system, place = file_system(file)
-    return int(ask_remote(lambda: pq.read_metadata(place, filesystem=system).num_rows))

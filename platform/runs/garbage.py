@@ -140,11 +140,10 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
 def _leftovers(workspace: Workspace, inside: set[Path]) -> Iterator[Path]:
     """Files and folders under the temporary name of a process that is gone, but not those inside of others."""
     for top in (workspace.store, workspace.runs, workspace.cache, workspace.weights):
-        for parent, folders, files in os.walk(top):
-            folder = Path(parent)
-            left = [name for name in (*folders, *files) if _is_left_over(folder / name)]
-            yield from (folder / name for name in sorted(left) if folder / name not in inside)
-            folders[:] = [name for name in folders if name not in left and folder / name not in inside]
+        for path in sorted(top.rglob(".*")):
+            if _is_left_over(path) and inside.isdisjoint((path, *path.parents)):
+                inside.add(path)
+                yield path
 
 
 def _is_left_over(path: Path) -> bool:

@@ -17,8 +17,7 @@ from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.folders import ASIDE
-from mcis.datasets.storage.threads import in_threads
-from mcis.platform.runs.files import files_in, read_json, table_rows, write_json
+from mcis.platform.runs.files import files_in, read_json, write_json
 from mcis.platform.runs.workspace import SUMMARY
 
 
@@ -120,14 +119,11 @@ def write_result(
 ) -> None:
     """Finishes a stage's output: writes its result, once all names in its folder are on the disk.
 
-    Beside the result stand stage, key, seconds, the caches that it read, and by name the bytes of its files and the
-    rows of those that are tables, which `flaw` goes by.
+    Beside the result stand stage, key, seconds, the caches that it read, and by name the bytes of its files, which
+    `flaw` goes by.
 
     Args:
         but_code: what the key would be the fingerprint of if it left out the code.
-
-    Raises:
-        UserError: a table is damaged.
     """
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
     about = {
@@ -140,12 +136,9 @@ def write_result(
     # What a process that is gone left under a temporary name is not of the output: `mcis gc` removes it.
     files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
     files.pop(SUMMARY, None)
-    tables = [name for name in files if name.endswith(".parquet")]
-    counted = in_threads(table_rows, (folder / name for name in tables), threads=16, name="footers")
-    rows = dict(zip(tables, counted, strict=True))
     for parent in (str(folder.parent), *(parent for parent, _, _ in os.walk(folder))):
         sync(Path(parent))
-    write_json(folder / SUMMARY, about | record | {"files": files, "rows": rows})
+    write_json(folder / SUMMARY, about | record | {"files": files})
 
 
 def flaw(folder: Path) -> str | None:

@@ -100,14 +100,6 @@ def test_who_waits_for_a_stage_says_once_for_whom(
     assert capsys.readouterr().out == "", "nobody is waited for"
 
 
-@pytest.mark.parametrize("other", ["run"], indirect=True)
-def test_gc_does_not_begin_beside_a_run(workspace: Workspace, other: subprocess.Popen[str]) -> None:
-    refused = "a workspace in which no run is in progress"
-    with pytest.raises(UserError, match=refused) as caught, hold_workspace(workspace, "mcis gc"):
-        pytest.fail("both at once")
-    assert f"run first (host {host_name()}, process {other.pid}" in caught.value.found
-
-
 @pytest.mark.parametrize("other", ["gc"], indirect=True)
 def test_a_run_does_not_begin_beside_gc(
     workspace: Workspace, other: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]

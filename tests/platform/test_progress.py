@@ -85,15 +85,6 @@ def test_every_record_is_handed_over_once(tmp_path: Path) -> None:
     assert steps.seen == list(range(1, 101))
 
 
-def test_a_file_that_appears_later_is_followed(tmp_path: Path) -> None:
-    path, steps = tmp_path / "steps.jsonl", Steps()
-    with follow(path, steps, EVERY):
-        time.sleep(3 * EVERY)
-        append(path, lines(1))
-        wait_for(lambda: steps.seen == [1])
-    assert steps.seen == [1]
-
-
 def test_what_was_written_last_is_handed_over_without_waiting(tmp_path: Path) -> None:
     path, steps = tmp_path / "steps.jsonl", Steps()
     began = time.monotonic()
@@ -156,13 +147,6 @@ def test_records_that_are_never_taken_end_the_block_with_the_error(tmp_path: Pat
 def test_the_blocks_own_error_goes_first(tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="of the block"):
         follow_to_the_end(tmp_path / "steps.jsonl", KeyError)
-
-
-def test_no_thread_is_left_behind(tmp_path: Path) -> None:
-    before = threading.active_count()
-    with follow(tmp_path / "steps.jsonl", Steps(), EVERY):
-        assert threading.active_count() == before + 1
-    assert threading.active_count() == before
 
 
 # --- bars

@@ -18,6 +18,7 @@ from mcis.platform.runs.workspace import Workspace
 SOUND = Verdict(40, 50, "abc", None)
 BROKEN = Verdict(0, 0, "def", "empty: 0 bytes")
 UNREADABLE = Verdict(0, 0, "", "cannot be read: Permission denied")
+TOO_LARGE = Verdict(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")
 
 
 class ImageFile(NamedTuple):
@@ -63,18 +64,13 @@ def test_verdicts_that_are_being_read_stay_while_others_are_kept(tmp_path: Path)
     assert found(workspace, *files) == [BROKEN, BROKEN, *list(files.values())[2:]]
 
 
-def test_files_that_could_not_be_read_are_not_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("verdict", [UNREADABLE, TOO_LARGE])
+def test_verdicts_that_may_change_are_not_kept(tmp_path: Path, verdict: Verdict) -> None:
+    """Of files that could not be read, and of limits, which another index may have other ones of."""
     workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
     keep(workspace, {file: SOUND})
-    keep(workspace, {file: UNREADABLE})
+    keep(workspace, {file: verdict})
     assert not len(KeptVerdicts(workspace))
-    assert found(workspace, file) == [None]
-
-
-def test_what_a_limit_rejects_is_not_kept(tmp_path: Path) -> None:
-    """Another index may have another limit, and a verdict of this one has no size."""
-    workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
-    keep(workspace, {file: Verdict(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")})
     assert found(workspace, file) == [None]
 
 

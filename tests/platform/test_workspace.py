@@ -27,7 +27,6 @@ from mcis.platform.runs.files import (
     fingerprint,
     read_json,
     read_table,
-    table_rows,
     write_json,
     write_table,
     written_aside,
@@ -225,10 +224,6 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "a summary": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), flaw),
     "a table": (lambda folder: write_table(folder / "part-0.parquet", TABLE), read_table),
     "rows": (lambda folder: write_table(folder / "part-0.parquet", OF_IMAGES), lambda folder: Shards(folder).rows("a")),
-    "a footer": (
-        lambda folder: write_table(folder / "part-0.parquet", TABLE),
-        lambda folder: table_rows(folder / "part-0.parquet"),
-    ),
     "weights": (
         lambda folder: save_weights(torch.nn.Linear(2, 2), folder / WEIGHTS, {}),
         lambda folder: load_weights(torch.nn.Linear(2, 2), folder / WEIGHTS),
