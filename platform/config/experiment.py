@@ -6,7 +6,7 @@ place, the list `unset` names its key.
 
 import textwrap
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +16,9 @@ from pydantic import BaseModel
 from tomlkit.container import Container
 
 from mcis.datasets.errors import UserError, unquoted
-from mcis.platform.config.keys import Values, explicit, leaves
-from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import setting_values
 
-_LARGEST = 2**20  # bytes
 _WIDTH = 118
 _HEAD = (
     "An experiment of mcis: `mcis run --config FILE --name NAME` runs it, and `--set KEY=VALUE` changes a value.",
@@ -33,15 +30,14 @@ class Experiment(NamedTuple):
     """What a file says.
 
     Attributes:
-        setting, recipe: None where the file does not say.
+        names: `setting` and `recipe`, where the file has them.
         values: all others by dotted key.
         problems: what is wrong with the file's form, one text each.
     """
 
-    setting: str | None
-    recipe: str | None
+    names: dict[str, str]
     values: Values
-    problems: tuple[str, ...]
+    problems: Sequence[str] = ()
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -52,30 +48,23 @@ def read_experiment(path: Path) -> Experiment:
     """
     expected = "a TOML file as `mcis config show SETTING --save FILE` writes it"
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise UserError(f"{path} is larger than {_LARGEST >> 20} MiB", expected, "name another file by --config")
-        tree = tomllib.loads(content.decode())
-    except IsADirectoryError:
-        raise UserError(f"{path} is a folder", expected, "name a file in it by --config") from None
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})", expected, "name a file by --config") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
-    problems, names = [], {}
-    for key in ("setting", "recipe"):
-        names[key] = tree.pop(key, None)
-        if not isinstance(names[key], str | None):
-            problems.append(f"{key}: Input should be a text (found {names[key]!r})")
-            names[key] = None
+    names = {key: tree.pop(key) for key in ("setting", "recipe") if key in tree}
+    problems = [
+        f"{key}: Input should be a text (found {name!r})" for key, name in names.items() if not isinstance(name, str)
+    ]
     unset = tree.pop("unset", [])
     if not (isinstance(unset, list) and all(isinstance(key, str) for key in unset)):
         problems.append(f"unset: Input should be a list of keys (found {unset!r})")
         unset = []
     values = dict(_flat(tree))
     problems += [f"{key} is in the list unset and has a value" for key in unset if key in values]
-    return Experiment(values={**dict.fromkeys(unset), **values}, problems=tuple(problems), **names)
+    texts: dict[str, str] = {key: name for key, name in names.items() if isinstance(name, str)}
+    return Experiment(texts, {**dict.fromkeys(unset), **values}, problems)
 
 
 def read_origins(path: Path) -> dict[str, str]:
@@ -98,7 +87,7 @@ def _noted(container: Container, prefix: str = "") -> Iterator[tuple[str, str]]:
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict):
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -113,20 +102,17 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     Raises:
         UserError: a text that is no UTF-8, such as a file name of another encoding.
     """
-    brought = dict(leaves(Config())) | explicit(RECIPES[config.recipe]()) | explicit(setting_values(config.setting))
-    unset = [key for key, value in leaves(config) if value is None and brought.get(key) is not None]
+    unset = [key for key, value in leaves(config) if value is None and origins[key] != "default"]
     head = [f"# {line}" for line in _HEAD]
     if unset:
-        head += ["", "# Keys that are None although recipe, setting or defaults have a value."]
+        head += ["", "# Keys that are None where recipe, setting or defaults may have a value."]
         head.append(f"unset = {tomlkit.item(unset).as_string()}")
     text = "\n".join([*head, "", *_lines(config, "", origins)]) + "\n"
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        line = text[: error.start].rpartition("\n")[2] + text[error.start :].partition("\n")[0]
-        raise UserError(
-            f"{line!r} in the configuration", "text and file names in UTF-8", "rename the file or folder"
-        ) from None
+        found = f"{text[max(0, error.start - 40) : error.end]!r} in the configuration"
+        raise UserError(found, "text and file names in UTF-8", "rename the file or folder") from None
     return text
 
 

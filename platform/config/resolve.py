@@ -7,7 +7,7 @@ them `compute.scale_batch`, where it is asked for, multiplies batches and learni
 import difflib
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ from mcis.platform.config.settings import SETTINGS, default_recipe, setting_valu
 from mcis.platform.config.training import NETWORKS, ClassifierConfig
 
 _NAMES = ("setting", "recipe")
+Layer = tuple[str, Values]
+"""Where values come from, and these by dotted key."""
 
 
 class Resolved(NamedTuple):
@@ -41,14 +43,6 @@ class Resolved(NamedTuple):
             for key, value in leaves(self.config)
             if self.origins[key] not in brought and key not in _NAMES
         }
-
-
-class Layer(NamedTuple):
-    """Values by dotted key, and where they come from; `of_file` stands before what is wrong with those of a file."""
-
-    origin: str
-    values: Values
-    of_file: str = ""
 
 
 def resolve(
@@ -71,26 +65,25 @@ def resolve(
         UserError: every unknown key, wrong type and contradiction, in one message; or a setting or recipe that is
             unknown, or not the file's.
     """
-    experiment = read_experiment(file) if file else Experiment(None, None, {}, ())
-    names = _names(setting, recipe, experiment, file)
-    from_file = {key: names[key] for key in _NAMES if getattr(experiment, key) is not None}
-    given = {key: names[key] for key, value in zip(_NAMES, (setting, recipe), strict=True) if value}
+    experiment = read_experiment(file) if file else Experiment({}, {})
+    given = {key: name for key, name in (("setting", setting), ("recipe", recipe)) if name is not None}
+    names = _names(given, experiment, file)
     assigned = parse_assignments(assignments)
-    layers = [
-        Layer(f"recipe {names['recipe']}", explicit(RECIPES[names["recipe"]]())),
-        Layer(f"setting {names['setting']}", explicit(setting_values(names["setting"]))),
-        Layer(str(file), {**from_file, **experiment.values}, of_file=f"{file}: "),
-        Layer("command line", {**given, **(options or {})}),
-        Layer("--set", {key: value for key, value in assigned.items() if key not in _NAMES}),
+    layers: list[Layer] = [
+        (f"recipe {names['recipe']}", explicit(RECIPES[names["recipe"]]())),
+        (f"setting {names['setting']}", explicit(setting_values(names["setting"]))),
+        (str(file), experiment.names | experiment.values),
+        ("command line", given | (options or {})),
+        ("--set", {key: value for key, value in assigned.items() if key not in _NAMES}),
     ]
     problems = [f"{file}: {problem}" for problem in experiment.problems]
     problems += [
         f"{key} by --set would only change its name; choose it on the command line" for key in _NAMES if key in assigned
     ]
-    config, origins = _merged(layers, names, problems)
+    config, origins = _merged(layers, names, problems, file)
     if config is not None and config.compute.scale_batch:
-        layers.append(Layer(f"compute.scale_batch, x {config.compute.workers} workers", dict(_scaled(config))))
-        config, origins = _merged(layers, names, [])
+        layers.append((f"compute.scale_batch, x {config.compute.workers} workers", dict(_scaled(config))))
+        config, origins = _merged(layers, names, [], file)
     if config is None or problems:
         raise UserError(
             f"the configuration has {len(problems)} problem(s):\n  - " + "\n  - ".join(problems),
@@ -100,31 +93,32 @@ def resolve(
     return Resolved(config, {key: origins.get(key, "default") for key, _ in leaves(config)})
 
 
-def _merged(layers: Sequence[Layer], names: Values, problems: list[str]) -> tuple[Config | None, dict[str, str]]:
+def _merged(
+    layers: Sequence[Layer], names: Values, problems: list[str], file: Path | None
+) -> tuple[Config | None, dict[str, str]]:
     """The configuration of the layers, None if it cannot be, and the origins of its values; adds to the problems."""
     known = [key for key, _ in leaves(Config())]
     values: Values = {}
-    came_from: dict[str, Layer] = {}
-    for layer in layers:
-        for key, value in layer.values.items():
+    origins: dict[str, str] = {}
+    for origin, layer in layers:
+        for key, value in layer.items():
             if key in known:
-                values[key], came_from[key] = value, layer
-            elif not (layer.of_file and value == {} and any(each.startswith(f"{key}.") for each in known)):
+                values[key], origins[key] = value, origin
+            else:
                 nearest = difflib.get_close_matches(key, known, 3, 0.5)
                 hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
-                problems.append(f"{layer.of_file}unknown key {key!r}{hint}")
-    origins = {key: layer.origin for key, layer in came_from.items()}
+                problems.append(f"{file}: " * (origin == str(file)) + f"unknown key {key!r}{hint}")
     try:
         return Config.model_validate(nested(values | names)), origins
     except ValidationError as error:
         for item in error.errors():
             key = ".".join(map(str, item["loc"]))
-            of_file = next((layer.of_file for k, layer in came_from.items() if f"{key}.".startswith(f"{k}.")), "")
-            problems += [of_file + problem for problem in _told(key, item)]
+            origin = next((origin for each, origin in origins.items() if f"{key}.".startswith(f"{each}.")), "")
+            problems += [f"{file}: " * (origin == str(file)) + text for text in _error_texts(key, item)]
         return None, origins
 
 
-def _told(key: str, error: ErrorDetails) -> Sequence[str]:
+def _error_texts(key: str, error: ErrorDetails) -> Sequence[str]:
     """What is wrong with a value, by its dotted key; or all that contradicts itself, which names its keys."""
     if isinstance(reason := error.get("ctx", {}).get("error"), Contradictions):
         return reason.problems
@@ -146,46 +140,40 @@ def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
     yield "compute.scale_batch", False
 
 
-def _names(setting: str | None, recipe: str | None, experiment: Experiment, file: Path | None) -> dict[str, str]:
-    """Setting and recipe, as given or as a file says.
+def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) -> dict[str, str]:
+    """Setting and recipe, as given or as a file says, the setting's sources in their order.
 
     Raises:
         UserError: there is no setting, one of the two is unknown, or another one is given beside the file.
     """
-    given = _known(setting, recipe)
-    try:
-        of_file = _known(experiment.setting, experiment.recipe)
-    except UserError as error:
-        raise UserError(f"{file}: {error.found}", error.expected, error.remedy) from None
-    for key in given.keys() & of_file.keys():
-        if given[key] != of_file[key]:
-            raise UserError(
-                f"{key} {given[key]} is given beside {file}, which is of {key} {of_file[key]}",
-                f"a single {key}",
-                f"leave {key} {given[key]} out, or change `{key}` in a copy of the file",
-            )
-    chosen = of_file | given
-    if "setting" not in chosen:
+    names: dict[str, str] = {}
+    for origin, named in ((f"{file}: ", experiment.names), ("", given)):
+        for key, name in named.items():
+            try:
+                known = "+".join(sources_of(name)) if key == "setting" else _known_recipe(name)
+            except UserError as error:
+                raise UserError(f"{origin}{error.found}", error.expected, error.remedy) from None
+            if names.setdefault(key, known) != known:
+                raise UserError(
+                    f"{key} {known} is given beside {file}, which is of {key} {names[key]}",
+                    f"a single {key}",
+                    f"leave {key} {known} out, or change `{key}` in a copy of the file",
+                )
+    if "setting" not in names:
         raise UserError(
             f"{file} without a setting" if file else "no setting",
             f"one of {', '.join(SETTINGS)}, or other sources joined by +",
             "name it as the first argument, or name a file that has one by --config",
         )
-    return {"recipe": default_recipe(chosen["setting"]), **chosen}
+    return {"recipe": default_recipe(names["setting"]), **names}
 
 
-def _known(setting: str | None, recipe: str | None) -> dict[str, str]:
-    """Those of the two that are there, the setting's sources in their order.
-
-    Raises:
-        UserError: one is unknown.
-    """
-    if recipe is not None and recipe not in RECIPES:
+def _known_recipe(recipe: str) -> str:
+    if recipe not in RECIPES:
         nearest = difflib.get_close_matches(recipe, RECIPES, 1)
         hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
-    found = {"setting": None if setting is None else "+".join(sources_of(setting)), "recipe": recipe}
-    return {key: value for key, value in found.items() if value is not None}
+    return recipe
 
 
 def parse_assignments(assignments: Sequence[str]) -> Values:

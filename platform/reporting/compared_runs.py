@@ -165,7 +165,7 @@ def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
 def _configuration(folder: RunFolder) -> dict[str, ConfigValue]:
     """A run's values by key; keys that are None are left out, as the file does."""
     experiment, origins = read_experiment(folder.config), read_origins(folder.config)
-    values = {"setting": experiment.setting, "recipe": experiment.recipe, **experiment.values}
+    values = experiment.names | experiment.values
     return {
         key: ConfigValue(key, str(value), origins.get(key, "default"))
         for key, value in values.items()

@@ -107,15 +107,15 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
     if isinstance(record, UserError):
         return Entry(name=name, state="damaged", problem=record.found, bytes=bytes_in(folder.path))
     try:
-        experiment = read_experiment(folder.config) if folder.config.exists() else None
+        names = read_experiment(folder.config).names if folder.config.exists() else {}
         holder = run_holder(workspace, name)
         outputs = frozenset(output for names in record.outputs.values() for output in names)
         return Entry(
             name=name,
             kind=record.kind,
             study=record.study,
-            setting=experiment and experiment.setting,
-            recipe=experiment and experiment.recipe,
+            setting=names.get("setting"),
+            recipe=names.get("recipe"),
             began=record.began,
             ended=record.ended,
             state="running" if holder else record.outcome or "killed",
