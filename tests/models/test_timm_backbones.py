@@ -1,10 +1,8 @@
-"""timm's networks as backbones: what is asked of them, where their positions lie, and weights that fit."""
+"""timm's networks as backbones: what is asked of them, and where their positions lie."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -17,7 +15,7 @@ from torchvision.ops.misc import FrozenBatchNorm2d  # isort: skip
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, train_last
 from mcis.models.grids import Layout
-from mcis.models.pretrained import BUNDLED, bundled_file, load_pretrained
+from mcis.models.pretrained import bundled_file, load_pretrained
 from mcis.models.timm_backbones import timm_backbone, timm_normalization
 
 LITE0 = "tf_efficientnet_lite0"
@@ -63,6 +61,7 @@ def test_the_features_are_the_stages_at_the_output_stride(built: dict[str, Backb
     assert backbone.layout == LAYOUTS[name]
     with torch.inference_mode():
         assert backbone(images(1, 3, 64, 96)).shape == (1, backbone.channels, 4, 6)
+        assert name != VIT or backbone(images(1, 3, 75, 90)).shape == (1, 192, 5, 6), "of any size"
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -145,59 +144,30 @@ def test_pixels_are_normalized_as_the_weights_want_them(built: dict[str, Backbon
     assert timm_normalization(LITE0) == built[LITE0].normalize
 
 
-def test_a_network_without_values_draws_no_random_numbers() -> None:
-    torch.manual_seed(3)
-    with torch.device("meta"):
-        timm_backbone("resnet18")
-    after = torch.rand(1)
-    torch.manual_seed(3)
-    assert torch.equal(after, torch.rand(1))
-
-
 # --- positions
 
 
 @pytest.mark.parametrize(("name", "stride"), [*((name, None) for name in NETWORKS), ("convnext_atto", 8)])
-def test_a_dot_moves_with_its_pixel(name: str, stride: int | None) -> None:
+def test_a_dot_moves_with_its_pixel(name: str, stride: int | None, dot_offsets: Callable[..., Tensor]) -> None:
     """What a dot changes is centered at its pixel, on average over a stride, in each stage and level.
 
     Kernels are made even over their pixels: drawn ones lean to a side.
     """
     torch.manual_seed(0)
     backbone = timm_backbone(name, stride=stride).eval()
-    side, step = 225 if name != VIT else 224, backbone.layout.stride
-    errors = []
+
+    def stages(pictures: Tensor) -> list[Tensor]:
+        *levels, features = backbone.with_levels(pictures)
+        return [*features.split(backbone.groups, dim=1), *levels]
+
     with torch.inference_mode():
         for layer in backbone.modules():
             if isinstance(layer, nn.Conv2d) and name != VIT:
                 layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
             elif isinstance(layer, timm.layers.FrozenBatchNormAct2d | FrozenBatchNorm2d):
-                layer.get_buffer("weight").fill_(
-                    1
-                )  # a block's last one starts as zero, which leaves the shortcut alone
-
-        def stages(pictures: Tensor) -> list[Tensor]:
-            *levels, features = backbone.with_levels(pictures)
-            return [*features.split(backbone.groups, dim=1), *levels]
-
+                layer.get_buffer("weight").fill_(1)  # a block's last one starts as zero: the shortcut alone
         layouts = [backbone.layout] * len(backbone.groups) + [level.layout for level in backbone.levels]
-        empty = torch.zeros(1, 3, side, side)
-        unchanged = stages(empty)
-        for shift in range(0, step, 2):
-            pixels = [side // 2 - step // 2 + moved for moved in (shift, 3 * shift % step)]
-            dotted = empty.clone()
-            dotted[:, :, pixels[0], pixels[1]] = 1
-            off = []
-            for layout, got, without in zip(layouts, stages(dotted), unchanged, strict=True):
-                change = (got - without)[0].double().square().sum(dim=0)
-                change = change.where(change >= change.max() / 2, 0)
-                grids = layout.grids((side, side), change.shape)
-                for axis, (grid, pixel) in enumerate(zip(grids, pixels, strict=True)):
-                    places = torch.tensor([grid.first + n * grid.step for n in range(grid.positions)])
-                    weights = change.sum(dim=1 - axis)
-                    off.append(float((weights * places).sum() / weights.sum()) * side - 0.5 - pixel)
-            errors.append(off)
-    mean = torch.tensor(errors).mean(dim=0)
+        mean = dot_offsets(stages, layouts, 224 if name == VIT else 225, backbone.layout.stride)
     assert mean.abs().max() < 1.5, f"{mean.tolist()} pixels"
 
 
@@ -219,78 +189,6 @@ def test_padding_of_both_sides_moves_the_positions_and_nothing_else(built: dict[
     assert got.shape[2:] == (64, 64)
     interior = slice(31, 33)
     close(got[:, :, interior, interior], torch.cat(expected, dim=1)[:, :, interior, interior])
-
-
-def test_a_transformer_takes_images_of_any_size(built: dict[str, Backbone]) -> None:
-    with torch.inference_mode():
-        assert built[VIT](images(1, 3, 75, 90)).shape == (1, 192, 5, 6)
-
-
-# --- weights
-
-
-def saved_by_torch(state: dict[str, Tensor], path: Path) -> Path:
-    torch.save(state, path.with_suffix(".pth"))
-    return path.with_suffix(".pth")
-
-
-def saved_by_safetensors(state: dict[str, Tensor], path: Path) -> Path:
-    safetensors.torch.save_file(state, path.with_suffix(".safetensors"))
-    return path.with_suffix(".safetensors")
-
-
-@pytest.mark.parametrize("save", [saved_by_torch, saved_by_safetensors])
-@pytest.mark.parametrize("name", ["resnet18", VIT])
-def test_timms_weights_fit_and_compute_the_same(
-    tmp_path: Path, name: str, save: Callable[[dict[str, Tensor], Path], Path]
-) -> None:
-    """The file of the whole network, classification layers included."""
-    torch.manual_seed(1)
-    original = timm.create_model(name).eval()
-    backbone = timm_backbone(name, stride=32 if name == "resnet18" else None)
-    load_pretrained(backbone, save(original.state_dict(), tmp_path / "weights"))
-    pictures = images(1, 3, 224, 224)
-    with torch.inference_mode():
-        features = original.forward_features(pictures)  # type: ignore[operator]
-        if name == VIT:
-            features = features[:, 1:].transpose(1, 2).unflatten(2, (14, 14))
-        close(backbone(pictures), features)
-
-
-def test_the_bundled_weights_are_efficientnet_lite0s() -> None:
-    """Each tensor stands behind timm's name of it."""
-    backbone = timm_backbone(BUNDLED.removeprefix("timm/"))
-    load_pretrained(backbone, bundled_file())
-    state, got = torch.load(bundled_file(), weights_only=True), backbone.body.state_dict()
-    assert len(state) == 296
-    assert torch.equal(got["conv_stem.weight"], state["_conv_stem.weight"])
-    assert torch.equal(got["blocks.0.0.bn1.running_var"], state["_blocks.0._bn1.running_var"])
-    assert torch.equal(got["blocks.6.0.conv_pwl.weight"], state["_blocks.15._project_conv.weight"])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda state: state.pop("layer1.0.conv1.weight"), "1 tensors missing, 0 of another shape, 0 too many"),
-        (lambda state: state.update(extra=torch.zeros(1)), r"0 too many|1 too many \(extra\)"),
-        (lambda state: state.update({"conv1.weight": torch.zeros(64, 4, 7, 7)}), "1 of another shape"),
-    ],
-    ids=["missing", "too many", "misshapen"],
-)
-def test_weights_of_another_network_are_refused(
-    tmp_path: Path, built: dict[str, Backbone], change: Callable[[dict[str, Tensor]], None], message: str
-) -> None:
-    state = timm.create_model("resnet18").state_dict()
-    change(state)
-    with pytest.raises(UserError, match=message):
-        load_pretrained(built["resnet18"], saved_by_torch(dict(state), tmp_path / "weights"))
-
-
-def test_a_damaged_safetensors_file_is_named(tmp_path: Path, built: dict[str, Backbone]) -> None:
-    path = tmp_path / "weights.safetensors"
-    path.write_bytes(b"not weights at all")
-    with pytest.raises(UserError, match="cannot be read as weights"):
-        load_pretrained(built["resnet18"], path)
 
 
 # --- stages
