@@ -153,10 +153,7 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
         ("mcis.platform.commands.study", "def f():\n    from mcis.tuning import studies"),
         ("mcis.platform.stages.index", "from mcis.platform.runs.listing import listing"),
         ("mcis.platform.stages.localization.__init__", "from .workers import Embed"),
-        (
-            "mcis.platform.stages.localization.workers",
-            "from mcis.platform.stages.localization.features import write_runs",
-        ),
+        ("mcis.platform.stages.evaluation.scoring", "from mcis.platform.stages.evaluation.workers import ScoreVal"),
         ("mcis.platform.pipeline", "from mcis.platform.stages import evaluation, index"),
         ("mcis.tuning.studies", "import mcis.platform.pipeline, mcis.models.crf, mlflow"),
     ],

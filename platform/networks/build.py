@@ -1,5 +1,6 @@
 """The networks that a configuration names, built or loaded from a finished stage."""
 
+import functools
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -68,6 +69,15 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             phi_std=config.phi_std,
             correlated=config.equivariant.weight > 0,
         )
+
+
+@functools.cache
+def embedding_shape(config: ClassifierConfig, classes: int) -> tuple[int, int, int]:
+    """(D, H, W) of the features that localization keeps of an image."""
+    with torch.device("meta"), torch.inference_mode():
+        model = build_classifier(config, classes).eval()
+        d, h, w = model.embed(torch.zeros(1, 3, config.input_size, config.input_size)).shape[1:]
+    return d, h, w
 
 
 def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoAttentionClassifier:

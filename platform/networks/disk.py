@@ -10,13 +10,12 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import image_bytes
 from mcis.datasets.tables.backbone_outputs import features_bytes
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_classifier
+from mcis.platform.networks.build import embedding_shape
 from mcis.platform.networks.features import features_shape
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.context import RunContext
@@ -44,9 +43,7 @@ def disk_use(config: Config, images: pa.Table, classes: int) -> list[DiskUse]:
         return []
     train, c = of_split(images, "train", tagged=True), config.classifier
     maps = int(pc.sum(pc.list_value_length(train["tags"])).as_py() or 0)
-    with torch.device("meta"):
-        model = build_classifier(c, classes).eval()
-        _, channels, height, width = model.embed(torch.zeros(1, 3, c.input_size, c.input_size)).shape
+    channels, height, width = embedding_shape(c, classes)
     kept = len(train) if config.localize.related or config.localize.keep_features else 0
     cached = min(_cache_wanted(config, images), int(config.compute.cache_gb * 2**30))
     uses = [

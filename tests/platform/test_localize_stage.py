@@ -9,13 +9,14 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.tables.backbone_outputs import COLUMN
+from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import MapResult
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.stages import localization
-from mcis.platform.stages.localization.features import FeatureFiles
 from mcis.platform.stages.localization.workers import Embed, embed_rows
 
 VARIANTS = {
@@ -43,8 +44,9 @@ def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(local
         table = embed_rows(rows)
         parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
     assert parts[0].equals(parts[1])
-    together, alone = (FeatureFiles(path / "features").rows(list(range(30))) for path in folders)
-    assert together.shape == (30, 24, 8, 8)
+    cached = [CachedRows(path / "features", COLUMN, (24, 8, 8)) for path in folders]
+    together, alone = (np.stack([row for at in range(30) if (row := rows.row(at)) is not None]) for rows in cached)
+    assert len(together) == 30
     assert together.any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(together, alone)
     assert seen == {4}

@@ -25,8 +25,7 @@ from mcis.platform.outputs.relations import draw_relations
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.stages import localization
-from mcis.platform.stages.localization.features import write_features
-from mcis.platform.stages.localization.workers import Relate, relate_rows
+from mcis.platform.stages.localization.workers import Relate, relate_rows, write_rows
 
 
 def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArray[np.bool_]]:
@@ -206,7 +205,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     with torch.inference_mode():
         images = IMAGENET(to_unit(pixels))
         features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
-    write_features(tmp_path / "features", 0, features.numpy())
+    write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, False, tmp_path, source)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []

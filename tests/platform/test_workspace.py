@@ -33,7 +33,6 @@ from mcis.platform.runs.files import (
 )
 from mcis.platform.runs.results import flaw
 from mcis.platform.runs.workspace import SUMMARY, Workspace
-from mcis.platform.stages.localization.features import FeatureFiles, write_features
 
 OF_IMAGES = pa.table({"image_id": ["a", "a", "b"]})
 TABLE = pa.table({"a": [1, 2, 3]})
@@ -210,10 +209,6 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
     assert "remove it" in caught.value.remedy
 
 
-def _write_features(folder: Path) -> None:
-    write_features(folder / "features", 0, np.ones((2, 3), np.float32))
-
-
 def _write_cache(folder: Path) -> None:
     write_table(folder / "part-00000000-00000002.arrow", cache_table("row", np.ones((2, 3), np.uint8)))
 
@@ -229,7 +224,6 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
         lambda folder: load_weights(torch.nn.Linear(2, 2), folder / WEIGHTS),
     ),
     "a checkpoint": (lambda folder: save({"step": 1}, folder / CHECKPOINT), drop_damaged),
-    "features": (_write_features, lambda folder: FeatureFiles(folder / "features").rows([0, 1])),
     "a cache": (_write_cache, lambda folder: CachedRows(folder, "row", (3,)).row(1)),
 }
 """What a workspace holds: how it is written into a folder and read from there."""

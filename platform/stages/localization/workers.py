@@ -13,16 +13,17 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import Relations
-from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.backbone_outputs import COLUMN, Features
+from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.coattention import pair_kinds, seen_from_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_classifier, move_channels_last
+from mcis.platform.networks.build import embedding_shape, load_classifier, move_channels_last
 from mcis.platform.outputs.tables import map_rows
-from mcis.platform.stages.localization.features import FeatureFiles, write_features
+from mcis.platform.runs.files import write_table
 
 
 def embed_rows(rows: pa.Table) -> pa.Table:
@@ -48,6 +49,16 @@ def relate_rows(rows: pa.Table, relations: Relations) -> pa.Table:
             "others": _lists(relations.start, _lists(relations.others_start, relations.others)),
         }
     )
+
+
+def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:
+    """Writes the rows `first`, `first + 1`, ... of features as a shard of `CachedRows`.
+
+    They reach the disk before the shard of maps exists that says they are there. Where a shard was written in parts,
+    because its process died, any that holds a row will do: they agree.
+    """
+    table = cache_table(COLUMN, np.ascontiguousarray(values))
+    write_table(folder / f"part-{first:010d}-{first + len(values):010d}.arrow", table)
 
 
 def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
@@ -89,9 +100,9 @@ class Embed:
             self._batch(rows.slice(start, self.batch), embeddings, selves) for start in range(0, len(rows), self.batch)
         ]
         if self.features:
-            write_features(self.folder / "features", rows["position"][0].as_py(), np.concatenate(embeddings))
+            write_rows(self.folder / "features", rows["position"][0].as_py(), np.concatenate(embeddings))
         if self.selves:
-            write_features(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(selves))
+            write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(selves))
         return pa.concat_tables(parts)
 
     def _batch(
@@ -184,8 +195,10 @@ class Relate:
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         self.model = move_channels_last(load_classifier(config.classifier, weights, classes), self.device)
-        self.features = FeatureFiles(folder / "features")
-        self.selves = FeatureFiles(folder / "selves") if config.localize.method.name == "released" else None
+        shape = embedding_shape(config.classifier, classes)
+        self.features = CachedRows(folder / "features", COLUMN, shape)
+        released = config.localize.method.name == "released"
+        self.selves = CachedRows(folder / "selves", COLUMN, shape[1:]) if released else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
@@ -230,7 +243,7 @@ class Relate:
             r, q = len(related), len(others)
             activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
         if self.selves is not None:
-            selves = torch.from_numpy(self.selves.rows([number])[0]).to(self.device)
+            selves = self._rows(self.selves, [number])[0]
             activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
         return activation
 
@@ -240,7 +253,17 @@ class Relate:
 
     def _embeddings(self, positions: list[int]) -> Tensor:
         """Embeddings of images, (N, D, H, W)."""
-        return torch.from_numpy(self.features.rows(positions)).to(self.device)
+        return self._rows(self.features, positions)
+
+    def _rows(self, cached: CachedRows, positions: list[int]) -> Tensor:
+        found = [row for position in positions if (row := cached.row(position)) is not None]
+        if len(found) < len(positions):
+            raise UserError(
+                "features of some images are gone from the workspace's cache",
+                "the features that were embedded for this run",
+                "repeat the command, which embeds the images again",
+            )
+        return torch.from_numpy(np.stack(found).astype(np.float32)).to(self.device)
 
 
 class Pool:
