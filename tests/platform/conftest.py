@@ -40,34 +40,19 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import Scorer
 from mcis.platform.stages.evaluation.workers import ScoreVal
 
-TINY = (
-    "classifier.epochs=2",
-    "classifier.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "localize.related=3",
-    "segmenter.channels=24",
-    "segmenter.steps=6",
-    "segmenter.batch=4",
-    "segmenter.width=16",
-    "segmenter.crop=64",
-    "pseudo_masks.smallest=0",
-    "report.panels=4",
-    "compute.shard_rows=8",
-    "compute.threads=1",
-)
-LOCALIZABLE = (
-    "classifier.epochs=4",
-    "classifier.channels=24",
-    "localize.related=3",
+_NETWORKS = "classifier.channels=24 classifier.input_size=64 classifier.batch=8 segmenter.channels=24"
+TINY = [
+    *_NETWORKS.split(),
+    *["classifier.epochs=2", "localize.related=3", "pseudo_masks.smallest=0", "report.panels=4"],
+    *["segmenter.steps=6", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64"],
+    *["compute.shard_rows=8", "compute.threads=1"],
+]
+LOCALIZABLE = [
+    *_NETWORKS.split(),
+    *["classifier.epochs=4", "localize.related=3", "localize.extra_scales=[0.5]"],
     "classifier.head=own",  # a layer of its own for co-attentive features, so that a mistaken one shows
-    "segmenter.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "localize.extra_scales=[0.5]",
-    "compute.shard_rows=4",
-    "compute.threads=1",
-)
+    *["compute.shard_rows=4", "compute.threads=1"],
+]
 
 
 class Small:
@@ -95,7 +80,7 @@ class Small:
         """The configuration with `key=value` texts more, of this devkit or another one."""
         root = root or self.root
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        return resolve("voc", recipe, options, [*(TINY if recipe == "small" else ()), *assignments])
+        return resolve("voc", recipe, options, [*(TINY if recipe == "small" else []), *assignments])
 
     def run(self, name: str, *assignments: str, root: Path | None = None, **options: Any) -> pipeline.RunResult:
         """Runs the pipeline with `settings`; `options` are those of `pipeline.run`."""
