@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -286,31 +285,6 @@ def test_beside_a_run_in_progress_nothing_is_removed_and_the_dry_run_says_so(wor
     assert done.exit_code == 1
     assert "run second (host" in done.output
     assert files(workspace) == before
-
-
-def test_a_run_that_began_to_run_again_keeps_all_that_it_pointed_to(workspace: Workspace) -> None:
-    """Its list of what it has reached is short then, but for an earlier call's, which gc sees in a dry run."""
-    run(workspace, "first", "a", "b")
-    reached, go_on = threading.Event(), threading.Event()
-
-    class Waits(Toy):
-        def run(self, config: Any, context: RunContext) -> StageResult:
-            reached.set()
-            assert go_on.wait(60)
-            return super().run(config, context)
-
-    def again() -> None:
-        with recorded(workspace, "first", whole=True):
-            context = RunContext(workspace=workspace, name="first", part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
-            run_stage(Stage(name="index", module=Waits("c")), CONFIG, context)
-
-    thread = threading.Thread(target=again)
-    thread.start()
-    assert reached.wait(60)
-    assert planned(workspace) == []
-    go_on.set()
-    thread.join()
-    assert len(planned(workspace)) == 4, "the call has finished, with another index alone"
 
 
 def test_the_host_is_in_temporary_names(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,11 +144,6 @@ def test_records_that_are_never_taken_end_the_block_with_the_error(tmp_path: Pat
         follow_to_the_end(tmp_path / "steps.jsonl", None)
 
 
-def test_the_blocks_own_error_goes_first(tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="of the block"):
-        follow_to_the_end(tmp_path / "steps.jsonl", KeyError)
-
-
 # --- bars
 
 

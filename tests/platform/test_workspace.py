@@ -152,16 +152,6 @@ def test_a_full_disk_is_known_by_whatever_error_a_library_makes_of_it(
         raise ValueError("no disk")
 
 
-def test_a_disk_without_space_for_a_folder_is_the_users_error(full_disk: Path) -> None:
-    for number in range(4):
-        write_json(full_disk / f"{number}" / "a.json", number)
-    with pytest.raises(UserError, match="no space left"):
-        write_json(full_disk / "4" / "a.json", 4)
-    assert not (full_disk / "4").exists()
-    with pytest.raises(UserError, match="no space left"):
-        Workspace(full_disk / "workspace")
-
-
 def test_a_file_over_the_limit_is_the_users_error(tmp_path: Path) -> None:
     """Where no disk can be mounted: a process that may write 20 KB a file."""
     code = (
