@@ -107,15 +107,6 @@ class Verdict(NamedTuple):
     content_hash: str
     reason: str | None
 
-    def within(self, min_side: int, max_pixels: int) -> "Verdict":
-        """The same verdict, or a rejection where a side is shorter than so many pixels, or there are more of them."""
-        size = f"{self.width}x{self.height} pixels"
-        if self.reason is None and self.height * self.width > max_pixels:
-            return self._replace(reason=f"too large: {size}, more than {max_pixels}")
-        if self.reason is None and min(self.height, self.width) < min_side:
-            return self._replace(reason=f"too small: {size}, both sides must be at least {min_side}")
-        return self
-
 
 def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> pa.Table:
     """Opens, decodes and hashes every image of a part of a listing.
@@ -147,15 +138,19 @@ def with_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
 
 
 def within(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
-    """Verdicts (VERDICT_FIELDS), of which those within other bounds are rejections, as `Verdict.within` has them."""
+    """Verdicts (VERDICT_FIELDS), where images of more pixels, or with a shorter side, are rejected too."""
     height, width = verdicts["height"].to_numpy().astype(np.int64), verdicts["width"].to_numpy()
-    beyond = (height * width > max_pixels) | (np.minimum(height, width) < min_side)
-    beyond &= verdicts["reason"].is_null().to_numpy()
+    large, small = height * width > max_pixels, np.minimum(height, width) < min_side
+    beyond = (large | small) & verdicts["reason"].is_null().to_numpy()
     if not beyond.any():
         return verdicts
-    mask = pa.array(beyond)
-    rejected = [Verdict(**row).within(min_side, max_pixels).reason for row in verdicts.filter(mask).to_pylist()]
-    reasons = pc.replace_with_mask(whole(verdicts["reason"]), mask, pa.array(rejected, pa.string()))
+    rejected = [
+        f"too large: {w}x{h} pixels, more than {max_pixels}"
+        if too_large
+        else f"too small: {w}x{h} pixels, both sides must be at least {min_side}"
+        for h, w, too_large in zip(height[beyond], width[beyond], large[beyond], strict=True)
+    ]
+    reasons = pc.replace_with_mask(whole(verdicts["reason"]), pa.array(beyond), pa.array(rejected, pa.string()))
     return verdicts.set_column(verdicts.schema.get_field_index("reason"), VERDICT_FIELDS.field("reason"), reasons)
 
 

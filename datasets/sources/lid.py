@@ -67,16 +67,9 @@ def list_lid(
 
     The challenge has 349,319 images of 200 classes to train on, 4,690 in val and 10,000 in test (paper, section 4.4).
 
-    Args:
-        root: folder of the images.
-        train_list, val_list, test_list: files, inside root or absolute, with lines `<path> <class index> ...`. Paths
-            are relative to root, or all of a list to the folder in it that is named as the split; all may lack the
-            suffix .JPEG. An image without indices has no tags: in val and test its tags are not known, in training it
-            takes no part.
-        classes: file with one class name per line, inside root or absolute.
-        masks: folder, inside root or absolute, with `<path in the list without suffix>.png`; None = nothing is scored.
-            A split that lacks some of its masks is taken as one without masks, and noted.
-        first_index: that of the first class in the lists, 0 or 1.
+    Arguments are the fields of `LidConfig`. Paths of a list are relative to root, or all of them to the folder in it
+    that is named as the split; all may lack the suffix .JPEG. An image without indices has no tags: in val and test its
+    tags are not known, in training it takes no part. A split that lacks some of its masks is taken as one without.
 
     Returns:
         Rows `lid/<path below root>`.

@@ -133,6 +133,18 @@ def scan(folder: Path, root: Path) -> Folder:
     return content
 
 
+class FolderImage(NamedTuple):
+    """An image in a class folder, by their names."""
+
+    folder: str
+    name: str
+
+    @property
+    def stem(self) -> str:
+        """The path without the suffix, after which its saliency map is named."""
+        return f"{self.folder}/{self.name.rpartition('.')[0] or self.name}"
+
+
 class Files:
     """The relative paths of the files below a folder: `path in files`.
 

@@ -14,6 +14,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
+    FolderImage,
     Maps,
     inside,
     left_out,
@@ -34,15 +35,6 @@ _BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories"
 _CLASS_FILE = "a JSON object {folder: class name}, or lines '<folder> <class name>'"
 
 
-class _Image(NamedTuple):
-    folder: str
-    name: str
-
-    @property
-    def stem(self) -> str:
-        return f"{self.folder}/{self.name.rpartition('.')[0]}"
-
-
 class _ClassFolders(NamedTuple):
     """The names in the class folders.
 
@@ -56,7 +48,7 @@ class _ClassFolders(NamedTuple):
 
     base: Path
     class_of: dict[str, int]
-    images: dict[str, list[_Image]]
+    images: dict[str, list[FolderImage]]
     others: list[str]
     notes: list[str]
 
@@ -71,7 +63,8 @@ class SingleConfig(Section):
     root: LocalPath | None = None
     """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
     classes: LocalPath | None = None
-    """File of `<wnid or folder>` -> class name; None = the table of the project, and the folders' names."""
+    """File of `<wnid or folder>` -> class name: a JSON object, or lines `<folder> <name>`; None = the table of the
+    project, and the folders' names."""
     subset: LocalPath | None = None
     """File with one relative path per line: the images that are used; None = all."""
     saliency: LocalPath | None = None
@@ -89,14 +82,9 @@ def list_single_label(
     """Reads the names in the class folders; no image is opened.
 
     Args:
-        root: ImageNet's folder with `<wnid>/*.JPEG`, or one above it (train, CLS-LOC, Data/CLS-LOC); Caltech-256's
-            with `<nnn.name>/*.jpg`, or the one above it; or a folder with `<class>/<image>`.
         names: K class names; folders that stand for none of them are left out and noted.
-        classes: file of folder -> class name, in place of the table of `synsets` and of the folders' own names: a JSON
-            object, or lines `<folder> <name>`.
-        subset: file that names the images to take, in its order: lines `<folder>/<file>`, relative to the folder that
-            holds the class folders.
-        saliency: folder of saliency maps `<folder>/<stem>.png`; an image may be without.
+        root, classes, subset, saliency: as of `SingleConfig`. A subset gives the order, and its paths are relative to
+            the folder that holds the class folders.
 
     Returns:
         Rows `single/<folder>/<stem>` of split train.
@@ -132,7 +120,7 @@ def list_single_label(
     return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
 
 
-def _choose(folders: _ClassFolders, subset: Path | None) -> tuple[list[_Image], list[str]]:
+def _choose(folders: _ClassFolders, subset: Path | None) -> tuple[list[FolderImage], list[str]]:
     """The images of a list, or of all class folders, and notes of what was left out."""
     notes = list(folders.notes)
     if subset:
@@ -155,13 +143,15 @@ def _read_folders(root: Path, class_of: dict[str, int], names: tuple[str, ...]) 
         base = (root / below).resolve()
         if not base.is_dir():
             continue
-        top, images = scan(base, base), dict[str, list[_Image]]()
+        top, images = scan(base, base), dict[str, list[FolderImage]]()
         left = top.left.copy()
         for folder in top.folders:
             if folder in class_of:
                 content = scan(base / folder, base)
                 left += content.left
-                images[folder] = [_Image(folder, file) for file in content.files if file.lower().endswith(SUFFIXES)]
+                images[folder] = [
+                    FolderImage(folder, file) for file in content.files if file.lower().endswith(SUFFIXES)
+                ]
                 others = len(content.files) + len(content.folders) - len(images[folder])
                 left[f"file(s) or folder(s) that are no image ({', '.join(SUFFIXES)})"] += others
         # A class may be called `train`, as the folder that holds ImageNet's class folders is.
@@ -215,19 +205,19 @@ def _class_file_entries(path: Path) -> Iterator[tuple[str, str, object]]:
             yield f"{path}, line {number}", folder, name
 
 
-def _listed(path: Path, folders: _ClassFolders) -> list[_Image]:
+def _listed(path: Path, folders: _ClassFolders) -> list[FolderImage]:
     """The images of a list, in its order."""
     base = folders.base
     expected = f"lines '<folder>/<file>', relative to {base}"
     existing = {image for of_folder in folders.images.values() for image in of_folder}
-    images: dict[_Image, None] = {}
+    images: dict[FolderImage, None] = {}
     absent, without_class = [], []
     for number, line in read_lines(path, expected, "name a list of images by `subset`, or none to take all"):
         entry = inside(line)
         if entry is None:
             raise UserError(f"{path}, line {number}: {line} lies outside of {base}", expected, "take it off the list")
         folder, _, name = entry.partition("/")
-        image = _Image(folder, name)
+        image = FolderImage(folder, name)
         if folder not in folders.class_of:
             without_class.append(line)
         elif image not in existing:

@@ -79,14 +79,9 @@ def list_tagged(
 ) -> Listing:
     """Reads a table of images and tags; no image is opened.
 
-    Args:
-        table: path of a .csv, .jsonl or .parquet table, or its URI.
-        classes: file with one class name per line; None = every tag of the table is a class, in the order of the
-            alphabet.
-        image, tags: names of columns that have to exist.
-        mask, saliency, split, id: names of columns that may be absent under these names, not under others.
-        ignore_others: tags that are no class are left out, and counted in a note.
-        allow_absolute: whether the table may name files outside of its folder, and other servers.
+    Arguments are the fields of `TagsConfig`; columns for mask, saliency, split and id may be absent under their usual
+    names, not under others. `classes` is a file with one class name per line; without it every tag of the table is a
+    class, in the order of the alphabet.
 
     Raises:
         UserError: the table cannot be read or is empty, a column is missing or no text, an image is null or named

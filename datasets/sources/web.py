@@ -2,22 +2,12 @@
 
 import collections
 from pathlib import Path
-from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
-from mcis.datasets.sources.lists import Maps, left_out, listing_table, scan, source_folder, without_images
+from mcis.datasets.sources.lists import FolderImage, Maps, left_out, listing_table, scan, source_folder, without_images
 from mcis.datasets.sources.source import Source
-
-
-class _Image(NamedTuple):
-    folder: str
-    name: str
-
-    @property
-    def stem(self) -> str:
-        return f"{self.folder}/{self.name.rpartition('.')[0] or self.name}"
 
 
 class WebConfig(Section):
@@ -36,10 +26,8 @@ def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None
     the images are verified.
 
     Args:
-        root: folder with `<class>/<file>`.
         names: K class names; other folders are left out and noted.
-        saliency: folder of saliency maps `<class>/<stem>.png`; an image may be without, and is where another image of
-            its folder has the same stem, because the map could be of either.
+        root, saliency: as of `WebConfig`. An image whose stem another of its folder has is without a saliency map.
 
     Returns:
         Rows `web/<class>/<file>` of split train.
@@ -72,7 +60,7 @@ def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None
     return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "web images")))
 
 
-def _read_folders(root: Path, names: tuple[str, ...], what: str) -> tuple[list[_Image], list[str]]:
+def _read_folders(root: Path, names: tuple[str, ...], what: str) -> tuple[list[FolderImage], list[str]]:
     """The images of the folders that are named as a class, and notes of what was left out."""
     top = scan(root, root)
     folders = [folder for folder in top.folders if folder in names]
@@ -84,14 +72,14 @@ def _read_folders(root: Path, names: tuple[str, ...], what: str) -> tuple[list[_
         )
     left = top.left.copy()
     left["file(s) beside the class folders"] += len(top.files)
-    images: list[_Image] = []
+    images: list[FolderImage] = []
     for folder in folders:
         content = scan(root / folder, root)
         files = [name for name in content.files if not name.startswith(".")]
         left += content.left
         left["hidden file(s)"] += len(content.files) - len(files)
         left["folder(s) inside of class folders"] += len(content.folders)
-        images += [_Image(folder, name) for name in files]
+        images += [FolderImage(folder, name) for name in files]
     notes = left_out(what, left)
     others = [folder for folder in top.folders if folder not in names]
     if others:

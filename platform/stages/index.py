@@ -6,7 +6,6 @@ or changed.
 
 import collections
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,10 +145,22 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
     """
     # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
     folder = context.part / f"verified-{digest([files])}"
-    busy = _open(table, folder, config)
-    fresh = _read_opened(folder, files)
-    changed = pa.array(_changed(files))
-    keep_verdicts(context.workspace, _beside(files, fresh).filter(pc.invert(changed)))
+    shard_rows, compute = max(config.compute.shard_rows, _SHARD_ROWS), config.compute
+    mapped = map_table(
+        table,
+        Verify,
+        (config.data.max_pixels,),
+        folder,
+        label="index",
+        compute=compute,
+        shard_rows=shard_rows,
+        reject=_kills,
+    )
+    opened = read_table(folder)
+    assert opened["uri"].equals(files["uri"])
+    fresh, changed = opened.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS), pa.array(_changed(files))
+    columns = {name: part[name] for part in (files, fresh) for name in part.column_names}
+    keep_verdicts(context.workspace, pa.table(columns).filter(pc.invert(changed)))
     remove(folder)
     if uris := sorted(files["uri"].filter(changed).unique().to_pylist()):
         raise UserError(
@@ -157,7 +168,7 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
             "files that stay as they are meanwhile",
             "repeat the command once they do: it opens these files again, and no others",
         )
-    return fresh, busy
+    return fresh, mapped.busy
 
 
 def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:
@@ -169,25 +180,10 @@ def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config
         first += len(shard)
 
 
-def _beside(first: pa.Table, second: pa.Table) -> pa.Table:
-    """The columns of two tables of as many rows."""
-    return pa.table({name: table[name] for table in (first, second) for name in table.column_names})
-
-
 def _changed(opened: pa.Table) -> NDArray[np.bool_]:
     """Whether a file was changed or removed after it was listed, (N,): which of its contents was read is unknown."""
     now = image_files(opened["uri"])
     return np.any([opened[name].to_numpy() != now[name].to_numpy() for name in ("size", "changed")], axis=0)
-
-
-def _open(rows: pa.Table, folder: Path, config: Config) -> float:
-    """Opens the images of a listing's rows in parallel and writes their verdicts; the seconds that all tasks took."""
-    shard_rows = max(config.compute.shard_rows, _SHARD_ROWS)
-    arguments = (config.data.max_pixels,)
-    compute = config.compute
-    return map_table(
-        rows, Verify, arguments, folder, label="index", compute=compute, shard_rows=shard_rows, reject=_kills
-    ).busy
 
 
 def _kills(row: pa.Table, what: str) -> pa.Table:
@@ -196,13 +192,6 @@ def _kills(row: pa.Table, what: str) -> pa.Table:
     It has no hash, so it is not kept for other indexes: the image may be as sound as its machine was short of memory.
     """
     return with_verdicts(row, [Verdict(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
-
-
-def _read_opened(folder: Path, files: pa.Table) -> pa.Table:
-    """The verdicts on files that were opened, VERDICT_FIELDS."""
-    table = read_table(folder)
-    assert table["uri"].equals(files["uri"])
-    return table.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS)
 
 
 def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
