@@ -170,16 +170,9 @@ def fetch_below(folder: Path, wanted: Callable[[str, Stamp], bool]) -> None:
 
 def _download(uri: str, path: Path, there: Stamp) -> None:
     system, place = locate(uri)
-
-    def copied() -> int:
-        with system.open_input_stream(place, compression=None) as stream, aside.open("wb") as file:
-            while piece := stream.read(_PIECE):
-                file.write(piece)
-            return file.tell()
-
     with _aside(path) as aside:
-        size = ask_remote(copied, size=there.size)
-        if size != there.size:  # another one has taken its place meanwhile, or the connection broke
+        _copy(system, place, pafs.LocalFileSystem(), str(aside), there.size)
+        if (size := aside.stat().st_size) != there.size:  # another one has taken its place, or the connection broke
             raise OSError(errno.EIO, f"{size} of {there.size} bytes came")
         os.utime(aside, ns=(there.changed, there.changed))
 
@@ -248,17 +241,15 @@ def send(file: Path, path: Path) -> None:
 def _upload(path: Path, uri: str) -> None:
     system, place = locate(uri)
     size = path.stat().st_size
-
-    def copied() -> None:
-        with path.open("rb") as file, system.open_output_stream(place, compression=None) as stream:
-            while piece := file.read(_PIECE):
-                stream.write(piece)
-
-    ask_remote(copied, size=size)
+    _copy(pafs.LocalFileSystem(), str(path), system, place, size)
     info = ask_remote(functools.partial(system.get_file_info, place))
     if info.size != size:
         raise OSError(errno.EIO, f"{info.size} of {size} bytes arrived")
     os.utime(path, ns=(info.mtime_ns, info.mtime_ns))
+
+
+def _copy(system: pafs.FileSystem, place: str, other: pafs.FileSystem, copy: str, size: int) -> None:
+    ask_remote(functools.partial(pafs.copy_files, place, copy, system, other, chunk_size=_PIECE), size=size)
 
 
 def copy_folder(folder: Path, copy: Path) -> None:

@@ -103,15 +103,11 @@ def _pointed(found: Mapping[str, RunRecord | UserError | None]) -> set[str]:
 
 def _outputs(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[Garbage]:
     """Outputs of stages, finished or not, that nobody points to."""
-    found = []
-    for path in _inside(workspace.store):
-        match = OUTPUT.fullmatch(path.name)
-        if match is None:
-            if path.suffix != ".lock" and not ASIDE.fullmatch(path.name) and path.name not in pointed:
-                notes.append(f"{path.relative_to(workspace.root)} stays: not the output of a stage")
-        elif path.name not in pointed:
-            found.append(_garbage(path, "no run points to it"))
-    return found
+    lonely = [name for name in names_in(workspace.store) if name not in pointed and not ASIDE.fullmatch(name)]
+    outputs = [name for name in lonely if OUTPUT.fullmatch(name)]
+    others = [name for name in lonely if name not in outputs and not name.endswith(".lock")]
+    notes += (f"store/{name} stays: not the output of a stage" for name in others)
+    return [_garbage(workspace.store / name, "no run points to it") for name in outputs]
 
 
 def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[Garbage]:
@@ -125,16 +121,11 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
         except (FileNotFoundError, BadFile, KeyError, TypeError):
             if is_there(folder):
                 silent.append(name)
-    found = []
-    for path in _inside(workspace.cache):
-        match = CACHE.fullmatch(path.name)
-        if match is None or not path.is_dir():
-            continue  # the table of verdicts, which every run uses, and what is being written
-        if not silent and match["name"] not in used:
-            found.append(_garbage(path, "no output that remains was computed from it"))
     if silent:
         notes.append(f"cache/ stays: {shown(silent)} does not say what it was computed from, or is unfinished")
-    return found
+        return []
+    caches = [match for match in map(CACHE.fullmatch, names_in(workspace.cache)) if match and match["name"] not in used]
+    return [_garbage(workspace.cache / match[0], "no output that remains was computed from it") for match in caches]
 
 
 def _leftovers(workspace: Workspace, inside: set[Path]) -> Iterator[Path]:
@@ -155,7 +146,3 @@ def _is_left_over(path: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         return time.time() - path.lstat().st_mtime > _ABANDONED
     return False
-
-
-def _inside(folder: Path) -> list[Path]:
-    return [folder / name for name in names_in(folder)]

@@ -5,7 +5,6 @@ least side and the most pixels that a run asks for.
 """
 
 import contextlib
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -101,15 +100,15 @@ def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
         )
     )
 
-    def kept() -> Iterator[pa.Table]:
-        for part in (
-            OpenedTable(workspace.verdicts).batches(VERDICT_SCHEMA.names) if is_there(workspace.verdicts) else ()
-        ):
-            yield part.filter(pa.array(~np.isin(hashes(part["uri"]), replaced))).cast(VERDICT_SCHEMA)
+    def all_parts() -> Iterator[pa.Table]:
+        if is_there(workspace.verdicts):
+            for part in OpenedTable(workspace.verdicts).batches(VERDICT_SCHEMA.names):
+                yield part.filter(pa.array(~np.isin(hashes(part["uri"]), replaced))).cast(VERDICT_SCHEMA)
+        yield lasting
 
     with workspace.lock("cache", "verdicts"):
         try:
-            write_batches(workspace.verdicts, VERDICT_SCHEMA, itertools.chain(kept(), [lasting]))
+            write_batches(workspace.verdicts, VERDICT_SCHEMA, all_parts())
         except BadFile as error:
             console.print(f"note: {error.found}: what it held is dropped, its images are opened again", markup=False)
             write_batches(workspace.verdicts, VERDICT_SCHEMA, [lasting])
