@@ -5,15 +5,12 @@ thin layers compute little for what they write, on 16 images of 256 pixels. A st
 update, in a thread as Ray Train runs it. Each side runs in fresh processes, in turn.
 """
 
-import argparse
 import json
 import os
-import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import machine
 import torch
@@ -79,9 +76,7 @@ def measure(network: str, steps: int) -> float:
 
 def main() -> None:
     """Runs both sides of both networks in turn and prints the ratios of their medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = machine.arguments(__doc__, steps=8, rounds=3)
     parser.add_argument("--one", metavar="NETWORK", help="one network in this process, as JSON")
     arguments = parser.parse_args()
     if arguments.one:
@@ -94,16 +89,13 @@ def main() -> None:
     lines = []
     plain = {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
     for network, target in TARGETS.items():
-        measured: dict[str, list[float]] = {"kept": [], "given back": []}
-        for _ in range(arguments.rounds):
-            for side, seconds in measured.items():
-                command = [sys.executable, __file__, f"--steps={arguments.steps}", "--one", network]
-                environment = plain | (ALLOCATOR if side == "kept" else {})
-                process = subprocess.run(command, check=True, capture_output=True, env=environment)
-                seconds.append(json.loads(process.stdout))
-        medians = {side: statistics.median(seconds) for side, seconds in measured.items()}
-        for side, median in medians.items():
-            print(f"{network}, memory {side}: {median:.3f} s per step")
+        words = f"--steps={arguments.steps}", "--one", network
+        sides = {
+            side: partial(machine.alone, __file__, *words, environment=environment)
+            for side, environment in (("kept", plain | ALLOCATOR), ("given back", plain))
+        }
+        print(f"{network}, by what becomes of freed memory:")
+        medians = machine.medians(machine.in_turn(sides, arguments.rounds), "s per step")
         lines.append(
             f"ratio {medians['given back'] / medians['kept']:.2f} target {target:g}: training step of {network} that "
             "keeps freed memory, times faster than one that gives it back"

@@ -9,8 +9,6 @@ import argparse
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -108,10 +106,7 @@ def difference(ours: Path, theirs: Path) -> float:
 def main() -> None:
     """Runs both sides of both recipes in turn and prints the ratios of their medians."""
     gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batch", type=int, default=5 if gpu else 2, help="pairs per step")
-    parser.add_argument("--steps", type=int, default=20 if gpu else 1)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser = machine.arguments(__doc__, batch=5 if gpu else 2, steps=20 if gpu else 1, rounds=2)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
     parser.add_argument("--one", nargs=3, metavar=("RECIPE", "SIDE", "GRADIENTS"), help="one side, as JSON")
     arguments = parser.parse_args()
@@ -130,8 +125,7 @@ def main() -> None:
                     keep = str(Path(folder) / side) if number == 0 else "none"
                     words = [f"--{name}={getattr(arguments, name)}" for name in ("batch", "steps")]
                     words += ["--bf16" if arguments.bf16 else "--no-bf16"]
-                    command = [sys.executable, __file__, *words, "--one", recipe, side, keep]
-                    results.append(json.loads(subprocess.run(command, check=True, capture_output=True).stdout))
+                    results.append(machine.alone(__file__, *words, "--one", recipe, side, keep))
             seconds, memory = (
                 {side: statistics.median(r[key] for r in results) for side, results in measured.items()}
                 for key in ("seconds", "memory")

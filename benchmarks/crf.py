@@ -5,10 +5,8 @@ encode the labels. The stage's worker does the same in the tasks of a Ray that i
 shards. Both sides have the recipe's parameters, and their labels are compared.
 """
 
-import argparse
 import io
 import shutil
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -97,10 +95,7 @@ def stage(table: pa.Table, maps: Path, out: Path) -> tuple[float, list[bytes]]:
 
 def main() -> None:
     """Measures both sides in turn and prints the ratio of their medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    given = machine.arguments(__doc__, images=48, rounds=3).parse_args()
     print(machine.describe())
     measured: dict[str, list[float]] = {"bare": [], "stage": []}
     agreement = []
@@ -127,10 +122,7 @@ def main() -> None:
                 pairs = [(decode_labels(a), decode_labels(b)) for a, b in zip(labels, expected, strict=True)]
                 agreement.append(float(np.mean([(a == b).mean() for a, b in pairs])))
     print(f"{given.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT}, two CRFs of 3 labels each")
-    medians = {side: statistics.median(seconds) for side, seconds in measured.items()}
-    for side, seconds in medians.items():
-        spread = f"{min(measured[side]):.1f}..{max(measured[side]):.1f}"
-        print(f"{side:10}{seconds:8.1f} s ({spread}) {given.images / seconds:10.2f} images/s")
+    medians = machine.medians(measured, "s", images=given.images)
     print(f"labels that are the same: {100 * min(agreement):.3f} % of the pixels")
     ratio = medians["bare"] / medians["stage"]
     print(f"ratio {ratio:.2f} target {TARGET}: pseudo masks/s by the dense CRF, of bare pydensecrf processes")

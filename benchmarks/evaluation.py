@@ -7,7 +7,6 @@ written scores, in a Ray that is up. With --masks, of real masks; without, of dr
 
 import dataclasses
 import shutil
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -64,21 +63,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     print(machine.describe())
-    measured: dict[str, list[float]] = {"bare": [], "stage": []}
     with tempfile.TemporaryDirectory() as folder:
         paths = masks.find_or_draw(given.masks, given.images, Path(folder) / "masks")
         context = masks.evaluable(Path(folder) / "workspace", paths)
         shards = sorted((context.inputs["predict"] / "predictions").glob("*.parquet"))
         with ray_session(resolve("voc", "small").config.compute):
             stage(context, Path(folder) / "warm-up")  # Ray starts its processes at the first task
-            for number in range(given.rounds):
-                measured["bare"].append(bare(paths, shards))
-                measured["stage"].append(stage(context, Path(folder) / f"part{number}"))
-    medians = {side: statistics.median(seconds) for side, seconds in measured.items()}
+            sides = {"bare": lambda: bare(paths, shards), "stage": lambda: stage(context, Path(folder) / "part")}
+            measured = machine.in_turn(sides, given.rounds)
     print(f"{len(paths)} {'real' if given.masks else 'drawn'} masks, two predictions of each")
-    for side, seconds in medians.items():
-        spread = f"{min(measured[side]):.2f}..{max(measured[side]):.2f}"
-        print(f"{side:10}{seconds:8.2f} s ({spread}) {len(paths) / seconds:10.0f} images/s")
+    medians = machine.medians(measured, "s", images=len(paths))
     ratio = medians["bare"] / medians["stage"]
     print(f"ratio {ratio:.2f} target {TARGET}: images/s of the stage evaluate, of bare decoding and counting")
 

@@ -5,7 +5,6 @@ cache, float16; the other side reads images and passes them through the backbone
 same. What the first epoch pays for the cache is one pass of each image and its mirror image.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -32,9 +31,7 @@ CLASSES, IMAGES = 20, 128
 
 def main() -> None:
     """Runs both sides in turn and prints the ratio of their medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, steps=5).parse_args()
     print(machine.describe())
     config = resolve("tags", "photos").config.classifier
     torch.manual_seed(0)
@@ -68,13 +65,14 @@ def main() -> None:
             m, n = (model.backbone.normalize(to_unit(images)) for images in pair)
             step(m, n, embedded=False)
 
-        seconds = [(median(from_features, 4 * arguments.steps), median(from_images, arguments.steps)) for _ in range(3)]
-    fast, slow = (statistics.median(side) for side in zip(*seconds, strict=True))
-    print(f"from kept outputs: {fast:.3f} s per step of {2 * config.batch} images")
-    print(f"from images: {slow:.3f} s")
-    print(
-        f"ratio {slow / fast:.1f} target {TARGET:g}: training step on kept features, times faster than from the images"
-    )
+        sides = {
+            "kept": lambda: median(from_features, 4 * arguments.steps),
+            "images": lambda: median(from_images, arguments.steps),
+        }
+        measured = machine.in_turn(sides, 3)
+    medians = machine.medians(measured, f"s per step of {2 * config.batch} images")
+    ratio = medians["images"] / medians["kept"]
+    print(f"ratio {ratio:.1f} target {TARGET:g}: training step on kept features, times faster than from the images")
 
 
 def median(step: Callable[[], None], steps: int) -> float:

@@ -5,9 +5,7 @@ index is the stage itself, in a Ray that is up, from the listing to the written 
 workspace.
 """
 
-import argparse
 import hashlib
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -51,10 +49,7 @@ def indexed(table: Path, workspace: Path) -> float:
 
 def main() -> None:
     """Measures the sides in turn and prints the ratios of their medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, images=5000, rounds=3).parse_args()
     print(machine.describe())
     measured: dict[str, list[float]] = {"bare": [], "first": [], "again": []}
     with tempfile.TemporaryDirectory() as folder:
@@ -69,10 +64,8 @@ def main() -> None:
                 measured["bare"].append(bare(paths))
                 measured["first"].append(indexed(table, workspace))
                 measured["again"].append(indexed(table, workspace))
-    medians = {side: statistics.median(seconds) for side, seconds in measured.items()}
     print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT}")
-    for side, seconds in medians.items():
-        print(f"{side:10}{seconds:8.2f} s {arguments.images / seconds:10.0f} images/s")
+    medians = machine.medians(measured, "s", images=arguments.images)
     print(f"ratio {medians['first'] / medians['again']:.1f} target 20: an unchanged index, times faster than the first")
     rate = medians["bare"] / medians["first"]
     print(f"ratio {rate:.2f} target 0.7: images/s of the index, of bare reading and decoding")

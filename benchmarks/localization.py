@@ -6,8 +6,6 @@ and all maps of an image share their queries. The other side runs the classifier
 does, for both aggregations.
 """
 
-import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -114,10 +112,7 @@ def _self_maps(model: CoAttentionClassifier, image: torch.Tensor, name: str, tag
 def main() -> None:
     """Runs both sides of both aggregations in turn and prints the ratios of their medians."""
     gpu = torch.cuda.is_available()
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=512 if gpu else 8)
-    parser.add_argument("--rounds", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, images=512 if gpu else 8, rounds=2).parse_args()
     print(machine.describe())
     torch.set_num_threads(machine.cores())
     device, lines = torch.device("cuda" if gpu else "cpu"), []
@@ -141,9 +136,8 @@ def main() -> None:
             apart = max(float((scaled(a) - scaled(b)).abs().max()) for a, b in zip(maps, expected, strict=True))
             if apart >= MOST_APART:
                 raise SystemExit(f"{recipe}: maps in [0, 1] differ by {apart:.1e}, more than {MOST_APART:g}")
-            medians = {side: statistics.median(values) for side, values in measured.items()}
-            for side, median in medians.items():
-                print(f"{recipe}, {side}: {len(rows) / median:.2f} images/s, {len(maps) / median:.2f} maps/s")
+            print(f"{recipe}, {len(maps)} maps:")
+            medians = machine.medians(measured, "s", images=len(rows))
             print(f"{recipe}: maps in [0, 1] differ by at most {apart:.1e}")
             ratio = medians["pairs"] / medians["ours"]
             what = f"localization maps `{recipe}`, R = 3, against a forward of each pair"

@@ -1,15 +1,52 @@
-"""What a benchmark prints of the machine it ran on, and reads of a finished run."""
+"""What benchmarks share: their options, sides measured in turn, processes apart, and the machine that they ran on."""
 
+import argparse
 import contextlib
+import json
 import multiprocessing
 import os
 import platform
-from collections.abc import Iterator
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.workspace import RunFolder
+
+
+def arguments(description: str | None, **defaults: int) -> argparse.ArgumentParser:
+    """A parser of options that are numbers, with their defaults."""
+    parser = argparse.ArgumentParser(description=description)
+    for name, default in defaults.items():
+        parser.add_argument(f"--{name}", type=int, default=default)
+    return parser
+
+
+def in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """What each side measured in each of some rounds, the sides one after the other in each."""
+    measured: dict[str, list[float]] = {side: [] for side in sides}
+    for _ in range(rounds):
+        for side, measure in sides.items():
+            measured[side].append(measure())
+    return measured
+
+
+def medians(measured: Mapping[str, list[float]], unit: str, *, images: int = 0) -> dict[str, float]:
+    """The median of each side, which is printed with its range and, of seconds, as so many images a second."""
+    found = {side: statistics.median(values) for side, values in measured.items()}
+    for side, median in found.items():
+        rate = f" {images / median:10.2f} images/s" if images else ""
+        print(f"{side:10}{median:10.2f} {unit} ({min(measured[side]):.2f}..{max(measured[side]):.2f}){rate}")
+    return found
+
+
+def alone(script: str, *words: str, environment: Mapping[str, str] | None = None) -> Any:
+    """The JSON that a script prints, run in a process of its own."""
+    done = subprocess.run([sys.executable, script, *words], check=True, stdout=subprocess.PIPE, env=environment)
+    return json.loads(done.stdout)
 
 
 def cores() -> int:

@@ -6,7 +6,6 @@ arrays that a pair has to look into. Targets: at least 1 million pairs per secon
 Past one machine: see `datasets/sampling/pairs.py`.
 """
 
-import argparse
 import resource
 import statistics
 import sys
@@ -69,9 +68,7 @@ def peak_bytes() -> int:
 
 def main() -> None:
     """Makes the tags, sorts them, draws from them and prints what that takes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=100_000_000)
-    images = parser.parse_args().images
+    images = machine.arguments(__doc__, images=100_000_000).parse_args().images
     print(machine.describe())
     without = peak_bytes()
     began = time.perf_counter()

@@ -5,13 +5,12 @@ which the CRF runs is chosen so that both take about as long: where one is much 
 are rounds of all images: the network alone, the CRF alone, both beside each other, both one after the other.
 """
 
-import argparse
 import multiprocessing
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import machine
@@ -90,10 +89,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     """Chooses the CRF's size, times the rounds and prints the ratio of the medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=32)
-    parser.add_argument("--rounds", type=int, default=2)
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, images=32, rounds=2).parse_args()
     print(machine.describe())
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
@@ -104,11 +100,7 @@ def main() -> None:
         pictures = [plain.read(path) for path in photos.make(folder / "images", arguments.images)]
         predictions = predicted(plain, pictures)
         once = seconds(lambda: predicted(plain, pictures[:TRIED]))
-        took = {}
-        for side in SIDES:
-            began = time.perf_counter()
-            refined(crf(side), predictions[:TRIED])
-            took[side] = time.perf_counter() - began
+        took = {side: seconds(partial(refined, crf(side), predictions[:TRIED])) for side in SIDES}
         side = min(SIDES, key=lambda side: abs(took[side] - once))
         print(f"an image: network {once / TRIED:.3f} s, CRF at {side} pixels {took[side] / TRIED:.3f} s")
         in_turn = predictor(folder, f"predict.crf.max_side={side}")
@@ -122,15 +114,10 @@ def main() -> None:
             "apart": lambda: apart.beside(lambda: predicted(plain, pictures)),
             "in turn": lambda: predicted(in_turn, pictures),
         }
-        measured: dict[str, list[float]] = {what: [] for what in works}
-        for _ in range(arguments.rounds):
-            for what, work in works.items():
-                measured[what].append(seconds(work))
+        measured = machine.in_turn({what: partial(seconds, work) for what, work in works.items()}, arguments.rounds)
         beside.close()
         apart.pool.shutdown()
-    medians = {what: statistics.median(times) for what, times in measured.items()}
-    for what, median in medians.items():
-        print(f"{what:8}{median:8.2f} s ({min(measured[what]):.2f}..{max(measured[what]):.2f})")
+    medians = machine.medians(measured, "s")
     limit = medians["apart"] / medians["beside"]
     print(f"ratio {limit:.2f} target {OF_LIMIT}: prediction with the CRF, of network and CRF as processes apart")
     ratio = max(medians["network"], medians["CRF"]) / medians["beside"]

@@ -6,7 +6,6 @@ step's matrix (hw, hw), as the papers' code does, which raises it to the power o
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -86,10 +85,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for side in ("sparse", "dense"):
             file = Path(folder) / f"{side}.npy"
-            process = subprocess.run(
-                [sys.executable, __file__, "--one", side, str(file)], check=True, capture_output=True, text=True
-            )
-            measured = json.loads(process.stdout)
+            measured = machine.alone(__file__, "--one", side, str(file))
             grown[side], walked[side] = measured["bytes"], np.load(file)
             print(f"{side}: {grown[side] / 2**20:.0f} MiB, {measured['seconds']:.2f} s")
     difference = float(np.abs(walked["sparse"] - walked["dense"]).max())

@@ -6,7 +6,6 @@ classifier, whose weights are random, which changes no time; reports are without
 once more. The maps of R = 5 have to be the same on both sides.
 """
 
-import argparse
 import shutil
 import statistics
 import subprocess
@@ -51,10 +50,7 @@ def command(workspace: Path, voc: Path, weights: Path, *words: str) -> float:
 
 def main() -> None:
     """Runs both sides in turn and prints the ratio of their medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=96)
-    parser.add_argument("--repeats", type=int, default=1, help="pairs of both sides")
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, images=96, repeats=1).parse_args()
     print(machine.describe())
     one, all_six = [], []
     with tempfile.TemporaryDirectory() as name:

@@ -4,8 +4,6 @@ Recipe `small`, whose step is the shortest and so leaves the stream the least ti
 as the stage does, in a thread beside the training. Both sides train the same network on the same batches, in turn.
 """
 
-import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -53,11 +51,7 @@ def train(learner: ClassifierLearner, stream: Iterator[PairBatch], steps: int) -
 
 def main() -> None:
     """Trains both ways in turn and prints the ratio of the medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=600)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--rounds", type=int, default=4)
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, images=600, steps=120, rounds=4).parse_args()
     print(machine.describe())
     config = resolve("voc", "small").config.classifier
     with tempfile.TemporaryDirectory() as folder:
@@ -78,14 +72,14 @@ def main() -> None:
         shard = WorkerShard(0, 1, 0, arguments.steps)
         decode = learner.decoder(shard)
         resident = [decode(np.array([step])) for step in range(arguments.steps)]
-        measured: dict[str, list[float]] = {"stream": [], "resident": []}
-        for _ in range(arguments.rounds):
-            streamed = batches(decode, batch=config.batch, shard=shard, decode_in="threads", threads=1)
-            measured["stream"].append(train(learner, streamed, arguments.steps))
-            measured["resident"].append(train(learner, iter(resident), arguments.steps))
-    medians = {side: statistics.median(rates) for side, rates in measured.items()}
-    for side, rate in medians.items():
-        print(f"{side:10}{rate:8.0f} images/s ({min(measured[side]):.0f}..{max(measured[side]):.0f})")
+
+        def streamed() -> float:
+            stream = batches(decode, batch=config.batch, shard=shard, decode_in="threads", threads=1)
+            return train(learner, stream, arguments.steps)
+
+        sides = {"stream": streamed, "resident": lambda: train(learner, iter(resident), arguments.steps)}
+        measured = machine.in_turn(sides, arguments.rounds)
+    medians = machine.medians(measured, "images/s")
     ratio = medians["stream"] / medians["resident"]
     print(f"ratio {ratio:.2f} target {TARGET}: training from the stream, of resident data")
 

@@ -5,9 +5,7 @@ DataLoader with as many processes, the same images and the same transforms; the 
 the decoded cache, both in a Ray Train worker that does nothing with what it gets. The cache was made beforehand.
 """
 
-import argparse
 import json
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -119,10 +117,7 @@ def delivered(images: Squares, sampler: PairSampler, pairs: int, threads: int) -
 
 def main() -> None:
     """Measures all four sides and prints the ratios of their medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=1500)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
+    arguments = machine.arguments(__doc__, images=1500, rounds=5).parse_args()
     print(machine.describe())
     cores = machine.cores()
     with tempfile.TemporaryDirectory() as folder:
@@ -133,19 +128,17 @@ def main() -> None:
         for first in range(0, len(paths), 64):
             part = paths[first : first + 64]
             write_table(cache / f"part-{first:08d}-{first + len(part):08d}.arrow", MakeSquares(SIZE)(photos.rows(part)))
-        measured: dict[str, list[float]] = {"bare": [], "loader": [], "decoding": [], "cache": []}
         squares, cached = Squares(paths, SIZE), Squares(paths, SIZE, cache=cache)
+        sides = {
+            "bare": lambda: bare(paths, pairs),
+            "loader": lambda: loader(pairs, cores),
+            "decoding": lambda: delivered(squares, sampler, arguments.images, cores),
+            "cache": lambda: delivered(cached, sampler, 8 * arguments.images, cores),
+        }
         with ray_session(ComputeConfig()):
-            for _ in range(arguments.rounds):
-                measured["bare"].append(bare(paths, pairs))
-                measured["loader"].append(loader(pairs, cores))
-                measured["decoding"].append(delivered(squares, sampler, arguments.images, cores))
-                measured["cache"].append(delivered(cached, sampler, 8 * arguments.images, cores))
-    medians = {side: statistics.median(rates) for side, rates in measured.items()}
+            measured = machine.in_turn(sides, arguments.rounds)
     print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT} to {SIZE}x{SIZE}, batches of {BATCH} pairs")
-    for side, rate in medians.items():
-        spread = f"{min(measured[side]):.0f}..{max(measured[side]):.0f}"
-        print(f"{side:10}{rate:10.0f} images/s ({spread}), {rate / medians['bare']:.2f} of bare decoding")
+    medians = machine.medians(measured, "images/s")
     print(f"ratio {medians['cache'] / medians['loader']:.2f} target 4: pair images/s from the cache, of a DataLoader")
     print(f"ratio {medians['decoding'] / medians['loader']:.2f} target 1: pair images/s, decoding, of a DataLoader")
 

@@ -14,7 +14,6 @@ computes what the index's key is made of, `verdicts` keeps and finds verdicts on
 the contrastive images of all maps.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -188,8 +187,7 @@ STEPS = ("list", "keys", "verdicts", "first", "again", "pairs", "relations")
 
 def main() -> None:
     """Makes the table, runs the parts in turn and prints what each took."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=ROWS)
+    parser = machine.arguments(__doc__, rows=ROWS)
     parser.add_argument("--folder", type=Path, help="where the table is or will be made; kept, unless it is none")
     parser.add_argument("--only", nargs="+", default=STEPS, choices=STEPS, help="parts that are run; default: all")
     parser.add_argument("--part", choices=PARTS, help="of the script itself: one part, in this process")
