@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -124,13 +123,9 @@ def explorer_of_run(
 
 def _related(relations: MapRelations, row: int) -> Iterator[Related]:
     for tag, related in relations.of(row):
-        some = list(dict.fromkeys(related))[:_MOST_RELATED]
-        yield Related(tag, len(related), tuple(_thumbnail(relations.rows, of) for of in some))
-
-
-def _thumbnail(rows: pa.Table, row: int) -> Tile:
-    picture = Image.fromarray(read_rgb(rows["uri"][row].as_py(), max_side=_THUMBNAIL))
-    return Tile(rows["image_id"][row].as_py(), picture)
+        some = relations.rows.take(list(dict.fromkeys(related))[:_MOST_RELATED]).select(["image_id", "uri"]).to_pylist()
+        tiles = (Tile(of["image_id"], Image.fromarray(read_rgb(of["uri"], max_side=_THUMBNAIL))) for of in some)
+        yield Related(tag, len(related), tuple(tiles))
 
 
 class ExplorerData(NamedTuple):

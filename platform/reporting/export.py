@@ -1,7 +1,6 @@
 """What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network, a submission."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from io import BytesIO
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,11 @@ from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.files import labels_table, names_of, table_of, write_all, write_bytes
+from mcis.platform.reporting.files import labels_table, names_of, rows_of, table_of, write_all, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.reporting.voc_folder import export_masks
 from mcis.platform.reporting.voc_server import export_submission
-from mcis.platform.runs.files import read_table, shards_in
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -86,9 +84,8 @@ def _write_maps(
     image = Image.fromarray(read_rgb(row["uri"]))
     for k, heat in zip(found.classes.tolist(), maps, strict=True):
         name = files[k]
-        gray = BytesIO()
-        Image.fromarray((heat * 255).round().astype(np.uint8)).save(gray, "PNG")
-        write_bytes(folder / f"{name}.png", gray.getvalue())
+        gray = Image.fromarray((heat * 255).round().astype(np.uint8))
+        write_bytes(folder / f"{name}.png", encode(gray, "PNG"))
         write_bytes(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
     return len(maps)
 
@@ -97,19 +94,14 @@ def export_predictions(workspace: Workspace, name: str, out: Path) -> str:
     """Writes `<id>.png`, palette PNGs, after the CRF where there is one, and `labels.csv`."""
     table = table_of(workspace, name, "predict", "predictions")
     write_bytes(out / "labels.csv", labels_table(open_index(workspace, name, ["split"]).classes))
-    files = shards_in(table)
-    ids = [image_id for file in files for image_id in read_table(file, ["image_id"])["image_id"].to_pylist()]
-    names = names_of(ids, out)
-
-    def predictions() -> Iterator[dict[str, Any]]:
-        for file in files:
-            yield from read_table(file).to_pylist()
+    names = names_of((row["image_id"] for row in rows_of(table, ["image_id"])), out)
 
     def write(row: dict[str, Any]) -> int:
         write_bytes(out / f"{names[row['image_id']]}.png", row["crf"] or row["plain"])
         return 1
 
-    return f"{write_all(predictions(), write, label='export predictions', total=len(ids))} predictions below {out}"
+    count = write_all(rows_of(table), write, label="export predictions", total=len(names))
+    return f"{count} predictions below {out}"
 
 
 EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {

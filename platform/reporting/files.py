@@ -3,7 +3,7 @@
 import contextlib
 import csv
 import io
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -12,7 +12,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import name_below
 from mcis.datasets.storage.threads import in_threads
-from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.files import read_table, shards_in, written_aside
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import Workspace
 
@@ -36,6 +36,12 @@ def table_of(workspace: Workspace, name: str, stage: str, table: str) -> Path:
     return reached[stage] / table
 
 
+def rows_of(table: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """The rows of a table, of which a shard at a time is in memory."""
+    for file in shards_in(table):
+        yield from read_table(file, columns).to_pylist()
+
+
 def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
     """A relative path for each image id, which may be an absolute path or a URI, to name files below a folder.
 
@@ -45,28 +51,20 @@ def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
     """
     names = {image_id: name_below(image_id) for image_id in image_ids}
     inside = {image_id: name for image_id, name in names.items() if name is not None}
-    if len(inside) < len(names):
-        outside = shown([image_id for image_id, name in names.items() if name is None])
-        raise UserError(f"image id(s) that lead out of {out}: {outside}", "relative names", _REMEDY)
     first: dict[str, str] = {}
     same = [image_id for image_id, name in inside.items() if first.setdefault(name.casefold(), image_id) != image_id]
-    if same:
-        raise UserError(f"image id(s) that lead to the file of another: {shown(same)}", "ids apart", _REMEDY)
-    pictures = {f"{name.casefold()}{suffix}": image_id for image_id, name in inside.items() for suffix in _SUFFIXES}
+    pictures = {f"{name.casefold()}{suffix}" for name in inside.values() for suffix in (".png", ".jpg")}
     below = [i for i, name in inside.items() if any(str(p) in pictures for p in PurePosixPath(name.casefold()).parents)]
-    if below:
-        raise UserError(f"image id(s) that lead below the file of another: {shown(below)}", "ids apart", _REMEDY)
-    broken = [image_id for image_id, name in inside.items() if name != name.strip() or not name.isprintable()]
-    if broken:
-        raise UserError(
-            f"image id(s) that end in spaces or hold line breaks: {', '.join(map(repr, broken[:5]))}", "lines", _REMEDY
-        )
+    for problem, ids in (
+        (f"lead out of {out}", [image_id for image_id, name in names.items() if name is None]),
+        ("lead to the file of another", same),
+        ("lead below the file of another", below),
+        ("end in spaces or hold line breaks", [i for i, n in inside.items() if n != n.strip() or not n.isprintable()]),
+    ):
+        if ids:
+            found = f"image id(s) that {problem}: {', '.join(map(repr, ids[:5]))}"
+            raise UserError(found, "a file of its own for each image", "correct the ids of the data set")
     return inside
-
-
-_REMEDY = "correct the ids of the data set"
-_SUFFIXES = (".png", ".jpg")
-"""Of the files that exports name after an image."""
 
 
 def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, total: int) -> int:

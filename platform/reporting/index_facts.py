@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from mcis.datasets.index import shown
 from mcis.datasets.tables.large_tables import hashes, rows_alike, take, whole
-from mcis.platform.reporting.cooccurrence import count_together
 from mcis.platform.runs.scores import grouped
 
 _DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
 """The order of groups; other names come after these."""
+_TAGS_AT_ONCE = 2**16
 
 
 class Group(NamedTuple):
@@ -102,6 +102,26 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
         **_copies(index)._asdict(),
     )
+
+
+def count_together(rows: NDArray[np.int32], tags: NDArray[np.int32], images: int, classes: int) -> NDArray[np.int64]:
+    """Images that have both of two classes, (K, K); on the diagonal, those that have the class.
+
+    Args:
+        rows, tags: every tag with the row that has it, rows ascending; some tags at a time are counted with every tag
+            of their image, which few tags per image make cheap.
+        images, classes: N and K.
+    """
+    lengths = np.bincount(rows, minlength=images)
+    start = np.cumsum(lengths) - lengths
+    total = np.zeros(classes * classes, np.int64)
+    for first in range(0, len(rows), _TAGS_AT_ONCE):
+        part, part_rows = tags[first : first + _TAGS_AT_ONCE], rows[first : first + _TAGS_AT_ONCE]
+        counts = lengths[part_rows]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        others = tags[np.repeat(start[part_rows], counts) + within]
+        total += np.bincount(np.repeat(part, counts) * classes + others, minlength=classes * classes)
+    return total.reshape(classes, classes)
 
 
 def concerns(facts: IndexFacts, classes: Sequence[str]) -> list[str]:

@@ -11,16 +11,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.platform.reporting.cooccurrence import HEAT, heat_map
+from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.image_sizes import size_view
 from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
+from mcis.platform.reporting.index_plots import size_chart, together_chart
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES
 from mcis.platform.reporting.thumbnails import choose_pictures
 
-_MOST_ROWS, _MOST_REASONS, _MOST_TAGS = 500, 50, 20
-"""Rows of the lists of rejects and copies; kinds of reasons; numbers of tags that get a row of their own."""
+_MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
+"""Rows of the lists of rejects and copies; kinds of reasons; pairs of classes that occur together."""
+_QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.0}
 
 
 def browse_page(
@@ -48,6 +49,9 @@ def browse_page(
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
+    pairs = _strongest(facts.together)
+    width, height = (np.maximum(whole(index[name]).to_numpy(zero_copy_only=False), 1) for name in ("width", "height"))
+    totals = facts.per_class.sum(axis=1)
     view = {
         "title": title,
         "facts": facts,
@@ -55,40 +59,53 @@ def browse_page(
         "rejected": len(rejects),
         "notes": [*notes, *concerns(facts, classes)],
         "classes": [label_of[k + 1] for k in range(len(classes))],
-        "per_class": _class_rows(facts),
-        "per_tags": _tag_rows(facts.per_tags),
-        "together": heat_map(facts.together, classes),
-        "pairs": _pair_view(facts),
+        "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
+        "per_tags": facts.per_tags.tolist(),
+        "together": together_chart(facts.together, classes) if pairs else None,
+        "strongest": pairs,
         "kinds": kinds or {},
-        "sizes": size_view(index),
+        "shares": _class_shares(facts),
+        "sizes": size_chart(width, height) if len(index) else None,
+        "quantiles": _QUANTILES,
+        "size_rows": _size_rows(width, height) if len(index) else [],
         "pictures": choose_pictures(index, classes, thumbnails, seed),
         "thumbnails": thumbnails,
         "copies": _copies_by_content(facts.copies.slice(0, _MOST_ROWS), classes),
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
         "most_reasons": _MOST_REASONS,
-        "heat": HEAT,
         **THEMES,
     }
     return render("index_page.html.j2", view)
 
 
-def _class_rows(facts: IndexFacts) -> list[tuple[int, list[int], int]]:
-    """(class index, images of each group, sum), sums falling."""
-    totals = facts.per_class.sum(axis=1)
-    return [(int(k), facts.per_class[k].tolist(), int(totals[k])) for k in np.argsort(-totals, kind="stable")]
+def _strongest(together: NDArray[np.int64]) -> list[tuple[int, int, int, float, float]]:
+    """The pairs of classes most often in one image: images with both, and these as shares of the first's and second's.
+
+    None that occurs never.
+    """
+    first, second = np.triu_indices(len(together), 1)
+    both, images = together[first, second], np.diagonal(together)
+    order = np.argsort(-both, kind="stable")[: min(_MOST_PAIRS, int((both > 0).sum()))]
+    pairs = zip(first[order].tolist(), second[order].tolist(), both[order].tolist(), strict=True)
+    return [(a, b, n, n / images[a], n / images[b]) for a, b, n in pairs]
 
 
-def _tag_rows(per_tags: NDArray[np.int64]) -> list[tuple[str, list[int], int]]:
-    """(number of tags, images of each group, sum); above _MOST_TAGS tags in one row."""
-    names = [str(n) for n in range(len(per_tags))]
-    if len(names) > _MOST_TAGS + 1:
-        per_tags = np.vstack([per_tags[:_MOST_TAGS], per_tags[_MOST_TAGS:].sum(axis=0)])
-        names = [*names[:_MOST_TAGS], f"{_MOST_TAGS} or more"]
-    return [(name, row.tolist(), int(row.sum())) for name, row in zip(names, per_tags, strict=True)]
+def _size_rows(width: NDArray[Any], height: NDArray[Any]) -> list[tuple[str, list[str]]]:
+    """What is measured of the images, and its quantiles as text."""
+    measures = {
+        "width, pixels": (width, "{:.0f}"),
+        "height, pixels": (height, "{:.0f}"),
+        "area, megapixels": (width * height.astype(np.int64) / 1e6, "{:.3g}"),
+        "width / height": (width / height, "{:.2f}"),
+    }
+    return [
+        (name, [text.format(value) for value in np.quantile(values, list(_QUANTILES.values()))])
+        for name, (values, text) in measures.items()
+    ]
 
 
-class PairView(NamedTuple):
-    """Shares of the common classes of pairs.
+class ClassShares(NamedTuple):
+    """How often each class is the common one of a pair.
 
     Attributes:
         images: tagged training images, each of which begins one pair per epoch.
@@ -103,26 +120,22 @@ class PairView(NamedTuple):
     rows: list[tuple[int, int, float, list[float]]]
 
 
-def _pair_view(facts: IndexFacts) -> PairView:
+def _class_shares(facts: IndexFacts) -> ClassShares:
     train = facts.columns(split="train")
     domains = list(dict.fromkeys(facts.groups[g].domain for g in train))
-    if len(domains) < 2:
-        domains = []
+    domains = domains if len(domains) > 1 else []
     columns = [train, *(facts.columns(split="train", domain=domain) for domain in domains)]
     drawn = np.stack([facts.drawn[:, of].sum(axis=1) for of in columns], axis=1)
     shares = drawn / np.maximum(drawn.sum(axis=0), 1e-12)
     images = facts.per_class[:, train].sum(axis=1)
-    order = np.argsort(-shares[:, 0], kind="stable")
-    return PairView(
-        images=round(drawn[:, 0].sum()),
-        domains=domains,
-        most=float(shares[:, 0].max(initial=0)),
-        rows=[(int(k), int(images[k]), float(shares[k, 0]), shares[k, 1:].tolist()) for k in order],
-    )
+    rows = [
+        (int(k), int(images[k]), float(shares[k, 0]), shares[k, 1:].tolist())
+        for k in np.argsort(-shares[:, 0], kind="stable")
+    ]
+    return ClassShares(round(drawn[:, 0].sum()), domains, float(shares[:, 0].max(initial=0)), rows)
 
 
-def _copies_by_content(copies: pa.Table, classes: Sequence[str]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """The first image of each content, and all of its images."""
+def _copies_by_content(copies: pa.Table, classes: Sequence[str]) -> list[list[dict[str, Any]]]:
+    """The images of each content."""
     rows = [row | {"tags": [classes[tag] for tag in row["tags"]]} for row in copies.to_pylist()]
-    contents = [list(images) for _, images in groupby(rows, lambda row: row["content_hash"])]
-    return [(images[0], images) for images in contents]
+    return [list(images) for _, images in groupby(rows, lambda row: row["content_hash"])]

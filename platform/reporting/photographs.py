@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,22 +24,6 @@ class Rejected(NamedTuple):
     reason: str
 
 
-class _Read(NamedTuple):
-    """A photograph as its overlay shows it, (h, w, 3)."""
-
-    photograph: Photograph
-    shown: NDArray[np.uint8]
-
-
-class _Written(NamedTuple):
-    """A photograph whose mask is written: its size, pixels, and the share of each label, (K + 1,)."""
-
-    photograph: Photograph
-    height: int
-    width: int
-    shares: NDArray[np.float64]
-
-
 def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph], out: Path) -> list[Rejected]:
     """Writes what is predicted of photographs below `out`; what lies there under the same names is replaced.
 
@@ -53,19 +37,25 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
         What is in rejects.csv.
     """
     rejected: list[Rejected] = []
-    written: list[_Written] = []
+    rows: list[list[Any]] = []
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
 
-    def write(read: _Read, prediction: Prediction) -> _Written:
-        return _write(read, prediction, len(classes), out)
+    def write(read: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
+        """Writes mask and overlay; returns the row of shares.csv."""
+        (photograph, shown), labels = read, prediction.labels()
+        mask = f"masks/{photograph.name}.png"
+        write_bytes(out / mask, encode_labels(labels))
+        overlay = overlay_picture(shown, resize_labels(labels, *shown.shape[:2]))
+        write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
+        shares = np.bincount(labels.ravel(), minlength=len(classes) + 1) / labels.size
+        return [photograph.uri, mask, *labels.shape, *(f"{share:.6f}" for share in shares)]
 
     with bar("predict", len(photographs), "images") as progress:
-        for image in predictor.map(_read(predictor, photographs, rejected), write):
-            written.append(image)
-            progress.update(len(written) + len(rejected))
+        for row in predictor.map(_read(predictor, photographs, rejected), write):
+            rows.append(row)
+            progress.update(len(rows) + len(rejected))
         progress.update(len(photographs))
-    rows = ([w.photograph.uri, _mask(w.photograph), w.height, w.width, *map(_share, w.shares)] for w in written)
     names = ["image", "mask", "height", "width", "background", *classes]
     write_bytes(out / "shares.csv", csv_table(names, rows))
     write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
@@ -74,8 +64,8 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
 
 def _read(
     predictor: Predictor, photographs: Iterable[Photograph], rejected: list[Rejected]
-) -> Iterator[tuple[_Read, Picture]]:
-    """The photographs that can be read, as they are shown and as they are predicted; the others join `rejected`."""
+) -> Iterator[tuple[tuple[Photograph, NDArray[np.uint8]], Picture]]:
+    """The photographs that can be read, with the image of their overlay and as they are predicted; others are rejected."""
     for photograph in photographs:
         try:
             picture = predictor.read(photograph.uri)
@@ -83,22 +73,4 @@ def _read(
         except RejectedImage as error:
             rejected.append(Rejected(photograph.uri, error.reason))
             continue
-        yield _Read(photograph, shown.rgb), picture
-
-
-def _mask(photograph: Photograph) -> str:
-    return f"masks/{photograph.name}.png"
-
-
-def _write(read: _Read, prediction: Prediction, classes: int, out: Path) -> _Written:
-    photograph, labels = read.photograph, prediction.labels()
-    write_bytes(out / _mask(photograph), encode_labels(labels))
-    overlay = overlay_picture(read.shown, resize_labels(labels, *read.shown.shape[:2]))
-    write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
-    height, width = labels.shape
-    shares = np.bincount(labels.ravel(), minlength=classes + 1) / labels.size
-    return _Written(photograph, height, width, shares)
-
-
-def _share(share: float) -> str:
-    return f"{share:.6f}"
+        yield (photograph, shown.rgb), picture

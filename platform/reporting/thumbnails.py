@@ -13,7 +13,6 @@ from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_rgb
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.threads import in_threads
-from mcis.platform.reporting.html import data_uri
 from mcis.platform.reporting.index_facts import codes_of, flat_tags
 
 _SIDE, _MOST_PICTURES = 96, 1200
@@ -21,13 +20,12 @@ _SIDE, _MOST_PICTURES = 96, 1200
 
 
 class Thumbnail(NamedTuple):
-    """An image with its picture as a URI, or the reason why there is none."""
+    """An image with its picture, or the reason why there is none."""
 
     id: str
     split: str
     tags: list[str]
-    uri: str | None
-    size: tuple[int, int] | None
+    picture: Image.Image | None
     reason: str | None
 
 
@@ -91,8 +89,7 @@ def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dic
             id=image["image_id"],
             split=image["split"],
             tags=[classes[tag] for tag in image["tags"]],
-            uri=data_uri(picture, "JPEG") if picture else None,
-            size=picture.size if picture else None,
+            picture=picture,
             reason=reason,
         )
         for row, image, (picture, reason) in zip(rows, images, drawn, strict=True)

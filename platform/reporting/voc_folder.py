@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.uris import is_remote
 from mcis.platform.outputs.read_index import open_index
-from mcis.platform.reporting.files import csv_table, labels_table, names_of, table_of, write_all, write_bytes
-from mcis.platform.runs.files import read_table, shards_in, written_aside
+from mcis.platform.reporting.files import csv_table, labels_table, names_of, rows_of, table_of, write_all, write_bytes
+from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 
 _QUALITY = 95
@@ -40,24 +39,18 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     """
     index, table = open_index(workspace, name), table_of(workspace, name, "pseudo_masks", "masks")
     devkit = out / "VOCdevkit" / "VOC2012"
-    files = shards_in(table)
-    masked = [row for file in files for row in read_table(file, ["image_id", "cue"]).to_pylist()]
+    masked = list(rows_of(table, ["image_id", "cue"]))
     names = names_of((row["image_id"] for row in masked), out)
     images = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
 
-    def masks() -> Iterator[dict[str, Any]]:
-        for file in files:
-            for row in read_table(file, ["image_id", "mask"]).to_pylist():
-                yield {**images[row["image_id"]], "mask": row["mask"]}
-
     def write(row: dict[str, Any]) -> int:
-        named = names[row["image_id"]]
-        _write_image(row["uri"], devkit / "JPEGImages" / f"{named}.jpg")
-        mask = _at_size(row["mask"], row["height"], row["width"])
+        named, image = names[row["image_id"]], images[row["image_id"]]
+        _write_image(image["uri"], devkit / "JPEGImages" / f"{named}.jpg")
+        mask = _at_size(row["mask"], image["height"], image["width"])
         write_bytes(devkit / "SegmentationClass" / f"{named}.png", mask)
         return 1
 
-    count = write_all(masks(), write, label="export masks", total=len(masked))
+    count = write_all(rows_of(table, ["image_id", "mask"]), write, label="export masks", total=len(masked))
     lists = devkit / "ImageSets" / "Segmentation"
     write_bytes(lists / "train.txt", "".join(f"{names[row['image_id']]}\n" for row in masked).encode())
     write_bytes(out / "labels.csv", labels_table(index.classes))

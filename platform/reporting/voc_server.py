@@ -21,8 +21,8 @@ from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_label
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import read_bytes
 from mcis.platform.outputs.read_index import open_index
-from mcis.platform.reporting.files import names_of, table_of
-from mcis.platform.runs.files import read_table, shards_in, written_aside
+from mcis.platform.reporting.files import names_of, rows_of, table_of
+from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.results import PredictResult, read_result
 from mcis.platform.runs.workspace import Workspace
@@ -52,22 +52,21 @@ def export_submission(workspace: Workspace, name: str, out: Path) -> str:
             f"a run of the classes {shown(classes)}", "VOC's 20 classes in their order", "export predictions instead"
         )
     split = read_result(table.parent, PredictResult).split
-    files = shards_in(table)
-    ids = [image_id for file in files for image_id in read_table(file, ["image_id"])["image_id"].to_pylist()]
-    names, folder = names_of(ids, out), _FOLDER.format(split=split)
+    names = names_of((row["image_id"] for row in rows_of(table, ["image_id"])), out)
+    folder = _FOLDER.format(split=split)
     with (
         written_aside(out) as aside,
         tarfile.open(aside, "w:gz") as archive,
-        bar("export voc-server", len(ids), "images") as progress,
+        bar("export voc-server", len(names), "images") as progress,
     ):
-        for done, row in enumerate((row for file in files for row in read_table(file).to_pylist()), 1):
+        for done, row in enumerate(rows_of(table), 1):
             png = row["crf"] or row["plain"]
             member = tarfile.TarInfo(f"{folder}/{names[row['image_id']]}.png")
             member.size = len(png)
             archive.addfile(member, io.BytesIO(png))
             progress.update(done)
     for_server = "" if split == "test" else "; the server takes split test alone (data.test_list, predict.split=test)"
-    return f"{len(ids)} predictions of split {split} in {out}{for_server}"
+    return f"{len(names)} predictions of split {split} in {out}{for_server}"
 
 
 def submission_problems(

@@ -134,7 +134,7 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
         (["a", "../b"], "lead out of"),
         (["s3://x/a", "s3/x/A"], "the file of another"),
         (["cat/1", "CAT/1"], "the file of another"),
-        (["cat", "cat.png/1"], "below the file of another: cat.png/1"),
+        (["cat", "cat.png/1"], "below the file of another: 'cat.png/1'"),
         (["a\nb"], "line breaks"),
     ],
 )
@@ -152,7 +152,7 @@ def test_images_of_two_sources_that_would_be_one_file_are_named_before_anything_
     masks = {"image_id": list(ids), "labels": [png] * 2, "mask": [png] * 2, "cue": ["crf"] * 2}
     masks |= {"ignored": [0.0] * 2, "foreground": [0.5] * 2, "by_maps": [1.0] * 2}
     workspace = made(Workspace(tmp_path / "workspace"), ids, ("cat", "dog"), pseudo_masks=pa.table(masks))
-    with pytest.raises(UserError, match=r"the file of another: Web/1"):
+    with pytest.raises(UserError, match=r"the file of another: 'Web/1'"):
         export(workspace, "made", "masks", tmp_path / "out")
     assert not (tmp_path / "out").exists()
     apart = {"web/1": images["plain"], "crawled/1": images["s3://bucket/web/turned.jpg"]}
