@@ -65,7 +65,7 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
 def _read(
     predictor: Predictor, photographs: Iterable[Photograph], rejected: list[Rejected]
 ) -> Iterator[tuple[tuple[Photograph, NDArray[np.uint8]], Picture]]:
-    """The photographs that can be read, with the image of their overlay and as they are predicted; others are rejected."""
+    """The photographs that can be read, each with its overlay's image and as it is predicted; others are rejected."""
     for photograph in photographs:
         try:
             picture = predictor.read(photograph.uri)

@@ -67,11 +67,6 @@ def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, 
     assert sum(of.differs_most for of in chosen) == min((count + 1) // 2, len(differing))
 
 
-def test_the_draw_depends_on_the_seed_and_gives_every_image_its_turn() -> None:
-    drawn = [choose(IDS, [{}, {}], 1, seed=seed)[0].image_id for seed in range(60)]
-    assert set(drawn) == set(IDS)
-
-
 def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> None:
     predictions, masks = shown(root, "a-s0", "b")
     assert [(of.what, of.common, len(of.images)) for of in (predictions, masks)] == [

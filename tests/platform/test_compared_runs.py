@@ -51,15 +51,6 @@ def test_keys_that_differ_are_told_with_where_their_values_come_from(root: Path)
     assert differing_keys(cases[:1]) == []
 
 
-def test_a_key_that_a_configuration_lacks_has_no_value(root: Path, scored: Callable[..., Path], tmp_path: Path) -> None:
-    scored(tmp_path, "x", "data.max_side=99", data=root.parent / "data")
-    cases = open_cases(root, ["b", str(tmp_path / "runs" / "x")], what=ALL)
-    (values,) = [row.values for row in differing_keys(cases) if row.key == "data.max_side"]
-    assert values[0] is None
-    assert values[1] is not None
-    assert (values[1].value, values[1].origin) == ("99", "--set")
-
-
 def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
     case, single = open_cases(root, ["a-s2, a-s0,a-s1", "b"], what=ALL)
     assert case.label == "a (3 seeds)"

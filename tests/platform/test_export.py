@@ -106,8 +106,7 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
     )
     workspace = made(Workspace(tmp_path / "workspace"), images, ("cat", "dog"), pseudo_masks=table)
     for _ in range(2):  # what is there is replaced
-        said = export(workspace, "made", "masks", tmp_path / "out")
-    assert said.startswith("4 images and their pseudo masks in ")
+        assert export(workspace, "made", "masks", tmp_path / "out").startswith("4 images and their pseudo masks in ")
     read = VOCSegmentation(str(tmp_path / "out"), year="2012", image_set="train", download=False)
     assert len(read) == 4
     for (shown, mask), (image_id, path), made_mask in zip(read, images.items(), masks, strict=True):
@@ -143,7 +142,7 @@ def test_ids_that_name_no_file_of_their_own_are_an_error(ids: list[str], found: 
         names_of(ids, Path("out"))
 
 
-def test_images_of_two_sources_that_would_be_one_file_are_named_before_anything_is_written(
+def test_images_that_would_be_one_file_are_named_before_anything_is_written(
     images: dict[str, Path], tmp_path: Path
 ) -> None:
     """A photograph `web/1` and a crawled image `Web/1`: on some disks one mask would be written over the other."""
@@ -155,14 +154,6 @@ def test_images_of_two_sources_that_would_be_one_file_are_named_before_anything_
     with pytest.raises(UserError, match=r"the file of another: 'Web/1'"):
         export(workspace, "made", "masks", tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    apart = {"web/1": images["plain"], "crawled/1": images["s3://bucket/web/turned.jpg"]}
-    masks["image_id"] = list(apart)
-    made(workspace, apart, ("cat", "dog"), pseudo_masks=pa.table(masks))
-    export(workspace, "made", "masks", tmp_path / "out")
-    devkit = tmp_path / "out" / "VOCdevkit" / "VOC2012"
-    assert {str(path.relative_to(devkit / "SegmentationClass")) for path in devkit.rglob("*.png")} == {
-        "web/1.png", "crawled/1.png"
-    }  # fmt: skip
 
 
 def test_classes_whose_maps_would_be_one_file_are_named() -> None:
@@ -257,9 +248,7 @@ def test_a_run_of_other_classes_is_no_submission(tmp_path: Path, images: dict[st
     assert not (tmp_path / "results.tar.gz").exists()
 
 
-def png(array: np.ndarray, mode: str = "P") -> bytes:
-    if mode == "P":
-        return encode_labels(array)
+def png(array: np.ndarray, mode: str) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(array).convert(mode).save(stream, "PNG")
     return stream.getvalue()
@@ -276,20 +265,21 @@ def rewritten(archive: Path, change: Callable[[dict[str, bytes]], dict[str, byte
             opened.addfile(member, io.BytesIO(content))
 
 
-def without_first(members: dict[str, bytes]) -> Iterator[tuple[str, bytes]]:
-    return iter(list(members.items())[1:])
+def without_first(members: dict[str, bytes]) -> dict[str, bytes]:
+    return dict(list(members.items())[1:])
 
 
 ONE = f"{FOLDER}/2008_000001.png"
+FILLED = {label: encode_labels(np.full((30, 40), label, np.uint8)) for label in (21, 255)}
 FAULTS: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] = {
-    "an image without a mask": (lambda m: dict(without_first(m)), r"no mask of 1 image\(s\): 2008_000001"),
+    "an image without a mask": (without_first, r"no mask of 1 image\(s\): 2008_000001"),
     "another image": (lambda m: m | {f"{FOLDER}/2009_1.png": m[ONE]}, r"masks of 1 other image\(s\): 2009_1"),
     "another folder": (
         lambda m: {name.replace("comp6", "comp5"): content for name, content in m.items()},
         "stray member 'results/VOC2012/Segmentation/comp5_test_cls",
     ),
     "two splits": (
-        lambda m: dict(without_first(m)) | {ONE.replace("test", "val"): m[ONE]},
+        lambda m: without_first(m) | {ONE.replace("test", "val"): m[ONE]},
         "masks of several splits: test, val",
     ),
     "a stray file": (lambda m: m | {"results/.DS_Store": b"x"}, r"stray member 'results/.DS_Store'"),
@@ -297,11 +287,17 @@ FAULTS: dict[str, tuple[Callable[[dict[str, bytes]], dict[str, bytes]], str]] = 
     "colors": (lambda m: m | {ONE: png(labels(30, 40), "RGB")}, "2008_000001.png: unsupported: a mask of mode RGB"),
     "no picture": (lambda m: m | {ONE: b"no picture"}, "2008_000001.png: not an image"),
     "a cut picture": (lambda m: m | {ONE: m[ONE][:-40]}, "2008_000001.png: (truncated|corrupt)"),
-    "another size": (lambda m: m | {ONE: png(labels(31, 40))}, "40x31 pixels; its image has 40x30"),
-    "a label too many": (lambda m: m | {ONE: png(np.full((30, 40), 21, np.uint8))}, "labels 21; expected 0..20"),
-    "ignored pixels": (lambda m: m | {ONE: png(np.full((30, 40), 255, np.uint8))}, "labels 255; expected 0..20"),
+    "another size": (lambda m: m | {ONE: encode_labels(labels(31, 40))}, "40x31 pixels; its image has 40x30"),
+    "a label too many": (
+        lambda m: m | {ONE: FILLED[21]},
+        "labels 21; expected 0..20",
+    ),
+    "ignored pixels": (
+        lambda m: m | {ONE: FILLED[255]},
+        "labels 255; expected 0..20",
+    ),
     "a huge picture": (
-        lambda m: m | {ONE: png(np.zeros((2000, 2000), np.uint8))},
+        lambda m: m | {ONE: encode_labels(np.zeros((2000, 2000), np.uint8))},
         "2008_000001.png: too large: 2000x2000 pixels",
     ),
 }
@@ -325,7 +321,7 @@ def test_a_mask_that_is_there_twice_is_found(submitted: tuple[Path, Path, Path])
     with gzip.open(archive) as opened:
         unpacked = io.BytesIO(opened.read())
     with tarfile.open(fileobj=unpacked, mode="a") as appended:
-        add(appended, ONE, png(labels(30, 40)))
+        add(appended, ONE, encode_labels(labels(30, 40)))
     archive.write_bytes(gzip.compress(unpacked.getvalue()))
     assert submission_problems(archive, ids=ids.read_text().split()) == (3, [f"{ONE} is there twice"])
 
@@ -371,7 +367,6 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a path that climbs": (lambda: with_member("results/../../x.png"), "leads out of a folder"),
     "an absolute path": (lambda: with_member("/tmp/x.png"), "leads out of a folder"),
     "a link": (lambda: with_member(ONE, type=tarfile.SYMTYPE, linkname="/etc/passwd"), "neither file nor folder"),
-    "a hard link": (lambda: with_member(ONE, type=tarfile.LNKTYPE, linkname="x"), "neither file nor folder"),
     "a device": (lambda: with_member(ONE, type=tarfile.CHRTYPE), "neither file nor folder"),
     "a member of a gigabyte": (bomb, "1073741824 bytes, more than"),
     "a name of a gigabyte": (header_bomb, "cannot be read"),
