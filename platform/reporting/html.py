@@ -27,9 +27,9 @@ class Script(NamedTuple):
     hash: str
 
 
-def script(name: str) -> Script:
-    """The script of that file name beside the templates."""
-    text = (_TEMPLATES / name).read_text(encoding="ascii")
+def script(*names: str) -> Script:
+    """The script of the files of these names beside the templates, one behind the other."""
+    text = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
     return Script(text, f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}")
 
 

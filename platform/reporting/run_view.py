@@ -53,7 +53,7 @@ def run_view(data: ReportData, plots: Mapping[str, Plot]) -> dict[str, Any]:
         "splits": _gallery_by_split(data.panels, data.classes, explorer.shown if explorer else []),
         "labels_shown": legend(data.panels, data.classes),
         "explorer": explorer,
-        "script": script("explorer.js"),
+        "script": script("explorer_numbers.js", "explorer.js"),
         "most_explored": (MOST_IMAGES, MOST_BYTES),
         "score_table": score_table(data.scores),
         "numbers": NUMBERS,
