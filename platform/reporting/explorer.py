@@ -1,8 +1,8 @@
 """What a reader of the report may try out: training images with their maps as they are kept, to set against thresholds.
 
 The page embeds a map at its own size, and its script (templates/explorer_numbers.js) resizes it, scales it and compares
-it with a threshold as the evaluation does. It computes at the size of the embedded picture and truth, at most SIDE pixels on
-the longer side: where the truth is no larger, its IoU is the one that the stage `evaluate` finds.
+it with a threshold as the evaluation does. It computes at the size of the embedded picture and truth, at most SIDE
+pixels on the longer side: where the truth is no larger, its IoU is the one that the stage `evaluate` finds.
 """
 
 import base64
