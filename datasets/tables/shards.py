@@ -63,7 +63,7 @@ class Shards:
         if name is None:
             return None
         shard = _read_kept(self.folder / name, self.columns, self.written[name])
-        return shard.table.slice(shard.begin[image_id], shard.rows[image_id])
+        return shard.table.slice(*shard.rows[image_id])
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shard_of)
@@ -73,8 +73,7 @@ class _Shard(NamedTuple):
     """A shard's rows, and by image where its rows begin and how many there are."""
 
     table: pa.Table
-    begin: dict[str, int]
-    rows: dict[str, int]
+    rows: dict[str, tuple[int, int]]
 
 
 def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _Shard:
@@ -86,12 +85,11 @@ def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _S
     """
     wanted = None if columns is None else list(columns)
     table = read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()
-    begin: dict[str, int] = {}
-    rows: dict[str, int] = {}
+    rows: dict[str, tuple[int, int]] = {}
     for number, image_id in enumerate(table["image_id"].to_pylist()):
-        begin.setdefault(image_id, number)
-        rows[image_id] = rows.get(image_id, 0) + 1
-    return _Shard(table, begin, rows)
+        begin, count = rows.get(image_id, (number, 0))
+        rows[image_id] = begin, count + 1
+    return _Shard(table, rows)
 
 
 def keep_shards(bound: int) -> Callable[[Path, tuple[str, ...] | None, int], _Shard]:

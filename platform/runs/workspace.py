@@ -34,7 +34,7 @@ from mcis.platform.runs.record import RunRecord, now, read_record, write_record
 
 SUMMARY = "summary.json"
 """The file in a stage's output that holds its result, and says that it is finished: it is written last."""
-OUTPUT = re.compile(r"(?P<stage>[a-z_]+)-(?P<key>[0-9a-f]{16})")
+OUTPUT = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Names in store/ of outputs, whose keys are fingerprints."""
 CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
 """Names in cache/ of caches: whole and in the making."""
