@@ -111,33 +111,19 @@ def test_imports_point_one_way(package: str) -> None:
     ("module", "source"),
     [
         ("mcis.datasets.sources.voc", "import mcis.models.crf"),
-        ("mcis.datasets.sources.voc", "from mcis import models"),
         ("mcis.models.crf", "from ..platform import report"),
         ("mcis.models.crf", "def f():\n    import ray.data"),
-        ("mcis.models.crf", "from mlflow import log_metric"),
-        ("mcis.models.crf", "if TYPE_CHECKING:\n    from mcis.platform.config.sections import Config"),
         ("mcis.tuning.studies", "from datasets.errors import UserError"),
         # Tuning is loaded by commands alone, and late.
         ("mcis.platform.commands.study", "from mcis.tuning import studies"),
         ("mcis.platform.cli", "def f():\n    from mcis.tuning import studies"),
-        ("mcis.platform.pipeline", "def f():\n    from mcis.tuning import studies"),
-        ("mcis.platform.reporting.run_page", "def f():\n    from mcis.tuning import studies"),
-        ("mcis.platform.stages.index", "from ...tuning.studies import run"),
         # Within platform/, too, imports point one way.
         ("mcis.platform.config.sections", "from mcis.platform.runs.workspace import Workspace"),
         ("mcis.platform.runs.context", "def f():\n    from mcis.platform.networks import build"),
-        ("mcis.platform.networks.build", "from mcis.platform.engine import training"),
-        ("mcis.platform.engine.mapping", "from mcis.platform.reporting import plots"),
-        ("mcis.platform.reporting.run_page", "from mcis.platform.stages import report"),
-        ("mcis.platform.stages.report", "from mcis.platform import pipeline"),
         ("mcis.platform.pipeline", "from mcis.platform.commands.terminal import console"),
-        ("mcis.platform.commands.demo", "from .. import cli"),
         # Stages are no libraries of one another.
         ("mcis.platform.stages.evaluation", "from mcis.platform.stages.pseudo_masks import background_cue"),
-        ("mcis.platform.stages.evaluation", "from . import pseudo_masks"),
-        ("mcis.platform.stages.evaluation", "from mcis.platform.stages.localization.rounds import Plan"),
         ("mcis.platform.stages.localization.workers", "from ..pseudo_masks import MakeMasks"),
-        ("mcis.platform.stages.localization.__init__", "from mcis.platform.stages import evaluation"),
     ],
 )
 def test_an_import_against_the_direction_is_found(module: str, source: str) -> None:
@@ -148,14 +134,10 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
     ("module", "source"),
     [
         ("mcis.datasets.sampling.batch_stream", "import ray\nfrom mcis.datasets import index"),
-        ("mcis.models.crf", "from . import metrics\nfrom ..datasets.errors import UserError"),
         ("mcis.platform.cli", "import platform\nfrom mcis.platform.commands import study"),
         ("mcis.platform.commands.study", "def f():\n    from mcis.tuning import studies"),
-        ("mcis.platform.stages.index", "from mcis.platform.runs.listing import listing"),
-        ("mcis.platform.stages.localization.__init__", "from .workers import Embed"),
         ("mcis.platform.stages.evaluation.scoring", "from mcis.platform.stages.evaluation.workers import ScoreVal"),
         ("mcis.platform.pipeline", "from mcis.platform.stages import evaluation, index"),
-        ("mcis.tuning.studies", "import mcis.platform.pipeline, mcis.models.crf, mlflow"),
     ],
 )
 def test_an_import_along_the_direction_passes(module: str, source: str) -> None:
@@ -191,12 +173,6 @@ def test_modules_import_inside_a_ray_worker(ray_local: None) -> None:
     origins = ray.get(ray.remote(num_cpus=1)(import_all).remote(list(files)))
     assert Path(origins.pop("platform")) == Path(sysconfig.get_path("stdlib"), "platform.py")
     assert {name: Path(origin).resolve() for name, origin in origins.items()} == files
-
-
-def test_every_module_says_what_it_is() -> None:
-    files = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in python_files(folder)]
-    silent = [str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(ast.parse(path.read_text()))]
-    assert not silent, "no docstring: " + ", ".join(silent)
 
 
 def test_no_tracked_file_names_a_path_of_some_machine() -> None:

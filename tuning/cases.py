@@ -234,7 +234,7 @@ def case_of(
 
 
 def _in_words(config: Config, related: int) -> str:
-    maps = config.localize.in_words() if related else "single round"
+    maps = config.localize.description() if related else "single round"
     return maps + (", trained alone" if config.classifier.attended == "itself" else "")
 
 

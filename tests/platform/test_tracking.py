@@ -14,7 +14,6 @@ from mlflow.entities import ViewType
 from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
-from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.data_sets import data_sets
@@ -207,18 +206,6 @@ def test_the_machines_use_is_logged_while_a_run_goes_on(workspace: Workspace, mo
         while not tracker.client.get_metric_history(tracker.run_id, key):
             pass
     assert 0 <= tracker.client.get_metric_history(tracker.run_id, key)[0].value <= 100
-
-
-def test_what_mlflow_will_never_take_ends_the_run_with_an_error(workspace: Workspace) -> None:
-    tracker = Tracker(workspace, "refused", identity="")
-    with pytest.raises(UserError, match="cannot be used"), tracker.running():
-        tracker.tags({"": "a tag without a name"})
-    again = Tracker(workspace, "refused", identity="")
-    assert again.run_id == tracker.run_id
-    again.tags({"setting": "voc"})
-    again.finish("FINISHED")
-    run: Any = again.client.get_run(again.run_id)
-    assert (run.data.tags["setting"], run.info.status) == ("voc", "FINISHED")
 
 
 def test_images_are_logged_as_data_sets_by_source_and_split(workspace: Workspace) -> None:

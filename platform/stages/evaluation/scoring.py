@@ -194,7 +194,7 @@ def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -
 def _method(config: Config, related: int) -> str | None:
     """How maps were made of so many related images; of single-round ones, what they were refined by, if anything."""
     if related:
-        return config.localize.in_words()
+        return config.localize.description()
     return "pixel correlation" if config.classifier.equivariant.weight else None
 
 
