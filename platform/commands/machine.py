@@ -6,13 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
-    Configuration,
-    WorkspaceFolder,
-    grouped,
-    plain_errors,
-)
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Configuration, WorkspaceFolder, grouped, plain_errors
 
 
 @grouped

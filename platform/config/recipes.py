@@ -4,6 +4,7 @@ A value that a recipe states counts as set, even where it is the default: `keys.
 """
 
 from collections.abc import Callable
+from typing import TypeVar
 
 from mcis.models.crf import CrfParameters
 from mcis.platform.config.compute import ComputeConfig
@@ -38,16 +39,12 @@ def paper() -> Config:
     Command: `mcis run voc --voc DIR --name NAME --recipe paper`, with ImageNet weights, which are fetched, and a GPU.
     Hours: not measured by this project. Expected mIoU: the paper reports 66.2 on VOC 2012 val with VOC images only.
     """
-    return Config(
-        recipe="paper",
-        compute=ComputeConfig(gpu=True),
-        weights=WeightsConfig(backbone="download"),
+    return _published(
+        "paper",
         classifier=ClassifierConfig(
-            optimizer=Optimizer(step_epochs=(6, 12), weight_decay=2e-4, new_layer_rate=1.0, precision="float32"),
+            optimizer=Optimizer(step_epochs=(6, 12), weight_decay=2e-4, new_layer_rate=1.0, precision="float32")
         ),
         localize=LocalizeConfig(method=MethodConfig(target="n")),
-        pseudo_masks=PseudoMasksConfig(background="saliency"),
-        segmenter=SegmenterConfig(optimizer=SegmenterOptimizer(precision="float32")),
     )
 
 
@@ -60,10 +57,8 @@ def released() -> Config:
     GPU. Hours: not measured by this project. Expected mIoU: the paper's tables came from this code: 66.2 on VOC 2012
     val with VOC images only.
     """
-    return Config(
-        recipe="released",
-        compute=ComputeConfig(gpu=True),
-        weights=WeightsConfig(backbone="download"),
+    return _published(
+        "released",
         classifier=ClassifierConfig(
             head="own",
             loss_reduction="released",
@@ -78,6 +73,16 @@ def released() -> Config:
             ),
         ),
         localize=LocalizeConfig(method=MethodConfig(name="released"), related_may_repeat=True),
+    )
+
+
+def _published(recipe: str, classifier: ClassifierConfig, localize: LocalizeConfig) -> Config:
+    return Config(
+        recipe=recipe,
+        compute=ComputeConfig(gpu=True),
+        weights=WeightsConfig(backbone="download"),
+        classifier=classifier,
+        localize=localize,
         pseudo_masks=PseudoMasksConfig(background="saliency"),
         segmenter=SegmenterConfig(optimizer=SegmenterOptimizer(precision="float32")),
     )
@@ -106,6 +111,22 @@ def _with_vgg16(config: Config, recipe: str) -> Config:
     return config.model_copy(update={"recipe": recipe, "segmenter": vgg16})
 
 
+_O = TypeVar("_O", bound=Optimizer)
+
+
+def _adamw(kind: type[_O], rate: float) -> _O:
+    """AdamW with one rate for all layers, which rises over 5 % of the steps and falls to zero."""
+    return kind(
+        name="adamw",
+        learning_rate=rate,
+        weight_decay=0.01,
+        new_layer_rate=1.0,
+        bias_rate=1.0,
+        schedule="cosine",
+        warm_up=0.05,
+    )
+
+
 def small() -> Config:
     """Trains from scratch on a CPU; the cosine affinity is the better one without pretrained weights.
 
@@ -127,13 +148,9 @@ def small() -> Config:
             epochs=10,
             flip=True,
             shift=8,
-            optimizer=Optimizer(name="adamw", learning_rate=0.001, weight_decay=0.01, schedule="cosine", warm_up=0.05),
+            optimizer=_adamw(Optimizer, 0.001),
         ),
-        localize=LocalizeConfig(
-            related=0,
-            extra_scales=(0.5, 0.75, 1.25, 1.5),
-            mirror=True,
-        ),
+        localize=LocalizeConfig(related=0, extra_scales=(0.5, 0.75, 1.25, 1.5), mirror=True),
         maps=MapsConfig(scale="logarithm"),
         pseudo_masks=PseudoMasksConfig(
             threshold=0.66,
@@ -150,15 +167,7 @@ def small() -> Config:
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
             steps=2000,
-            optimizer=SegmenterOptimizer(
-                name="adamw",
-                learning_rate=0.002,
-                weight_decay=0.01,
-                new_layer_rate=1.0,
-                bias_rate=1.0,
-                schedule="cosine",
-                warm_up=0.05,
-            ),
+            optimizer=_adamw(SegmenterOptimizer, 0.002),
         ),
         predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfParameters(bilateral_std=30.0, color_std=8.0)),
     )
@@ -176,7 +185,6 @@ def photos() -> Config:
     0.2 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 71 of the pseudo masks and 64 of the
     segmentation network on photographs of six animals (docs/results.md).
     """
-    adamw = {"name": "adamw", "weight_decay": 0.01, "schedule": "cosine", "warm_up": 0.05}
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
         recipe="photos",
@@ -194,7 +202,7 @@ def photos() -> Config:
             batch=16,
             epochs=8,
             flip=True,
-            optimizer=Optimizer.model_validate(adamw | {"learning_rate": 0.003}),
+            optimizer=_adamw(Optimizer, 0.003),
         ),
         localize=LocalizeConfig(related=24, related_by="nearest", mirror=True),
         affinity_net=AffinityNetConfig(
@@ -206,9 +214,7 @@ def photos() -> Config:
             crop=256,
             batch=16,
             steps=100,
-            optimizer=SegmenterOptimizer.model_validate(
-                adamw | {"learning_rate": 0.003, "new_layer_rate": 1.0, "bias_rate": 1.0}
-            ),
+            optimizer=_adamw(SegmenterOptimizer, 0.003),
         ),
         pseudo_masks=PseudoMasksConfig(
             background="affinity",
@@ -228,9 +234,7 @@ def photos() -> Config:
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
             steps=300,
-            optimizer=SegmenterOptimizer.model_validate(
-                adamw | {"learning_rate": 0.001, "new_layer_rate": 1.0, "bias_rate": 1.0}
-            ),
+            optimizer=_adamw(SegmenterOptimizer, 0.001),
         ),
         predict=PredictConfig(
             scales=(1.0,), crop=None, crf=CrfParameters(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
@@ -289,10 +293,7 @@ def lid() -> Config:
             optimizer=SegmenterOptimizer(learning_rate=0.1, weight_decay=5e-4, bias_rate=1.0),
         ),
         pseudo_masks=PseudoMasksConfig(
-            background="affinity",
-            threshold=0.2,
-            background_threshold=0.2,
-            crf=PseudoMasksCrf(iterations=0),
+            background="affinity", threshold=0.2, background_threshold=0.2, crf=PseudoMasksCrf(iterations=0)
         ),
         segmenter=SegmenterConfig(
             network="deeplabv3",
@@ -310,11 +311,5 @@ def lid() -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    "paper": paper,
-    "paper_vgg16": paper_vgg16,
-    "released": released,
-    "released_vgg16": released_vgg16,
-    "small": small,
-    "photos": photos,
-    "lid": lid,
+    recipe.__name__: recipe for recipe in (paper, paper_vgg16, released, released_vgg16, small, photos, lid)
 }

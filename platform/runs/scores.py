@@ -136,12 +136,9 @@ class Score:
         values = {"miou": self.miou, "boundary_miou": self.boundary_miou}
         return {f"{text}.{name}": value for name, value in values.items() if value is not None}
 
-    def images_scored(self) -> dict[str, str]:
-        """Heading -> text of the images that were scored."""
-        return {"split": self.split, "images": grouped(self.images)}
-
     def made(self) -> dict[str, str]:
         """Heading -> text of how the scored masks were made, as far as it applies."""
+        yes = {None: None, False: "no", True: "yes"}
         texts = {
             "threshold": None if self.threshold is None else f"{self.threshold:.3g}",
             "background cue": self.background_cue,
@@ -149,8 +146,8 @@ class Score:
             "related images": None if self.related is None else grouped(self.related),
             "method": self.method,
             "scales": None if self.scales is None else ", ".join(f"{scale:g}" for scale in self.scales),
-            "mirror": _yes(self.mirror),
-            "CRF": _yes(self.crf),
+            "mirror": yes[self.mirror],
+            "CRF": yes[self.crf],
             "ignored share": None if self.ignored_share is None else percent(self.ignored_share),
             "decided by maps": None if self.by_maps is None else percent(self.by_maps),
             "trained on": self.trained_on,
@@ -159,15 +156,13 @@ class Score:
 
     def origin(self) -> dict[str, str]:
         """Heading -> text of the configuration and the revision that the score comes from."""
-        texts = {"seed": str(self.seed), "recipe": self.recipe, "weights": self.weights}
-        if self.git:
-            texts["git"] = short_commit(self.git)
-        further = {"code": self.code, "reused": self.reused}
-        return texts | {heading: text for heading, text in further.items() if text}
+        values = {heading: getattr(self, heading) for heading in ORIGIN}
+        texts = values | {"seed": str(self.seed), "git": self.git and short_commit(self.git)}
+        return {heading: text for heading, text in texts.items() if text}
 
     def meaning(self) -> dict[str, str]:
         """Heading -> text for every value that applies, in the order of HEADINGS."""
-        return self.images_scored() | self.made() | self.origin()
+        return {"split": self.split, "images": grouped(self.images)} | self.made() | self.origin()
 
 
 _ADAPTER = pydantic.TypeAdapter(Score)
@@ -228,7 +223,3 @@ def percent(value: float) -> str:
 def short_commit(commit: str) -> str:
     """A full hash cut to ten digits, with what follows it (such as -dirty) kept."""
     return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
-
-
-def _yes(value: bool | None) -> str | None:
-    return None if value is None else "yes" if value else "no"

@@ -120,10 +120,7 @@ def test_lists_and_none_by_assignment() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "near"),
-    [
-        ("localize.relatd", "localize.related"),
-        ("classifier.learning_rate", "classifier.optimizer.learning_rate"),
-    ],
+    [("localize.relatd", "localize.related"), ("classifier.learning_rate", "classifier.optimizer.learning_rate")],
 )
 def test_an_unknown_key_suggests_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(UserError, match=rf"unknown key '{wrong}'; did you mean .*\b{near}\b"):
