@@ -82,24 +82,22 @@ class Tracked(BaseModel):
         self.sent = True
         self.write(folder)
 
-    def upload_figures(self, client: "MlflowClient", workspace: Workspace, sent: dict[str, tuple[int, int]]) -> None:
+    def upload_figures(self, client: "MlflowClient", workspace: Workspace, sent: dict[str, int]) -> None:
         """Sends the figures and the records of the step logs that MLflow lacks.
 
         A restart logs steps behind its last checkpoint again, at another speed; MLflow keeps what it has. It takes a
         figure of the same time and value once.
 
         Args:
-            sent: by network the last step that MLflow has, and how many records were looked at.
+            sent: the last step that MLflow has, by network; it is asked where this does not say.
         """
         from mlflow.entities import Metric
 
         for network, log in self.logs.items():
             if network not in sent:
                 history = client.get_metric_history(self.run_id, f"{network}.epoch")
-                sent[network] = max((logged.step for logged in history), default=-1), 0
-            last, seen = sent[network]
-            records = read_records(workspace.root / log, seen)
-            new = [record for record in records if record["step"] > last]
+                sent[network] = max((logged.step for logged in history), default=-1)
+            new = [record for record in read_records(workspace.root / log) if record["step"] > sent[network]]
             metrics = [
                 Metric(f"{network}.{key}", float(value), int(1000 * record["time"]), record["step"])
                 for record in new
@@ -107,7 +105,7 @@ class Tracked(BaseModel):
                 if key not in ("step", "time")
             ]
             client.log_batch(self.run_id, metrics=metrics)
-            sent[network] = max([last, *(record["step"] for record in new)]), seen + len(records)
+            sent[network] = max([sent[network], *(record["step"] for record in new)])
         points = [
             Metric(key, value, int(1000 * seconds), step)
             for key, steps in self.points.items()

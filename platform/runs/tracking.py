@@ -58,7 +58,7 @@ class Tracker:
         self.uri, self.parent = tracking_uri(workspace), parent
         self._workspace, self._name, self._log_model, self._watch = workspace, name, log_model, watch
         self._watched = dict[str, int]()  # the last step of each network
-        self._sent = dict[str, tuple[int, int]]()  # see `Tracked.upload_figures`
+        self._sent = dict[str, int]()  # see `Tracked.upload_figures`
         self._sender: threading.Thread | None = None
         self._was_away = False
         earlier = Tracked.read(workspace.run(name))
