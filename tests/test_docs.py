@@ -115,14 +115,6 @@ def test_the_rule_of_the_page_on_extensions_is_the_projects() -> None:
     assert code.split('"""\n', 1)[1].strip() == block.strip()
 
 
-def test_citations_of_the_released_recipe_name_its_sections() -> None:
-    there = set(re.findall(r"^## (.+)$", (ROOT / "docs" / "RELEASED_RECIPE.md").read_text(), re.MULTILINE))
-    for folder in ("datasets", "models", "platform", "tuning"):
-        for file in (ROOT / folder).rglob("*.py"):
-            text = " ".join(file.read_text().split())
-            assert set(re.findall(r'RELEASED_RECIPE, "([^"]+)"', text)) <= there, file.name
-
-
 def test_the_help_of_recipe_lists_all_and_says_the_default() -> None:
     recipe = next(p for p in typer.main.get_command(app).commands["run"].params if p.name == "recipe")  # type: ignore[attr-defined]
     assert all(name in recipe.help for name in RECIPES)

@@ -6,7 +6,6 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.section import Section
-from mcis.models.crf import CrfParameters
 from mcis.platform.config.maps import LocalizeConfig, MethodConfig, PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
@@ -75,10 +74,6 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             "contrastive is set but .* is co,",
         ),
         (
-            {"localize": {"method": {"name": "released", "contrastive": True}, "related": 0}},
-            "localize.method.contrastive is set but localize.related is 0",
-        ),
-        (
             {"localize": {"method": {"name": "co_attention", "contrastive": True}, "related_by": "itself"}},
             "localize.method.contrastive is set but localize.related_by is itself",
         ),
@@ -136,14 +131,11 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
-    by_identity = {"method": {"name": "co_attention", "affinity": "identity"}}
-    Config.model_validate({"classifier": {"attention": "none"}, "localize": by_identity})
+    Config.model_validate({"classifier": {"attention": "none"}, "localize": {"method": {"affinity": "identity"}}})
     Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
     Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
-    Config.model_validate({"segmenter": {"backbone": "small", "stride": 4}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
-    CrfParameters(iterations=0)
 
 
 def test_how_features_are_kept_is_in_no_stages_key() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mcis.datasets.errors import UserError
 from mcis.platform.config import resolve as layers_of
 from mcis.platform.config.experiment import experiment_text
-from mcis.platform.config.keys import explicit, leaves
+from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
@@ -196,15 +196,6 @@ def test_a_setting_without_a_recipe_takes_its_sources() -> None:
         "voc": "paper", "voc+single": "paper", "voc+web": "paper", "lid": "lid", "tags": "photos",
         "lid+web": "lid", "tags+single": "photos",
     }  # fmt: skip
-
-
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_preset_resolves_and_says_how_to_run_it(recipe: str) -> None:
-    found = resolve("voc", recipe)
-    stated = explicit(RECIPES[recipe]())
-    assert stated.pop("recipe") == recipe
-    assert set(stated) == {key for key, origin in found.origins.items() if origin == f"recipe {recipe}"}
-    assert "`mcis run " in (RECIPES[recipe].__doc__ or "")
 
 
 def test_a_folder_of_a_data_set_is_no_uri() -> None:
