@@ -80,7 +80,9 @@ def test_another_configuration_starts_another_run_and_leaves_none_running(worksp
     statuses = {run.info.run_id: run.info.status for run in runs(third, "changed")}
     assert statuses == {first.run_id: "KILLED", second.run_id: "KILLED", third.run_id: "FINISHED"}
     third.client.delete_run(third.run_id)
-    assert Tracker(workspace, "changed", identity="two").run_id not in statuses
+    fourth = Tracker(workspace, "changed", identity="two")
+    fourth.finish("FINISHED")
+    assert fourth.run_id not in statuses
     assert first.client.get_run(first.run_id).data.metrics == {"miou": 50.0}
     assert third.client.get_run(third.run_id).data.metrics == {}
 
