@@ -3,7 +3,6 @@
 Tags are made up: 200 classes whose sizes fall as one over the rank, 1 to 3 tags per image, 1.5 on average. Its
 limit is measured in the same run on the same arrays: numpy gathers one number at a random position of each of the three
 arrays that a pair has to look into. Targets: at least 1 million pairs per second; under 12 bytes per tag.
-Past one machine: see `datasets/sampling/pairs.py`.
 """
 
 import resource

@@ -36,13 +36,6 @@ def test_a_micro_batch_has_the_rows_of_every_column() -> None:
         np.testing.assert_array_equal(np.concatenate([part.columns()[name] for part in parts]), column)
 
 
-def test_columns_make_the_same_batch_again() -> None:
-    whole = batch(5)
-    again = CropBatch.of_columns(whole.columns())
-    for name, column in whole.columns().items():
-        assert getattr(again, name) is column
-
-
 @pytest.fixture
 def decoder(tmp_path: Path) -> CropDecoder:
     """Seven images of one color each, whose masks have that color's number as their only label."""

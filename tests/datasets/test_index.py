@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
-    INDEX_SCHEMA,
     LISTING_SCHEMA,
     duplicates,
     shown,
@@ -56,17 +54,6 @@ def test_sound_images_get_size_and_hash(tmp_path: Path) -> None:
     assert found["content_hash"].to_pylist() == [hashlib.sha256(data).hexdigest() for data in contents.values()]
     for name in LISTING_SCHEMA.names:
         assert found[name].to_pylist() == listing([tmp_path / n for n in contents])[name].to_pylist()
-
-
-def test_the_verified_table_has_the_schema_and_keeps_it_on_disk(tmp_path: Path) -> None:
-    found = verify(listing(files(tmp_path, {"a.jpg": jpeg(40, 40), "b.jpg": b""})))
-    assert found.schema.equals(INDEX_SCHEMA.append(pa.field("reason", pa.string())), check_metadata=True)
-    index = found.filter(pa.compute.is_null(found["reason"])).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
-    pq.write_table(index, tmp_path / "index.parquet")
-    assert pq.read_table(tmp_path / "index.parquet").equals(index)
-    again = pq.read_schema(tmp_path / "index.parquet")
-    assert again.field("tags").metadata[b"about"] == b"class indices from 0, ascending"
-    assert [f.nullable for f in again] == [f.nullable for f in INDEX_SCHEMA]
 
 
 def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:

@@ -190,29 +190,11 @@ def test_chances_are_exact(itself: bool) -> None:
         assert chi_square(np.bincount(rows.n[rows.m == m], minlength=len(TAGS)), chance) < 30
 
 
-def test_an_only_member_is_its_own_partner() -> None:
-    tags = Tags.of_matrix(np.array([[1, 0], [0, 1], [0, 1]], bool))
-    rows = PairSampler(tags, seed=0).rows(0, 300)
-    assert set(rows.n[rows.m == 0].tolist()) == {0}
-    assert set(rows.n[rows.m == 1].tolist()) == {2}
-    itself = PairSampler(tags, seed=0, partner_may_be_itself=True).rows(0, 300)
-    assert set(itself.n[itself.m == 1].tolist()) == {1, 2}
-
-
 def test_epoch_rows_are_permutations_in_turn() -> None:
     image, epoch = epoch_rows(3, 7, 0, 21)
     assert epoch.tolist() == [0] * 7 + [1] * 7 + [2] * 7
     assert [sorted(image[start : start + 7]) for start in (0, 7, 14)] == [list(range(7))] * 3
     assert image[:7].tolist() != image[7:14].tolist()
-
-
-def test_epochs_of_another_length_share_the_turns() -> None:
-    """13 images in epochs of 5 pairs: the epochs are cut out of the same stream of turns."""
-    tags = Tags.of_matrix(np.ones((13, 2), bool))
-    rows, plain = PairSampler(tags, seed=3, epoch_pairs=5).rows(0, 39), PairSampler(tags, seed=3).rows(0, 39)
-    assert rows.epoch.tolist() == [i // 5 for i in range(39)]
-    np.testing.assert_array_equal(rows.m, plain.m)
-    np.testing.assert_array_equal(rows.n, plain.n)
 
 
 # --- kinds
@@ -248,20 +230,6 @@ def test_the_chance_of_a_class_to_be_the_common_one(balance: float) -> None:
     # Within a class all images are m equally often; with 47 degrees of freedom 107 is beyond one chance in 100,000.
     assert chi_square(np.bincount(rows.m[of_class[rows.m] == 2] - 12, minlength=48), np.full(48, 1 / 48)) < 107
     assert (rows.m != rows.n).all()
-
-
-def test_a_class_drawn_first_is_the_one_that_the_pair_shares() -> None:
-    """Image 0 has a rare class and a common one. Drawn for the rare one, its partner is the rare class's other."""
-    tags = np.zeros((102, 2), bool)
-    tags[[0, 101], 0] = True
-    tags[:101, 1] = True
-    rows = PairSampler(Tags.of_matrix(tags), seed=0, class_balance=1).rows(0, 20_000)
-    chance = np.zeros((102, 102))
-    chance[0, 101] = chance[101, 0] = 1 / 4
-    chance[:101, :101] = (1 - np.eye(101)) / 2 / 101 / 100
-    rare = np.array([((rows.m == 0) & (rows.n == 101)).sum(), ((rows.m == 101) & (rows.n == 0)).sum()])
-    counts = np.append(rare, len(rows.m) - rare.sum())
-    assert chi_square(counts, np.array([chance[0, 101], chance[101, 0], 1 / 2])) < 24  # 2 degrees of freedom
 
 
 # --- size
