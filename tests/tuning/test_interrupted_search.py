@@ -40,9 +40,9 @@ def trains(workspace: Path, trial: str) -> bool:
     record = workspace / "runs" / trial / "record.json"
     if not record.exists():
         return False
-    outputs = json.loads(record.read_text())["current"].get("train_classifier", [])
-    logs = [workspace / "store" / name / "steps.jsonl" for name in outputs]
-    return any(log.exists() and log.stat().st_size for log in logs)
+    output = json.loads(record.read_text())["current"].get("train_classifier", "")
+    log = workspace / "store" / output / "steps.jsonl"
+    return log.exists() and log.stat().st_size > 0
 
 
 def disturbed(call: list[str], workspace: Path, trial: str, how: signal.Signals) -> subprocess.CompletedProcess[str]:
