@@ -14,9 +14,8 @@ from mcis.datasets.section import Contradictions, Section
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
-from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig
+from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig, TrackingConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
-from mcis.platform.config.tracking import TrackingConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
 
