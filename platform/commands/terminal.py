@@ -117,10 +117,7 @@ def _state(entry: "Entry") -> str:
 
 def _local(time: str | None) -> str:
     """A time of ISO 8601 as this place has it, to the minute."""
-    try:
-        return f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
-    except ValueError:
-        return str(time)
+    return f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:
