@@ -112,7 +112,8 @@ def _compared(comparison: Comparison, what: str, count: int) -> ComparedImages:
     tables = [Shards(run.outputs[stage] / table) for run in runs]
     common = sorted(set.intersection(*(set(of) for of in tables)))
     mious = [_mious(comparison, what, run.name) for run in runs]
-    chosen = choose(common, mious, count, seed=comparison.settings.seed)
+    compared = [of for of in mious if of]  # of a run that is not compared there are none
+    chosen = choose(common, compared, count, seed=comparison.settings.seed)
     panels = _panels(comparison, [of.image_id for of in chosen])
     images = []
     for of in chosen:

@@ -100,7 +100,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         drawn=table(tags, group[rows], len(classes), weights=train / np.maximum(lengths[rows], 1)),
         together=count_together(rows, tags, len(index), len(classes)),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
-        **_copies(index)._asdict(),
+        **_copies(index),
     )
 
 
@@ -175,17 +175,8 @@ def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     return rows, tags.flatten().to_numpy().astype(np.int32)
 
 
-class _Copies(NamedTuple):
-    """The fields of IndexFacts on equal contents."""
-
-    repeats: int
-    across: int
-    disagreeing: int
-    copies: pa.Table
-
-
-def _copies(index: pa.Table) -> _Copies:
-    """Images of equal content; those with an empty hash are left out."""
+def _copies(index: pa.Table) -> dict[str, Any]:
+    """The fields of IndexFacts on images of equal content; those with an empty hash are left out."""
     hashed = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
     hash_of = hashes(index["content_hash"])
     shared = hashed[rows_alike(hash_of[hashed])]
@@ -208,7 +199,8 @@ def _copies(index: pa.Table) -> _Copies:
     copies = take(index.select([name for name in wanted if name in index.column_names]), shared[order[chosen]])
     for name, values in (("across", across), ("disagree", disagree)):
         copies = copies.append_column(name, pa.array(values[run[chosen]]))
-    return _Copies(len(shared) - len(first), int(across.sum()), int(disagree.sum()), copies)
+    counts = {"repeats": len(shared) - len(first), "across": int(across.sum()), "disagreeing": int(disagree.sum())}
+    return counts | {"copies": copies}
 
 
 def _sets(tags: pa.ListArray) -> NDArray[np.int64]:

@@ -81,19 +81,12 @@ def choose_pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, se
 def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, Thumbnail]:
     """Opens the images of some rows, by row."""
     images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
-    uris = (image["uri"] for image in images)
-    with contextlib.closing(in_threads(_open, uris, threads=min(8, os.cpu_count() or 1))) as opened:
-        drawn = list(opened)
-    return {
-        row: Thumbnail(
-            id=image["image_id"],
-            split=image["split"],
-            tags=[classes[tag] for tag in image["tags"]],
-            picture=picture,
-            reason=reason,
-        )
-        for row, image, (picture, reason) in zip(rows, images, drawn, strict=True)
-    }
+    opened = in_threads(_open, (image["uri"] for image in images), threads=min(8, os.cpu_count() or 1))
+    with contextlib.closing(opened):
+        return {
+            row: Thumbnail(image["image_id"], image["split"], [classes[tag] for tag in image["tags"]], picture, reason)
+            for row, image, (picture, reason) in zip(rows, images, opened, strict=True)
+        }
 
 
 def _open(uri: str) -> tuple[Image.Image | None, str | None]:
