@@ -15,7 +15,6 @@ from mcis.platform.reporting.plots import (
     THEMES,
     Bars,
     Plot,
-    best_point,
     gallery,
     iou_chart,
     loss_chart,
@@ -96,14 +95,6 @@ def test_names_that_begin_with_an_underscore_are_in_legends() -> None:
         (iou_chart(["circle"], [BARS._replace(label="_run")]), iou_chart(["circle"], [BARS._replace(label="")])),
     ):
         assert ((pixels(named.light) < 100).sum() - (pixels(unnamed.light) < 100).sum()) > 100
-
-
-@pytest.mark.parametrize(
-    ("mious", "best"),
-    [([40.0, 42.5, 42.5], (0.2, 42.5)), ([NAN, NAN, 12.25], (0.3, 12.25)), ([NAN, NAN, NAN], None)],
-)
-def test_best_point_is_the_first_of_the_highest_mious(mious: list[float], best: tuple[float, float] | None) -> None:
-    assert best_point(Curve([0.1, 0.2, 0.3], mious)) == best
 
 
 def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
