@@ -47,17 +47,6 @@ def test_ray_accepts_it(config: Config) -> None:
     check(config)
 
 
-def test_ray_accepts_a_role_of_the_workers() -> None:
-    """Ray gives its own to the head alone."""
-    text = (ROOT / "cluster.yaml").read_text().replace("# IamInstanceProfile:", "IamInstanceProfile:")
-    config = yaml.safe_load(text)
-    check(config)
-    types = config["available_node_types"]
-    assert {name for name, each in types.items() if "IamInstanceProfile" in each["node_config"]} == types.keys() - {
-        "head"
-    }
-
-
 def test_setup_stops_with_a_message_while_the_file_system_is_not_filled_in(config: Config, tmp_path: Path) -> None:
     nothing_else = {"PATH": str(tmp_path)}  # no sudo, no apt-get: the command must stop before it
     stopped = subprocess.run(["/bin/bash", "-c", config["setup_commands"][0]], capture_output=True, env=nothing_else)

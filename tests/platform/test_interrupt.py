@@ -46,46 +46,6 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "VOC2012"
 
 
-@pytest.mark.slow
-def test_ctrl_c_in_the_middle_of_training_keeps_what_is_finished(root: Path, tmp_path: Path) -> None:
-    workspace = tmp_path / "workspace"
-    long = command(root, workspace, "classifier.epochs=100000")
-    with subprocess.Popen(
-        long, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
-        for _ in range(600):
-            logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
-            if logs and logs[0].stat().st_size:
-                break
-            assert run.poll() is None, run.communicate()
-            time.sleep(0.2)
-        run.send_signal(signal.SIGINT)
-        out, errors = run.communicate(timeout=60)
-    assert run.returncode == 130, out + errors
-    assert "interrupted: what is finished is kept" in errors
-    assert "Traceback" not in out + errors
-    finished = list((workspace / "store").glob("index-*"))
-    assert len(finished) == 1
-    assert (finished[0] / "index.parquet").is_file()
-
-    done = subprocess.run([*long, "--until", "index"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "is there already" in done.stdout
-
-
-def kill_in_training(call: list[str], workspace: Path) -> None:
-    """Gives a command and ends it by SIGKILL, with nothing of its own to end in order, while a network is trained."""
-    with subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True) as run:
-        for _ in range(900):
-            logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
-            if logs and logs[0].stat().st_size:
-                break
-            assert run.poll() is None, run.communicate()
-            time.sleep(0.2)
-        run.kill()
-        run.communicate()
-
-
 def tracked(workspace: Path) -> list[Any]:
     """The MLflow runs of a workspace, by their names."""
     from mlflow.tracking import MlflowClient
@@ -100,17 +60,14 @@ def tracked(workspace: Path) -> list[Any]:
 def test_a_killed_run_that_is_repeated_is_one_run_of_mlflow(root: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     call = [*command(root, workspace, "classifier.epochs=150"), "--until", "train_classifier"]
-    kill_in_training(call, workspace)
+    with running(call, lambda: steps_logged(workspace)) as run:
+        run.kill()
     (killed,) = tracked(workspace)
     assert killed.info.status == "RUNNING"
-    done = subprocess.run(call, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = tracked(workspace)
-    assert (run.info.run_id, run.info.status) == (killed.info.run_id, "FINISHED")
-    again = subprocess.run(call, capture_output=True, text=True)
-    assert again.returncode == 0, again.stdout + again.stderr
-    (run,) = tracked(workspace)
-    assert (run.info.run_id, run.info.status) == (killed.info.run_id, "FINISHED")
+    for _ in range(2):
+        run_to_the_end(call)
+        (repeated,) = tracked(workspace)
+        assert (repeated.info.run_id, repeated.info.status) == (killed.info.run_id, "FINISHED")
 
 
 @pytest.mark.slow
@@ -119,11 +76,11 @@ def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Pat
     call = command(root, workspace, "classifier.epochs=150", "compute.stop_if_nothing_is_learnt=false")
     call[3:5] = ["study", "effect"]
     call += ["--training", "none", "--related", "1", "--seeds", "1", "--until", "pseudo_masks"]
-    kill_in_training(call, workspace)
+    with running(call, lambda: steps_logged(workspace)) as run:
+        run.kill()
     killed = {run.info.run_name: run.info.run_id for run in tracked(workspace)}
     assert set(killed) == {"run", "run-none-single-s0"}
-    done = subprocess.run(call, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_to_the_end(call)
     runs = tracked(workspace)
     assert [run.info.run_name for run in runs] == ["run", "run-none-identity-r1-s0", "run-none-single-s0"]
     assert {run.info.status for run in runs} == {"FINISHED"}
@@ -209,17 +166,18 @@ def half_written(workspace: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_terminated_keeps_a_checkpoint_and_goes_on_from_it(
-    root: Path, workspace: Path, undisturbed: Any
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_keeps_a_checkpoint_and_goes_on_from_it(
+    root: Path, workspace: Path, undisturbed: Any, number: signal.Signals
 ) -> None:
-    """SIGTERM, as schedulers send it before they kill; no other checkpoint than that is due."""
+    """Ctrl-C, and SIGTERM as schedulers send it before they kill; no other checkpoint than that is due."""
     call = command(root, workspace, *QUICK)
     with running(call, lambda: steps_logged(workspace) > 15) as run:
         began = time.monotonic()
-        run.send_signal(signal.SIGTERM)
+        run.send_signal(number)
         shown, _ = run.communicate(timeout=60)
     assert time.monotonic() - began < 30
-    assert run.returncode == 128 + signal.SIGTERM, shown
+    assert run.returncode == 128 + number, shown
     assert "interrupted: what is finished is kept" in shown
     assert "Traceback" not in shown
     (part,) = (workspace / "store").glob("train_classifier-*")
@@ -401,18 +359,9 @@ def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_and_what_
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*mcis, *words, *here], capture_output=True, text=True)
 
-    with subprocess.Popen(
-        long, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
-        for _ in range(1200):
-            logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
-            if logs and logs[0].stat().st_size:
-                break
-            assert run.poll() is None, run.communicate()
-            time.sleep(0.2)
+    with running(long, lambda: steps_logged(workspace)) as run:
         second, removal = subprocess.run(long, capture_output=True, text=True), call("gc", "--delete")
         (listed,) = json.loads(call("runs", "--json").stdout)
-        run.kill()
     for refused in (second, removal):
         assert refused.returncode == 1
         assert f"process {run.pid}, since" in refused.stderr
@@ -422,7 +371,7 @@ def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_and_what_
     assert (listed["state"], listed["reached"], listed["holder"]) == ("killed", "index", None)
     shown = call("gc", "--delete")
     assert shown.returncode == 0, shown.stderr
-    assert logs[0].exists(), "the training can be continued"
+    assert steps_logged(workspace), "the training can be continued"
     again = subprocess.run([*long, "--until", "index"], capture_output=True, text=True)
     assert "is there already" in again.stdout, again.stderr
     shown = call("gc", "--run", "run", "--delete")

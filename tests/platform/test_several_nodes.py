@@ -5,7 +5,6 @@ folder) is empty and cannot be written: a path of the driver's own disk in a tas
 """
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -136,8 +135,7 @@ TINY = (
     "classifier.epochs=40", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
     "segmenter.channels=24", "segmenter.steps=20", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
     "pseudo_masks.smallest=0", "pseudo_masks.background=crf", "compute.threads=1", "compute.shard_rows=2",
-    "compute.checkpoint_steps=10",
-    "compute.stop_if_nothing_is_learnt=false", "tracking.model=false",
+    "compute.checkpoint_steps=10", "compute.stop_if_nothing_is_learnt=false", "tracking.model=false",
 )  # fmt: skip
 
 
@@ -252,23 +250,6 @@ def wait_for(happens: Callable[[], Any], process: "subprocess.Popen[str]") -> No
         assert process.poll() is None, process.communicate()[0][-5000:]
         assert time.monotonic() < deadline
         time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_a_node_that_is_lost_while_maps_are_made_changes_nothing(
-    nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
-) -> None:
-    for name in ("a", "b"):
-        nodes.add(name, num_cpus=2)
-    workspace = tmp_path / "workspace"
-    with running(command(root, workspace), nodes.env, nodes.folder) as run:
-        wait_for(lambda: any(workspace.glob("store/localize-*/*/part-*")), run)
-        nodes.remove("b")
-        assert not any(workspace.glob("store/localize-*/summary.json")), "it came too late"
-        said, _ = run.communicate(timeout=1500)
-    assert run.returncode == 0, said[-5000:]
-    differ = differences(workspace, undisturbed[1])
-    assert not any(differ.values()), differ
 
 
 @pytest.mark.slow
@@ -411,53 +392,6 @@ def test_the_drivers_of_trials_are_where_the_studys_is(nodes: Nodes, tmp_path: P
     with running([sys.executable, "-c", TRIALS, str(tmp_path / "tune")], nodes.env, nodes.folder) as run:
         said, _ = run.communicate(timeout=300)
     assert run.returncode == 0, said
-
-
-LOSING = """
-import sys, time, uuid
-from pathlib import Path
-import pyarrow as pa
-import ray
-from mcis.datasets.errors import UserError
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.mapping import map_table
-
-def worker(folder):
-    def rows(table):
-        (Path(folder) / uuid.uuid4().hex).touch()
-        time.sleep(600)
-    return rows
-
-def reject(row, what):
-    raise AssertionError("an image was rejected")
-
-ray.init(log_to_driver=False)
-try:
-    map_table(pa.table({"x": [0]}), worker, (sys.argv[1],), Path(sys.argv[1]) / "table", label="x",
-              compute=ComputeConfig(shard_rows=1), reject=reject)
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_nodes_that_are_lost_again_and_again_say_nothing_against_an_image(nodes: Nodes, tmp_path: Path) -> None:
-    """The image in work when three nodes were lost is not rejected, as one would be that ends its process by itself."""
-    folder = tmp_path / "began"
-    folder.mkdir()
-
-    def has_begun(times: int) -> bool:
-        return sum(path.is_file() for path in folder.iterdir()) == times
-
-    with running([sys.executable, "-c", LOSING, str(folder)], nodes.env, nodes.folder) as run:
-        for number in range(3):
-            nodes.add(str(number), num_cpus=1)
-            wait_for(functools.partial(has_begun, number + 1), run)
-            nodes.remove(str(number))
-        nodes.add("last", num_cpus=1)
-        said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
-    assert "its node was lost, 3 times" in " ".join(said.split())
 
 
 def mapped(table: Path) -> list[tuple[int, str]]:

@@ -1,0 +1,129 @@
+"""Mapping tables in a Ray of its own: one that has little memory, and one that counts GPUs."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from mcis.platform.runs.files import read_table
+
+
+@pytest.mark.slow
+def test_a_machine_without_memory_ends_the_mapping_and_rejects_no_image(tmp_path: Path) -> None:
+    """In a Ray of its own, which takes a fiftieth of the memory for all of it, and then for what it is."""
+    script = tmp_path / "memory.py"
+    script.write_text(
+        """
+import sys, time
+from pathlib import Path
+import pyarrow as pa
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import ray_session
+
+def make():
+    def work(rows):
+        time.sleep(1 if sys.argv[2] == "enough" else 60)
+        return rows
+    return work
+
+def reject(row, what):
+    raise AssertionError("an image was rejected")
+
+with ray_session(ComputeConfig()):
+    try:
+        table, out = pa.table({"n": range(4)}), Path(sys.argv[1])
+        mapped = map_table(table, make, (), out, label="all", compute=ComputeConfig(), shard_rows=4, reject=reject)
+    except UserError as error:
+        print(error.found)
+    else:
+        print(mapped.rows)
+"""
+    )
+    for memory, said in (("short", "the machine's memory did not do for its process"), ("enough", "4")):
+        environment = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200"}
+        environment = dict(os.environ) | (environment if memory == "short" else {})
+        command = [sys.executable, str(script), str(tmp_path / "out"), memory]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert said in done.stdout, done.stdout
+
+
+@pytest.mark.slow
+def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
+    """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
+    script = tmp_path / "gpus.py"
+    script.write_text(
+        """
+import os, sys, time
+from pathlib import Path
+import pyarrow as pa, pyarrow.parquet, ray
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.runtime import check_gpus
+
+whole = ComputeConfig(gpu=True, shard_rows=2)
+half = ComputeConfig(gpu=True, gpu_share=0.5, shard_rows=2)
+ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
+out = Path(sys.argv[1])
+
+def make():
+    gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+    (out / f"made by {os.getpid()} with {','.join(gpus)}").touch()
+    return lambda rows: rows
+
+result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", compute=whole, network=True)
+assert result.rows == 20
+
+def share():
+    (out / f"shared by {os.getpid()}").touch()
+    def wait(rows):  # until four of them are at work, two on each GPU
+        while len(list(out.glob("shared by *"))) < 4:
+            time.sleep(0.05)
+        return rows
+    return wait
+
+map_table(pa.table({"n": range(20)}), share, (), out / "shared", label="gpus", compute=half, network=True)
+
+def make_poisoned():
+    def work(rows):
+        if 7 in rows["n"].to_pylist() and not (out / "repaired").exists():
+            os.kill(os.getpid(), 9)
+        return rows
+    return work
+
+table = pa.table({"n": range(20)})
+try:
+    map_table(table, make_poisoned, (), out / "poisoned", label="gpus", compute=whole, network=True)
+except UserError as error:
+    assert "shard part-00000006-00000008.parquet cannot be mapped" in error.found, error
+else:
+    raise AssertionError("it should have died")
+(out / "repaired").touch()
+map_table(table, make_poisoned, (), out / "poisoned", label="gpus", compute=whole, network=True)
+found = [n for path in sorted((out / "poisoned").iterdir()) for n in pa.parquet.read_table(path)["n"].to_pylist()]
+assert found == list(range(20)), found
+
+check_gpus(ComputeConfig(workers=2, gpu=True))
+check_gpus(ComputeConfig(workers=4))
+try:
+    check_gpus(ComputeConfig(workers=4, gpu=True))
+except UserError as error:
+    assert "2 GPU(s) for compute.workers=4" in error.found
+else:
+    raise AssertionError("four workers on two GPUs")
+ray.shutdown()
+"""
+    )
+    with tempfile.TemporaryDirectory(prefix="mcis-", dir="/tmp") as folder:
+        done = subprocess.run([sys.executable, str(script), str(tmp_path), folder], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    made = [path.name for path in tmp_path.glob("made by *")]
+    assert 1 <= len(made) <= 2
+    assert {name.rpartition(" ")[2] for name in made} <= {"0", "1"}
+    assert read_table(tmp_path / "shards")["n"].to_pylist() == list(range(20))
