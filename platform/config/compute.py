@@ -37,8 +37,6 @@ class ComputeConfig(Section):
     decode: Literal["auto", "threads", "tasks"] = "auto"
     """Where training images are decoded: in threads of each worker, or in Ray Data tasks on any CPU of the cluster;
     auto = threads on one node, tasks on several."""
-    decode_threads: int | None = Field(default=None, gt=0)
-    """Decoding threads of a training worker; None = its part of the node's cores, half of it without a GPU."""
     cache_gb: NonNegative = 8.0
     """Bound of the workspace's cache of decoded images, GiB; what does not fit is decoded every epoch. 0 = no cache."""
     wait_minutes: NonNegative = 15.0

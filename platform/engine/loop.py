@@ -26,8 +26,7 @@ from mcis.models.dropout import number_samples
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import memory_errors
 from mcis.platform.engine.learner import Learner
-from mcis.platform.engine.optimizers import build_optimizer
-from mcis.platform.engine.precision import resolve_precision
+from mcis.platform.engine.optimizers import build_optimizer, resolve_precision
 from mcis.platform.engine.resuming import Asked, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
@@ -113,7 +112,7 @@ class Trainer(Generic[AnyBatch]):
         cores = max(1, (os.cpu_count() or 1) // context.get_local_world_size())
         torch.set_num_threads(job.compute.threads or cores)
         self.device = ray.train.torch.get_device()
-        self.threads = job.compute.decode_threads or (cores if self.device.type == "cuda" else max(1, cores // 2))
+        self.threads = cores if self.device.type == "cuda" else max(1, cores // 2)
         self.precision = resolve_precision(self.schedule.optimizer.precision, self.device)
 
         torch.manual_seed(self.schedule.seed)

@@ -1,6 +1,7 @@
-"""The update rule of a training: the learning rate of each step, and a group of parameters for each factor of it."""
+"""The update rule of a training: precision, the learning rate of each step, a group of parameters for each factor."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import nn
@@ -57,3 +58,13 @@ def _pretrained_parameters(model: nn.Module) -> set[str]:
         for key, _ in module.named_parameters()
         if not key.startswith(module.new_layers or ("\0",))
     }
+
+
+def resolve_precision(wanted: Literal["auto", "float32", "bf16"], device: torch.device) -> Literal["float32", "bf16"]:
+    """The precision of a network's arithmetic on a device; `auto` is bfloat16 on a GPU that has it, else float32.
+
+    Weights, losses and updates are float32 in any case.
+    """
+    if wanted != "auto":
+        return wanted
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "float32"
