@@ -334,43 +334,29 @@ def add(archive: tarfile.TarFile, name: str, content: bytes = b"", **attributes:
     archive.addfile(member, io.BytesIO(content))
 
 
-def bomb() -> bytes:
-    """A header that says that a gigabyte follows, and zeros."""
-    member = tarfile.TarInfo(ONE)
-    member.size = 2**30
-    return gzip.compress(member.tobuf() + bytes(2**24))
-
-
-def header_bomb() -> bytes:
-    """A name of a gigabyte, by an extended header that tarfile would read whole."""
-    member = tarfile.TarInfo("././@LongLink")
-    member.type, member.size = tarfile.GNUTYPE_LONGNAME, 2**30
+def bomb(name: str, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A header that says that a gigabyte follows, and zeros; tarfile would read an extended header whole."""
+    member = tarfile.TarInfo(name)
+    member.type, member.size = kind, 2**30
     return gzip.compress(member.tobuf(tarfile.GNU_FORMAT) + bytes(2**24))
 
 
-def with_member(name: str, **attributes: Any) -> bytes:
+def with_members(*names: str, **attributes: Any) -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        add(archive, name, **attributes)
-    return stream.getvalue()
-
-
-def many() -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for number in range(3000):
-            add(archive, f"{FOLDER}/{number}")
+        for name in names:
+            add(archive, name, **attributes)
     return stream.getvalue()
 
 
 HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
-    "a path that climbs": (lambda: with_member("results/../../x.png"), "leads out of a folder"),
-    "an absolute path": (lambda: with_member("/tmp/x.png"), "leads out of a folder"),
-    "a link": (lambda: with_member(ONE, type=tarfile.SYMTYPE, linkname="/etc/passwd"), "neither file nor folder"),
-    "a device": (lambda: with_member(ONE, type=tarfile.CHRTYPE), "neither file nor folder"),
-    "a member of a gigabyte": (bomb, "1073741824 bytes, more than"),
-    "a name of a gigabyte": (header_bomb, "cannot be read"),
-    "many members": (many, "more than 2936 members"),
+    "a path that climbs": (lambda: with_members("results/../../x.png"), "leads out of a folder"),
+    "an absolute path": (lambda: with_members("/tmp/x.png"), "leads out of a folder"),
+    "a link": (lambda: with_members(ONE, type=tarfile.SYMTYPE, linkname="/etc/passwd"), "neither file nor folder"),
+    "a device": (lambda: with_members(ONE, type=tarfile.CHRTYPE), "neither file nor folder"),
+    "a member of a gigabyte": (lambda: bomb(ONE), "1073741824 bytes, more than"),
+    "a name of a gigabyte": (lambda: bomb("././@LongLink", tarfile.GNUTYPE_LONGNAME), "cannot be read"),
+    "many members": (lambda: with_members(*(f"{FOLDER}/{n}" for n in range(3000))), "more than 2936 members"),
     "many bytes behind": (lambda: gzip.compress(bytes(2**24)), "more bytes behind"),
     "no archive": (lambda: b"no archive", "cannot be read"),
     "an empty file": (lambda: b"", "cannot be read"),
