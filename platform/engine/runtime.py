@@ -76,11 +76,14 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
     of_workers = allocator_variables(os.environ) | (_SHARED if shared else {})
     for name, value in {**_ENVIRONMENT, **of_workers}.items():
         os.environ.setdefault(name, value)
-    # What the driver needs next takes seconds to load, as Ray takes to start.
-    threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True).start()
+    # What the driver needs next takes seconds to load, as Ray takes to start. Two threads may not load it at once:
+    # Python ends one of them where their imports wait for each other.
+    loading = threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True)
+    loading.start()
     import ray
 
     if ray.is_initialized():
+        loading.join()
         yield
         return
     with contextlib.ExitStack() as blocks:
@@ -101,6 +104,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
         _quiet_libraries(verbose=verbose)
         blocks.enter_context(_termination_interrupts())
         blocks.enter_context(_lost_ray_interrupts())
+        loading.join()
         yield
 
 
