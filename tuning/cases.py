@@ -1,8 +1,7 @@
 """The cases of the paper's ablations: what is trained, how maps are inferred, and what each is compared with."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values
@@ -11,7 +10,6 @@ from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
 
 TRAININGS = ("none", "co", "co+contrastive")
-RELATED = tuple(range(6))
 PAPER_RELATED_IMAGES: Mapping[int, float] = {0: 64.7, 1: 65.9, 2: 66.0, 3: 66.2, 4: 66.1, 5: 66.0}
 """mIoU of the segmentation network on VOC 2012 val, ResNet-101, VOC only, by related images (table 7, section 4.5)."""
 PAPER_EFFECT: Mapping[str, float] = {
@@ -22,8 +20,6 @@ PAPER_EFFECT: Mapping[str, float] = {
 }
 """The same, by case (tables 5 and 6)."""
 _CO_ATTENTION: Values = {"localize.method.name": "co_attention", "localize.related_by": "class"}
-_NEAREST: Values = {"localize.related_by": "nearest"}
-_WRONG_CLASS: Values = {"localize.related_by": "wrong_class"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,14 +56,6 @@ class Difference:
     shows: str
 
 
-class _Variant(NamedTuple):
-    """A way to infer maps: its part of the case's name, R, and the values that make it."""
-
-    name: str
-    related: int
-    values: Values
-
-
 def trial_values(resolved: Resolved, values: Values, setting: str | None = None) -> Values:
     """What a trial changes of its recipe: what the user changed, and `values` of its case.
 
@@ -82,11 +70,7 @@ def trial_values(resolved: Resolved, values: Values, setting: str | None = None)
 
 
 def configured(resolved: Resolved, values: Values, setting: str | None = None) -> Config:
-    """The configuration of a trial.
-
-    Raises:
-        UserError: values that contradict each other.
-    """
+    """The configuration of a trial; UserError where values contradict each other."""
     setting = setting or resolved.config.setting
     return resolve(setting, resolved.config.recipe, trial_values(resolved, values, setting)).config
 
@@ -96,22 +80,20 @@ def reference_cases(resolved: Resolved, until: str) -> list[Case]:
 
     A single round has no related image to contrast with, whatever is asked for.
     """
-    training = resolved.config.classifier.attention
-    kept: Values = {"localize.keep_features": True}
-    single = {**kept, "localize.method.contrastive": False}
-    variants = [_Variant(f"r{r}", r, kept if r else single) for r in RELATED]
-    return [_case(resolved, training, v, v.name, until, PAPER_RELATED_IMAGES[v.related]) for v in variants]
+    cases, training = [], resolved.config.classifier.attention
+    for related, paper in PAPER_RELATED_IMAGES.items():
+        values: Values = {"localize.keep_features": True, "localize.related": related}
+        if related == 0:
+            values["localize.method.contrastive"] = False
+        cases.append(case_of(resolved, name=f"r{related}", group=training, values=values, until=until, paper=paper))
+    return cases
 
 
 def reference_differences(cases: Sequence[Case]) -> list[Difference]:
     """Each number of related images beside a single round."""
     single, *others = cases
-    return [
-        Difference(
-            case=case.name, control=single.name, shows=f"{case.related} related image(s), against a single round"
-        )
-        for case in others
-    ]
+    shows = "related image(s), against a single round"
+    return [Difference(case=case.name, control=single.name, shows=f"{case.related} {shows}") for case in others]
 
 
 def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence[int], until: str) -> list[Case]:
@@ -128,16 +110,14 @@ def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence
         UserError: the configuration contradicts a case.
     """
     whole = {*PAPER_EFFECT, f"none-identity-r{max(related)}", f"none-nearest-r{max(related)}"}
+    short = min(until, "pseudo_masks", key=pipeline.STAGE_NAMES.index)
     cases = []
     for training in trainings:
-        variants = list(_variants(training, sorted(set(related)), resolved.config))
-        if training != "none":
-            variants += _trained_alone(variants, resolved.config.localize.related_by, max(related))
-        for variant in variants:
-            name = f"{training.replace('+', '-')}-{variant.name}"
-            values = {"classifier.attention": training, **variant.values}
-            last = until if name in whole else _earlier(until, "pseudo_masks")
-            cases.append(_case(resolved, training, variant._replace(values=values), name, last, PAPER_EFFECT.get(name)))
+        for variant, own in _variants(training, sorted(set(related)), resolved.config).items():
+            name = f"{training.replace('+', '-')}-{variant}"
+            values = {"classifier.attention": training, **_CO_ATTENTION, **own}
+            last, paper = until if name in whole else short, PAPER_EFFECT.get(name)
+            cases.append(case_of(resolved, name=name, group=training, values=values, until=last, paper=paper))
     return cases
 
 
@@ -164,45 +144,33 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
                 (f"r{r}", f"{training}-identity-r{r}", "W_P as it was trained"),
             )
         ]
-    differences += [
-        Difference(case=f"co-contrastive-r{r}", control=f"co-r{r}", shows="the contrastive term"),
-    ]
+    differences.append(Difference(case=f"co-contrastive-r{r}", control=f"co-r{r}", shows="the contrastive term"))
     names = {case.name for case in cases}
     return [of for of in differences if of.case != of.control and {of.case, of.control} <= names]
 
 
-def _variants(training: str, related: Sequence[int], config: Config) -> Iterator[_Variant]:
-    """The ways to infer maps with a training, controls of the largest R behind what they control.
+def _variants(training: str, related: Sequence[int], config: Config) -> dict[str, Values]:
+    """By name the ways to infer maps with a training, controls of the largest R behind what they control.
 
     Args:
-        config: of the study, whose recipe may have a method, an affinity or related images of its own.
+        related: numbers R, rising.
+        config: of the study, whose recipe may have an affinity or related images of its own.
     """
-    most = related[-1]
-    untrained = config.classifier.affinity.w_p == "identity"
-    yield _Variant("single", 0, _CO_ATTENTION)
+    most, untrained = related[-1], config.classifier.affinity.w_p == "identity"
+    nearest = config.localize.related_by == "nearest"
+    variants: dict[str, Values] = {"single": {"localize.related": 0}}
     if training != "none" or untrained:
-        yield from (_Variant(f"r{r}", r, _CO_ATTENTION) for r in related)
-        if config.localize.related_by == "nearest":
-            yield from (_Variant(f"nearest-r{r}", r, {**_CO_ATTENTION, **_NEAREST}) for r in related)
-        yield _Variant("itself", 1, {**_CO_ATTENTION, "localize.related_by": "itself"})
-        yield _Variant(f"wrong-class-r{most}", most, {**_CO_ATTENTION, **_WRONG_CLASS})
+        variants |= {f"r{r}": {"localize.related": r} for r in related}
+        if nearest:
+            variants |= {f"nearest-r{r}": {"localize.related_by": "nearest", "localize.related": r} for r in related}
+        variants["itself"] = {"localize.related_by": "itself", "localize.related": 1}
+        variants[f"wrong-class-r{most}"] = {"localize.related_by": "wrong_class", "localize.related": most}
     if not untrained:
-        yield _Variant(f"identity-r{most}", most, {**_CO_ATTENTION, "localize.method.affinity": "identity"})
-
-
-def _trained_alone(variants: Sequence[_Variant], related_by: str, most: int) -> list[_Variant]:
-    """Controls of training: images that attended to themselves alone, without and with related images in the maps."""
-    names = ("single", f"nearest-r{most}" if related_by == "nearest" else f"r{most}")
-    return [
-        _Variant(f"alone-{v.name}", v.related, {**v.values, "classifier.attended": "itself"})
-        for v in variants
-        if v.name in names
-    ]
-
-
-def _case(resolved: Resolved, training: str, variant: _Variant, name: str, until: str, paper: float | None) -> Case:
-    values = {**variant.values, "localize.related": variant.related}
-    return case_of(resolved, name=name, group=training, values=values, until=until, paper=paper)
+        variants[f"identity-r{most}"] = {"localize.method.affinity": "identity", "localize.related": most}
+    if training != "none":  # controls of training: images that attended to themselves alone
+        for name in ("single", f"nearest-r{most}" if nearest else f"r{most}"):
+            variants[f"alone-{name}"] = {**variants[name], "classifier.attended": "itself"}
+    return variants
 
 
 def case_of(
@@ -215,29 +183,16 @@ def case_of(
     paper: float | None,
     setting: str | None = None,
 ) -> Case:
-    """A case, with how its maps are made and the number of its related images.
-
-    Raises:
-        UserError: values that contradict each other.
-    """
+    """A case, with how its maps are made and the number of its related images; UserError as `configured`."""
     config = configured(resolved, values, setting)
+    inference = config.localize.description() if config.localize.related else "single round"
     return Case(
         name=name,
         group=group,
         setting=config.setting,
-        inference=_in_words(config, config.localize.related),
+        inference=inference + (", trained alone" if config.classifier.attended == "itself" else ""),
         related=config.localize.related,
         values=values,
         until=until,
         paper=paper,
     )
-
-
-def _in_words(config: Config, related: int) -> str:
-    maps = config.localize.description() if related else "single round"
-    return maps + (", trained alone" if config.classifier.attended == "itself" else "")
-
-
-def _earlier(stage: str, other: str) -> str:
-    """The stage of the two that comes first in the pipeline."""
-    return min(stage, other, key=pipeline.STAGE_NAMES.index)

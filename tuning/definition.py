@@ -1,15 +1,6 @@
 """A study as a file: its cases, what makes each, what it is compared with, and the paper's figures beside it.
 
-    about = "More related images than the paper took"
-    [[case]]
-    name = "r3"
-    [[case]]
-    name = "r12"
-    against = "r3"
-    shows = "twelve related images for three"
-    set = { "localize.related" = 12 }
-
-`axes` in the place of cases makes one of each combination of values: `axes = { "localize.related" = [0, 3, 12] }`.
+docs/howto/studies.md shows one.
 """
 
 import itertools
@@ -29,8 +20,16 @@ from mcis.platform.config.settings import sources_of
 from mcis.tuning.cases import Case, Difference, case_of
 
 LIBRARY = Path(__file__).parent / "library"
-_LARGEST = 2**20  # bytes
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_PAPER_SETTINGS = {
+    ("voc", "VGG-16"): 63.5,
+    ("voc", "ResNet-101"): 66.2,
+    ("voc+single", "VGG-16"): 64.6,
+    ("voc+single", "ResNet-101"): 67.1,
+    ("voc+web", "VGG-16"): 65.0,
+    ("voc+web", "ResNet-101"): 67.7,
+}
+"""mIoU in percent on VOC 2012 val by setting and backbone of the segmentation network (tables 1 to 3)."""
 
 
 class _Strict(BaseModel):
@@ -106,11 +105,7 @@ def read_definition(study: str) -> Definition:
     path = LIBRARY / f"{study}.toml" if study in library() else Path(study)
     expected = f"one of {', '.join(library())}, or a TOML file with cases or axes"
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST + 1)
-        if len(content) > _LARGEST:
-            raise UserError(f"{path} is larger than {_LARGEST >> 20} MiB", expected, "name another file")
-        definition = Definition.model_validate(tomllib.loads(content.decode()))
+        definition = Definition.model_validate(tomllib.loads(path.read_bytes().decode()))
         names = [case.name for case in definition.all_cases()]
     except OSError as error:
         raise UserError(f"study {study}: {error.strerror}", expected, "name one of them") from None
@@ -146,31 +141,25 @@ def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Cas
             )
         if case.until not in (None, *stages):
             raise UserError(f"case {case.name}: until = {case.until}", f"one of {', '.join(stages)}", "correct it")
+        whole = resolved.config.setting
+        if missing := sorted(set(sources_of(case.setting or whole)) - set(sources_of(whole))):
+            raise UserError(
+                f"case {case.name} is of setting {case.setting}, the study of {whole}",
+                "a setting that has all sources of its cases",
+                f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
+            )
     return [
         case_of(
             resolved,
             name=case.name,
             group=case.group,
-            setting=_setting(case, resolved.config.setting),
+            setting=case.setting,
             values=case.values,
             until=case.until or until,
             paper=case.paper,
         )
         for case in definition.all_cases()
     ]
-
-
-def _setting(case: CaseDefinition, whole: str) -> str:
-    if case.setting is None:
-        return whole
-    missing = sorted(set(sources_of(case.setting)) - set(sources_of(whole)))
-    if missing:
-        raise UserError(
-            f"case {case.name} is of setting {case.setting}, the study of {whole}",
-            "a setting that has all sources of its cases",
-            f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
-        )
-    return case.setting
 
 
 def differences_of(definition: Definition) -> list[Difference]:
@@ -196,14 +185,3 @@ def settings_definition(setting: str, recipe: str) -> Definition:
         for each in settings
     ]
     return Definition(about="What further sources of images bring (tables 1 to 3)", case=tuple(cases))
-
-
-_PAPER_SETTINGS = {
-    ("voc", "VGG-16"): 63.5,
-    ("voc", "ResNet-101"): 66.2,
-    ("voc+single", "VGG-16"): 64.6,
-    ("voc+single", "ResNet-101"): 67.1,
-    ("voc+web", "VGG-16"): 65.0,
-    ("voc+web", "ResNet-101"): 67.7,
-}
-"""mIoU in percent on VOC 2012 val by setting and backbone of the segmentation network (tables 1 to 3)."""

@@ -1,16 +1,17 @@
-"""Pictures of studies: a curve over related images, bars of cases, the trials of a search."""
+"""Pictures of studies: a curve over related images, bars of cases, and the trials of a search."""
 
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from mcis.tuning.figures import COLUMNS, Figures, reached
+from mcis.tuning.figures import COLUMNS, Figures, deviation, reached
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
     from mcis.tuning.search_trials import Found
 
@@ -20,18 +21,14 @@ def related_images_picture(figures: Sequence[Figures], path: Path, title: str, b
 
     Bars show the deviation over seeds.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(6.4, 4.0)
     axes = figure.subplots()
     ordered = sorted(figures, key=lambda of: of.case.related)
     for column in COLUMNS:
         points = [(of.case.related, of.miou[column]) for of in ordered if column in of.miou]
         if points:
             related, means = [r for r, _ in points], [mean(values) for _, values in points]
-            deviations = [stdev(values) if len(values) > 1 else 0.0 for _, values in points]
+            deviations = [deviation(values) for _, values in points]
             axes.errorbar(related, means, deviations, marker="o", capsize=3, label=column)
     axes.set_title(f"{title}, mIoU %")
     axes.set_xlabel("related images R")
@@ -48,13 +45,9 @@ def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str
 
     A line shows the deviation over seeds, a dot each seed; `below` says what the columns mean.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     columns = reached(figures)
     plots = max(1, len(columns))
-    figure = Figure(figsize=(2.5 + 2.6 * plots, 1.8 + 0.26 * len(figures)), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(2.5 + 2.6 * plots, 1.8 + 0.26 * len(figures))
     for axes, column in zip(figure.subplots(1, plots, sharey=True, squeeze=False)[0], columns, strict=False):
         _draw_bars(axes, figures, column)
     if figures:
@@ -66,10 +59,22 @@ def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str
     figure.savefig(path, dpi=150, format="png")
 
 
+def _figure(width: float, height: float) -> "Figure":
+    """An empty figure, inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _groups(figures: Sequence[Figures]) -> list[int]:
+    """The number of each case's group."""
+    groups = list(dict.fromkeys(of.case.group for of in figures))
+    return [groups.index(of.case.group) for of in figures]
+
+
 def _heights(figures: Sequence[Figures]) -> list[float]:
-    """Where each case's bar lies, with a gap between trainings."""
-    trainings = list(dict.fromkeys(of.case.group for of in figures))
-    return [number + 0.7 * trainings.index(of.case.group) for number, of in enumerate(figures)]
+    """Where each case's bar lies, with a gap between groups."""
+    return [number + 0.7 * group for number, group in enumerate(_groups(figures))]
 
 
 def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
@@ -77,15 +82,11 @@ def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
     values = [value for of in figures for value in of.miou.get(column, [])]
     margin = 0.15 * max(max(values) - min(values), 1.0)
     left = max(0.0, min(values) - margin)
-    trainings = list(dict.fromkeys(of.case.group for of in figures))
-    for height, of in zip(_heights(figures), figures, strict=True):
-        if column not in of.miou:
-            continue
-        own = of.miou[column]
-        color = f"C{trainings.index(of.case.group)}"
-        deviation = stdev(own) if len(own) > 1 else 0.0
-        axes.barh(height, mean(own) - left, left=left, xerr=deviation, color=color, alpha=0.5, capsize=2)
-        axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
+    for height, group, of in zip(_heights(figures), _groups(figures), figures, strict=True):
+        if own := of.miou.get(column):
+            width, color = mean(own) - left, f"C{group}"
+            axes.barh(height, width, left=left, xerr=deviation(own), color=color, alpha=0.5, capsize=2)
+            axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
     axes.set_xlim(left, max(values) + margin)
     axes.set_title(column, fontsize=9)
     axes.set_xlabel(f"mIoU %, from {left:.1f}", fontsize=8)
@@ -95,19 +96,15 @@ def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
 
 def search_picture(found: "Found", axes: Sequence[str], path: Path, title: str, objective: str) -> None:
     """The objective by trial with the best so far, and by the value of each axis; a line where the default lies."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     done = [each for each in found.tried if each.objective is not None]
-    figure = Figure(figsize=(3.4 * (1 + len(axes)), 3.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    history, *slices = figure.subplots(1, 1 + len(axes), sharey=True, squeeze=False)[0]
     heights = [each.objective or 0.0 for each in done]
+    figure = _figure(3.4 * (1 + len(axes)), 3.4)
+    history, *slices = figure.subplots(1, 1 + len(axes), sharey=True, squeeze=False)[0]
     history.scatter([each.number for each in done], heights, s=12)
     history.step([each.number for each in done], list(accumulate(heights, max)), where="post", label="best so far")
     lagging = [each.number for each in found.tried if each.state == "stopped"]
-    floor = min(heights, default=0.0)
-    history.scatter(lagging, [floor] * len(lagging), marker="x", s=10, color="gray", label="stopped")
+    floor = [min(heights, default=0.0)] * len(lagging)
+    history.scatter(lagging, floor, marker="x", s=10, color="gray", label="stopped")
     if found.default:
         for each in (history, *slices):
             each.axhline(found.default.objective or 0.0, color="gray", linestyle=":", linewidth=1)
@@ -119,10 +116,7 @@ def search_picture(found: "Found", axes: Sequence[str], path: Path, title: str, 
         values = [each.values[key] for each in done]
         numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
         plot.scatter(values if numbers else [str(value) for value in values], heights, s=12)
-        spread = (
-            min(values, default=1) > 0 and max(values, default=1) > 100 * min(values, default=1) if numbers else False
-        )
-        if spread:
+        if values and numbers and min(values) > 0 and max(values) > 100 * min(values):
             plot.set_xscale("log")
         plot.set_xlabel(key, fontsize=7)
     for each in (history, *slices):

@@ -17,7 +17,7 @@ from mcis.tuning.pictures import search_picture
 from mcis.tuning.search_space import Search, check_search
 from mcis.tuning.search_trials import Found, SearchTrials
 from mcis.tuning.tables import search_table
-from mcis.tuning.trials import Common, failed, fit, tracked_study
+from mcis.tuning.trials import failed, fit, tracked
 
 
 def run_search(search: Search) -> Found:
@@ -32,10 +32,7 @@ def run_search(search: Search) -> Found:
     refuse_if_running(search.workspace, search.name)
     check_search(search)
     began = time.monotonic()
-    with tracked_study(
-        search.resolved, search.workspace, search.name, kind="search", identity=search.identity(),
-        varied=search.axes.keys(), parallel=search.parallel, verbose=search.verbose,
-    ) as tracker:  # fmt: skip
+    with tracked(search, identity=search.identity(), varied=search.axes.keys()) as tracker:
         found = _run_trials(search, tracker.run_id)
         _keep(search, found, tracker)
     console.print(search_table(found, search.goal.about, list(search.axes)))
@@ -70,7 +67,7 @@ def _run_trials(search: Search, parent: str) -> Found:
         best = f"best {found.best.objective:.2f} (trial {found.best.number}), " if found.best else ""
         return best + found.counts()
 
-    config, began = search.resolved.config, time.monotonic()
+    began = time.monotonic()
     how = tune.TuneConfig(
         search_alg=trials,
         scheduler=trials.scheduler(),
@@ -78,8 +75,7 @@ def _run_trials(search: Search, parent: str) -> Found:
         max_concurrent_trials=search.parallel,
         time_budget_s=None if search.minutes is None else 60 * search.minutes,
     )
-    common = Common(recipe=config.recipe, workspace=str(search.workspace.root), study=search.name, parent=parent)
-    fit(common, how, {}, trials=missing, ended=ended, objective=search.goal.value)
+    fit(search, parent, how, {}, trials=missing, ended=ended, objective=search.goal.value)
     found = trials.found()
     of_numbers = {tried.number: tried for tried in found.tried}
     for number in trials.numbers:

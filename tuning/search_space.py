@@ -13,14 +13,13 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
-from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.scores import Score
-from mcis.platform.runs.workspace import RunFolder, Workspace
 from mcis.tuning.cases import trial_values
-from mcis.tuning.trials import Trial, short_names
+from mcis.tuning.trials import Sweep, Trial, short_names
 
 _FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
 _EXAMPLE = "write for example --axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)'"
@@ -130,35 +129,23 @@ OBJECTIVES: Mapping[str, Objective] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Search:
+class Search(Sweep):
     """A search before it runs; its trials are the runs NAME-t000, NAME-t001 ...
 
     Attributes:
-        name: of its run; the names of its trials begin with it.
-        resolved: the configuration that all trials share.
         axes: Optuna's distributions by dotted key (`parse_axes`).
         objective: one of OBJECTIVES.
         trials: how many end, at most, those of earlier calls included.
         minutes: after which no trial goes on; None = without end.
         halving: of the trials that reach validation 1, 3, 9, ... (for 3) one in so many goes on; 0 = all.
-        parallel: trials at a time.
     """
 
-    name: str
-    resolved: Resolved
-    workspace: Workspace
+    kind: str = "search"
     axes: Mapping[str, BaseDistribution]
     objective: str = "maps"
     trials: int = 30
     minutes: float | None = None
     halving: int = 3
-    parallel: int = 1
-    verbose: bool = False
-
-    @property
-    def folder(self) -> RunFolder:
-        """Of its run."""
-        return self.workspace.run(self.name)
 
     @property
     def goal(self) -> Objective:
@@ -173,15 +160,9 @@ class Search:
 
     def about(self) -> Values:
         """What it is, in plain values, for its file."""
-        config = self.resolved.config
-        return {
-            "setting": config.setting,
-            "recipe": config.recipe,
-            "changed": self.resolved.changed(),
-            "objective": self.goal.about,
-            "axes": {key: repr(axis) for key, axis in self.axes.items()},
-            "halving": self.halving,
-        }
+        config, axes = self.resolved.config, {key: repr(axis) for key, axis in self.axes.items()}
+        of_all = {"setting": config.setting, "recipe": config.recipe, "changed": self.resolved.changed()}
+        return {**of_all, "objective": self.goal.about, "axes": axes, "halving": self.halving}
 
     def identity(self) -> str:
         """Fingerprint of what may not change when the search goes on."""

@@ -39,9 +39,8 @@ class Tried:
         number: from 0; the name of its run ends in it.
         values: of the axes, by dotted key.
         state: `done`, `stopped` as it lagged behind, or `failed`.
-        objective: None unless it is done.
-        val_map: the classifier's mean average precision when it was last validated, percent, or None.
-        epoch: at which it was stopped, or None.
+        val_map: the classifier's mean average precision when it was last validated, percent.
+        epoch: at which it was stopped.
         minutes: that it took in the call in which it ended.
         cause: why it failed.
     """
@@ -102,7 +101,7 @@ class SearchTrials(OptunaSearch):
             first = not self.study.trials and _lies_on_axes(search)
             super().__init__(
                 dict(search.axes), "objective", "max", [search.default] if first else [], sampler,
-                study_name=search.name, storage=storage,
+                study_name=search.name, storage=storage
             )  # fmt: skip
             for trial in self.study.get_trials(states=[TrialState.RUNNING]):
                 storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
@@ -165,7 +164,7 @@ class SearchTrials(OptunaSearch):
             return FIFOScheduler()
         halving = ASHAScheduler(
             "validation", "val_map", "max", max_t=_MOST_VALIDATIONS, reduction_factor=self.search.halving,
-            stop_last_trials=False,
+            stop_last_trials=False
         )  # fmt: skip
         for trial in self.study.get_trials(states=list(_STATES)):
             earlier: Any = SimpleNamespace(trial_id=f"trial {trial.number} of an earlier call")

@@ -1,18 +1,26 @@
-"""The paper's tables as studies: `references` (table 7), `effect` (tables 5 and 6), and those that files define."""
+"""The paper's tables as studies: `references` (table 7), `effect` (tables 5 and 6), and those that files define.
 
-from collections.abc import Sequence
+A study is a table of cases; a case is made of trials, one per seed; a trial is a run of the pipeline.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.keys import Values, leaves
-from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.runs.tracking import Tracker
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform import pipeline
+from mcis.platform.config.keys import leaves
+from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.runs.files import fingerprint, write_json, write_text, written_aside
+from mcis.platform.runs.listing import listing
+from mcis.platform.runs.locks import refuse_if_running
+from mcis.platform.runs.progress import console
 from mcis.tuning.cases import (
     TRAININGS,
     Case,
-    configured,
+    Difference,
     effect_cases,
     effect_differences,
     reference_cases,
@@ -20,190 +28,195 @@ from mcis.tuning.cases import (
     trial_values,
 )
 from mcis.tuning.definition import Definition, cases_of, differences_of
-from mcis.tuning.figures import Figures
+from mcis.tuning.figures import (
+    INTERVALS,
+    Figures,
+    caption,
+    figures_as_csv,
+    figures_of,
+    meaning_of_columns,
+    paired_differences,
+    scores_by_column,
+    with_intervals,
+)
 from mcis.tuning.pictures import cases_picture, related_images_picture
-from mcis.tuning.study import Planned, Study, check_study, run_study
-from mcis.tuning.tables import cases_table, related_images_table
-from mcis.tuning.trials import Trial
+from mcis.tuning.tables import cases_table, differences_table
+from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, tracked
 
-EFFECT_RELATED = (3,)
+Picture = Callable[[Sequence[Figures], Path, str, str], None]
+"""Figures, file, title, and what stands below -> a picture of them."""
 
 
-def references(
-    resolved: Resolved, workspace: Path, name: str, *, seeds: int, until: str, parallel: int, verbose: bool = False
-) -> list[Figures]:
-    """Related images R = 0..5 over one trained classifier a seed (table 7): mIoU in percent by R and column.
+@dataclass(frozen=True, kw_only=True)
+class Study(Sweep):
+    """A study as it is asked for; its trials are the runs NAME-CASE-sSEED.
 
-    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-r0-s<seed> .. NAME-r5-s<seed>.
+    Attributes:
+        seeds: how many runs of each case, with seeds counted from the configuration's.
+        until: the last stage of its longest trials.
+    """
 
-    Args:
-        seeds: how many, counted from the configuration's.
+    seeds: int = 1
+    until: str = "evaluate"
+
+    @property
+    def each_seed(self) -> range:
+        """The seeds."""
+        first = self.resolved.config.seed
+        return range(first, first + self.seeds)
+
+    def trial_name(self, case: str, seed: int) -> str:
+        """The name of a case's run."""
+        return f"{self.name}-{case}-s{seed}"
+
+
+def references(study: Study) -> list[Figures]:
+    """Related images R = 0..5 over one trained classifier a seed (table 7).
 
     Raises:
-        UserError: what cannot be studied (see `study.check_study`); or a trial failed, after the table of the others.
+        UserError: what cannot be studied; or a trial failed, after the table of the others.
     """
-    study = Study(
-        kind="references",
-        name=name,
-        resolved=resolved,
-        workspace=Workspace(workspace),
-        varied_keys=("localize.related", "localize.keep_features"),
-        extra_keys=("seed",),
-        until=until,
-        parallel=parallel,
-        verbose=verbose,
-        table=related_images_table,
-        picture=related_images_picture,
-        title=f"mIoU % by number of related images, {name}",
-        log=_log_references,
-    )
-    check_study(study)
-    first = resolved.config.seed
-    numbers = range(first, first + seeds)
-    cases = reference_cases(resolved, until)
-    planned = [Planned(case, _trials(study, case, numbers)) for case in cases]
-    return run_study(study, planned, reference_differences(cases))
+    _check_study(study, ("localize.related", "localize.keep_features"))
+    cases = reference_cases(study.resolved, study.until)
+    title = f"mIoU % by number of related images, {study.name}"
+    return _run(study, cases, reference_differences(cases), title, related_images_picture)
 
 
-def _log_references(tracker: Tracker, figures: Sequence[Figures]) -> None:
-    """A curve over R per column."""
-    for of in figures:
-        for column, values in of.miou.items():
-            tracker.metrics({f"miou.{column.replace(',', '')}": mean(values)}, of.case.related)
-
-
-def effect(
-    resolved: Resolved,
-    workspace: Path,
-    name: str,
-    *,
-    trainings: Sequence[str] = TRAININGS,
-    related: Sequence[int] = EFFECT_RELATED,
-    seeds: int,
-    until: str,
-    parallel: int,
-    verbose: bool = False,
-) -> list[Figures]:
-    """What co-attention and related images bring (tables 5 and 6), each beside its controls, over seeds.
-
-    Up to the pseudo masks all cases are computed; `until=evaluate` takes those of the paper's two tables, and the
-    control of both, on to the segmenter. Writes runs/NAME/study.json and study.png; the trials are the runs
-    NAME-<case>-s<seed>.
-
-    Args:
-        trainings: values of `classifier.attention`.
-        related: numbers R of related images; controls have the largest.
-        seeds: how many, counted from the configuration's.
+def effect(study: Study, trainings: Sequence[str], related: Sequence[int]) -> list[Figures]:
+    """What co-attention and related images bring (tables 5 and 6), each beside its controls; see `effect_cases`.
 
     Raises:
-        UserError: what cannot be studied (see `study.check_study`); or a trial failed, after the table of the others.
+        UserError: what cannot be studied; or a trial failed, after the table of the others.
     """
-    unknown = sorted(set(trainings) - set(TRAININGS))
-    if unknown or not trainings or not related:
+    if unknown := sorted(set(trainings) - set(TRAININGS)):
         raise UserError(f"--training {', '.join(unknown)}", f"some of {', '.join(TRAININGS)}", "choose of them")
-    first = resolved.config.seed
-    numbers = range(first, first + seeds)
-    study = Study(
-        kind="effect",
-        name=name,
-        resolved=resolved,
-        workspace=Workspace(workspace),
-        varied_keys=(
-            "classifier.attention",
-            "classifier.attended",
-            "localize.related",
-            "localize.related_by",
-            "localize.method.affinity",
-        ),
-        extra_keys=("localize.method.name", "seed"),
-        until=until,
-        parallel=parallel,
-        verbose=verbose,
-        table=cases_table,
-        picture=cases_picture,
-        title=f"mIoU %, mean and deviation over the seeds {', '.join(map(str, numbers))}, {name}",
-        log=_log_cases,
-    )
-    check_study(study)
-    cases = effect_cases(resolved, trainings, related, until)
-    return run_study(
-        study,
-        [Planned(case, _trials(study, case, numbers)) for case in cases],
-        effect_differences(cases, related),
-    )
+    of_maps = ("localize.related", "localize.related_by", "localize.method.affinity")
+    _check_study(study, ("classifier.attention", "classifier.attended", *of_maps))
+    cases = effect_cases(study.resolved, trainings, related, study.until)
+    return _run(study, cases, effect_differences(cases, related), _over_seeds(study))
 
 
-def defined(
-    resolved: Resolved,
-    workspace: Path,
-    name: str,
-    definition: Definition,
-    *,
-    kind: str,
-    seeds: int,
-    until: str,
-    parallel: int,
-    verbose: bool = False,
-) -> list[Figures]:
+def defined(study: Study, definition: Definition) -> list[Figures]:
     """The cases of a definition over seeds, and their differences.
 
-    Writes runs/NAME/study.json and study.png; the trials are the runs NAME-<case>-s<seed>.
+    Raises:
+        UserError: what cannot be studied; or a trial failed, after the table of the others.
+    """
+    cases = cases_of(definition, study.resolved, study.until)
+    _check_study(study, sorted({key for case in cases for key in case.values}))
+    return _run(study, cases, differences_of(definition), f"{definition.about}: {_over_seeds(study)}")
+
+
+def _over_seeds(study: Study) -> str:
+    """The title of a table."""
+    return f"mIoU %, mean and deviation over the seeds {', '.join(map(str, study.each_seed))}, {study.name}"
+
+
+def _check_study(study: Study, own_keys: Sequence[str]) -> None:
+    """Finds what cannot be studied, before the first trial.
 
     Args:
-        kind: name of the definition.
-        seeds: how many, counted from the configuration's.
+        own_keys: whose values the study sets itself.
 
     Raises:
-        UserError: what cannot be studied (see `study.check_study`); or a trial failed, after the table of the others.
+        UserError: a stage without scores, a value that the study itself sets, or no ground truth.
     """
-    first = resolved.config.seed
-    numbers = range(first, first + seeds)
-    cases = cases_of(definition, resolved, until)
-    study = Study(
-        kind=kind,
-        name=name,
-        resolved=resolved,
-        workspace=Workspace(workspace),
-        varied_keys=tuple(sorted({key for case in cases for key in case.values})),
-        extra_keys=("setting", "seed", *_of_sources(resolved, cases)),
-        until=until,
-        parallel=parallel,
-        verbose=verbose,
-        table=cases_table,
-        picture=cases_picture,
-        title=f"{definition.about}: mIoU %, mean and deviation over the seeds {', '.join(map(str, numbers))}, {name}",
-        log=_log_cases,
-    )
-    check_study(study)
-    planned = [Planned(case, _trials(study, case, numbers)) for case in cases]
-    return run_study(study, planned, differences_of(definition))
+    config, origins = study.resolved.config, study.resolved.origins
+    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
+    if study.until not in stages:
+        raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
+    told = sorted(key for key in own_keys if origins.get(key) in ("command line", "--set"))
+    if told:
+        raise UserError(
+            f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
+        )
+    if config.tracking.register_as and not config.tracking.model:
+        raise UserError(
+            f"tracking.register_as is {config.tracking.register_as} in a study, whose trials log no model",
+            "a run, or trials that log their networks",
+            "leave tracking.register_as out, or set tracking.model=true",
+        )
+    masks = listing(config).table["mask_uri"]
+    if masks.null_count == len(masks):
+        raise UserError(
+            "no image has a ground-truth mask", "masks of some training or val images, for scores", "name their folder"
+        )
 
 
-def _of_sources(resolved: Resolved, cases: Sequence[Case]) -> list[str]:
-    """Keys of the configuration that a setting of fewer sources does not have as the study's."""
-    others = [configured(resolved, case.values, case.setting) for case in cases]
-    own = dict(leaves(resolved.config))
-    return sorted({key for other in others for key, value in leaves(other) if own.get(key, value) != value})
-
-
-def _trials(study: Study, case: Case, seeds: Sequence[int]) -> dict[int, Trial]:
-    """A case's trials by seed."""
-    return {seed: _trial(study, case, f"{study.name}-{case.name}-s{seed}", {"seed": seed}) for seed in seeds}
-
-
-def _trial(study: Study, case: Case, name: str, values: Values) -> Trial:
-    changed = trial_values(study.resolved, case.values, case.setting)
-    # Paths are this process's: a trial's has a folder of its own.
-    changed = resolve(case.setting, study.resolved.config.recipe, {**changed, **values}).changed()
-    return Trial(name, case.setting, changed, case.until, {})  # `run_study` knows the other trials
-
-
-def _log_cases(tracker: Tracker, figures: Sequence[Figures]) -> None:
-    """A metric per column and case."""
-    tracker.metrics(
-        {
-            f"miou.{column.replace(',', '')}.{of.case.name}": mean(values)
-            for of in figures
-            for column, values in of.miou.items()
+def _run(
+    study: Study, cases: Sequence[Case], differences: Sequence[Difference], title: str, picture: Picture = cases_picture
+) -> list[Figures]:
+    """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its tables."""
+    refuse_if_running(study.workspace, study.name)
+    trials, varied = _plan(study, cases)
+    config, changed = study.resolved.config, study.resolved.changed()
+    identity = fingerprint(study.name, study.kind, changed, config.recipe, config.setting)
+    with tracked(study, identity=identity, varied=varied) as tracker:
+        outcome = run_trials(study, trials, tracker.run_id)
+        scores = {
+            case.name: {
+                seed: scores_by_column(of_trial, case.related)
+                for seed in study.each_seed
+                if (of_trial := outcome.scores.get(study.trial_name(case.name, seed)))
+            }
+            for case in cases
         }
-    )
+        figures = [figures_of(case, scores[case.name]) for case in cases if scores[case.name]]
+        paired = paired_differences(differences, figures)
+        compared = [with_intervals(each, study.trial_name, study.workspace) for each in paired]
+        means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])
+        folder, below = study.folder, caption(means)
+        about = {"study": study.kind, "setting": config.setting, "recipe": config.recipe, "changed": changed}
+        of_cases = {"cases": [asdict(of) for of in figures], "differences": [asdict(each) for each in compared]}
+        write_json(folder.study, {**about, "means": means, **of_cases})
+        write_text(folder.study_table, figures_as_csv(figures))
+        with written_aside(folder.study_picture) as aside:
+            picture(figures, aside, study.name, below)
+        for of in figures:
+            values = {f"miou.{column.replace(',', '')}.{of.case.name}": mean(own) for column, own in of.miou.items()}
+            tracker.metrics(values)
+        for path in (folder.study, folder.study_table, folder.study_picture):
+            tracker.artifact(path)
+        console.print(cases_table(figures, title))
+        if compared:
+            console.print(differences_table(compared, "differences of mIoU % over the same seeds"))
+            console.print(INTERVALS, markup=False)
+        console.print(below, markup=False)
+        console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it", markup=False)
+        if failure := outcome.failure():
+            raise failure
+    return figures
+
+
+def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
+    """The trials, seed by seed, and the keys whose values differ between them."""
+    trials = [_trial(study, case, seed) for seed in study.each_seed for case in cases]
+    of_trials = [dict(leaves(config)) for config in _check_trials(study, trials)]
+    keys = dict.fromkeys(key for values in of_trials for key in values)
+    varied = [key for key in keys if len({str(values.get(key)) for values in of_trials}) > 1]
+    short = short_names(varied)
+    return [
+        trial._replace(varied=trial.varied | {short[key]: values[key] for key in varied if key in values})
+        for trial, values in zip(trials, of_trials, strict=True)
+    ], varied
+
+
+def _trial(study: Study, case: Case, seed: int) -> Trial:
+    changed = {**trial_values(study.resolved, case.values, case.setting), "seed": seed}
+    # Paths are this process's: a trial's has a folder of its own.
+    changed = resolve(case.setting, study.resolved.config.recipe, changed).changed()
+    return Trial(study.trial_name(case.name, seed), case.setting, changed, case.until, {"case": case.name})
+
+
+def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
+    """Finds what would end a trial before the first one has trained; returns their configurations."""
+    configs = [resolve(trial.setting, study.resolved.config.recipe, trial.values).config for trial in trials]
+    checked = set()
+    for trial, config in zip(trials, configs, strict=True):
+        # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
+        asked = {k: v for k, v in trial.values.items() if k != "seed" and not k.startswith("localize.")}
+        kind = str([trial.setting, trial.until, sorted(asked.items())])
+        if kind not in checked:
+            pipeline.check(config, study.workspace, trial.name, until=trial.until)
+        checked.add(kind)
+    return configs

@@ -1,13 +1,13 @@
-"""Tables of studies on the terminal, ours beside the paper's."""
+"""Tables of studies and searches on the terminal, ours beside the paper's."""
 
 from collections.abc import Sequence
 from math import isnan
-from statistics import mean, stdev
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
+from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, deviation, reached
 from mcis.tuning.trials import short_names
 
 if TYPE_CHECKING:
@@ -18,17 +18,8 @@ _BEST = 10
 """Trials of a search that are shown."""
 
 
-def related_images_table(figures: Sequence[Figures], title: str) -> Table:
-    """mIoU by number of related images, and the paper's column beside ours."""
-    table = _table(title, ["R"], COLUMNS)
-    table.add_column("paper, VOC", justify="right")
-    for of in sorted(figures, key=lambda of: of.case.related):
-        table.add_row(str(of.case.related), *_texts(of.miou, COLUMNS), _paper(of))
-    return table
-
-
 def cases_table(figures: Sequence[Figures], title: str) -> Table:
-    """Mean and deviation of mIoU by case, a section a training; what maps decide of the masks; the paper's column."""
+    """Mean and deviation of mIoU by case, a section a group; what maps decide of the masks; the paper's column."""
     columns, decided = reached(figures), any(of.by_maps for of in figures)
     table = _table(title, ["case", "maps by"], columns)
     for head in [*(["decided by maps, %"] if decided else []), "paper, VOC"]:
@@ -37,31 +28,9 @@ def cases_table(figures: Sequence[Figures], title: str) -> Table:
         if number and of.case.group != figures[number - 1].case.group:
             table.add_section()
         by_maps = [f"{mean(of.by_maps):.1f}" if of.by_maps else "-"] if decided else []
-        table.add_row(of.case.name, of.case.inference, *_texts(of.miou, columns), *by_maps, _paper(of))
+        paper = "-" if of.case.paper is None else f"{of.case.paper:.1f}"
+        table.add_row(of.case.name, of.case.inference, *_texts(of.miou, columns), *by_maps, paper)
     return table
-
-
-def search_table(found: "Found", objective: str, axes: Sequence[str]) -> Table:
-    """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
-    done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
-    shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
-    table = Table(title=f"{objective}: the best of {len(done)} trials that were done", title_justify="left")
-    table.add_column("trial", justify="right", overflow="fold")
-    for name in short_names(axes).values():
-        table.add_column(name.replace("_", " "), justify="right", overflow="fold")
-    for head in ("score", "val mAP", "min"):
-        table.add_column(head, justify="right", no_wrap=True)
-    for each in shown:
-        default = found.default is not None and each.number == found.default.number
-        values = [_short(each.values[key]) for key in axes]
-        precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
-        name = f"{each.number}{' default' if default else ''}"
-        table.add_row(name, *values, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}")
-    return table
-
-
-def _short(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def differences_table(differences: Sequence[PairedDifference], title: str) -> Table:
@@ -79,6 +48,24 @@ def differences_table(differences: Sequence[PairedDifference], title: str) -> Ta
     return table
 
 
+def search_table(found: "Found", objective: str, axes: Sequence[str]) -> Table:
+    """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
+    done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
+    shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
+    table = Table(title=f"{objective}: the best of {len(done)} trials that were done", title_justify="left")
+    for head in ("trial", *(name.replace("_", " ") for name in short_names(axes).values())):
+        table.add_column(head, justify="right", overflow="fold")
+    for head in ("score", "val mAP", "min"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for each in shown:
+        name = f"{each.number}{' default' if each == found.default else ''}"
+        values = (each.values[key] for key in axes)
+        texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
+        table.add_row(name, *texts, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}")
+    return table
+
+
 def _table(title: str, heads: Sequence[str], columns: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
     for head in heads:
@@ -90,18 +77,13 @@ def _table(title: str, heads: Sequence[str], columns: Sequence[str]) -> Table:
 
 def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "") -> list[str]:
     """Mean and deviation of each column, a dash where there is none."""
-    return [_mean_and_deviation(miou[column], sign) if column in miou else "-" for column in columns]
+    return [
+        f"{mean(miou[column]):{sign}.2f}" + (f" ±{deviation(miou[column]):.2f}" if len(miou[column]) > 1 else "")
+        if column in miou
+        else "-"
+        for column in columns
+    ]
 
 
 def _interval(low: float, high: float) -> str:
-    if isnan(low):
-        return ""
-    return f"{'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f}"
-
-
-def _paper(figures: Figures) -> str:
-    return "-" if figures.case.paper is None else f"{figures.case.paper:.1f}"
-
-
-def _mean_and_deviation(values: Sequence[float], sign: str) -> str:
-    return f"{mean(values):{sign}.2f}" + (f" ±{stdev(values):.2f}" if len(values) > 1 else "")
+    return "" if isnan(low) else f"{'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f}"

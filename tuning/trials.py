@@ -20,7 +20,7 @@ from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.tracking_store import store_environment
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import RunFolder, Workspace
 
 _QUIET = {"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1", "RAY_AIR_NEW_OUTPUT": "0"}
 """What is reported while the classifier trains has no scores yet."""
@@ -55,25 +55,27 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Common:
-    """What all trials of a study share.
+class Sweep:
+    """A study or a search as it is asked for: runs of one configuration with other values.
 
     Attributes:
-        recipe: of their configurations.
-        workspace: its folder.
-        study: name of the study's run.
-        parent: MLflow run that the trials' runs become children of.
+        kind: which study it is, such as references or search.
+        name: of its run; the names of its trials begin with it.
+        resolved: the configuration that all trials share.
+        parallel: trials at a time.
     """
 
-    recipe: str
-    workspace: str
-    study: str
-    parent: str
+    kind: str
+    name: str
+    resolved: Resolved
+    workspace: Workspace
+    parallel: int = 1
+    verbose: bool = False
 
     @property
-    def folder(self) -> Path:
-        """Of the study's run."""
-        return Workspace(Path(self.workspace)).run(self.study).path
+    def folder(self) -> RunFolder:
+        """Of its run."""
+        return self.workspace.run(self.name)
 
 
 class Outcome(NamedTuple):
@@ -96,73 +98,55 @@ class Outcome(NamedTuple):
 
 
 @contextmanager
-def tracked_study(
-    resolved: Resolved,
-    workspace: Workspace,
-    name: str,
-    *,
-    kind: str,
-    identity: str,
-    varied: Collection[str],
-    parallel: int,
-    verbose: bool,
-) -> Iterator[Tracker]:
-    """Holds a study's name, connects Ray, and begins the MLflow run that the trials' runs become children of.
+def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
+    """Holds a sweep's name, connects Ray, and begins the MLflow run that the trials' runs become children of.
 
     The MLflow run is made first, since it creates MLflow's store before several trials touch it at once.
 
     Args:
-        kind: which study it is, in a tag.
-        identity: of the study; another one has another MLflow run.
+        identity: of the sweep; another one has another MLflow run.
         varied: keys of the configuration in which its trials differ.
-        parallel: trials at a time.
 
     Raises:
         UserError: another process holds the name.
     """
-    config = resolved.config
+    config, compute = sweep.resolved.config, sweep.resolved.config.compute
     with (
-        recorded(workspace, name, whole=True, kind="study"),
-        ray_session(config.compute, shared=parallel > 1, verbose=verbose),
+        recorded(sweep.workspace, sweep.name, whole=True, kind="study"),
+        ray_session(compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
-        if parallel > 1:
-            check_cpus(config.compute, config.compute.workers, parallel)
-        tracker = Tracker(workspace, name, identity=identity)
+        if sweep.parallel > 1:
+            check_cpus(compute, compute.workers, sweep.parallel)
+        tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
-            tracker.tags({"setting": config.setting, "recipe": config.recipe, "study": name, "study.kind": kind})
+            tags = {"setting": config.setting, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}
+            tracker.tags(tags)
             tracker.parameters({key: value for key, value in leaves(config) if key not in varied})
-            write_text(workspace.run(name).config, experiment_text(config, resolved.origins))
+            write_text(sweep.folder.config, experiment_text(config, sweep.resolved.origins))
             yield tracker
 
 
-def run_trials(trials: Sequence[Trial], common: Common, *, parallel: int) -> Outcome:
+def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
     """Runs all trials, also where some of them fail.
 
     A trial that was finished before costs no more than looking its stages up.
 
     Args:
-        parallel: trials at a time.
+        parent: MLflow run that the trials' runs become children of.
     """
     from ray import tune
 
-    failed_ones: list[str] = []
+    # A process that has run a trial runs the next one too: to start another takes seconds of a core.
+    how = tune.TuneConfig(max_concurrent_trials=sweep.parallel, reuse_actors=True)
+    space = {"trial": tune.grid_search([trial._asdict() for trial in trials])}
 
     def ended(name: str, error: Exception | None) -> str:
-        """For the bar: the trial that ended last, and how many failed."""
-        failed_ones.extend([name] if error else [])
-        return name + (f", {len(failed_ones)} failed" if failed_ones else "")
+        return f"{name} failed" if error else name
 
-    results = fit(
-        common,
-        # A process that has run a trial runs the next one too: to start another takes seconds of a core.
-        tune.TuneConfig(max_concurrent_trials=parallel, reuse_actors=True),
-        {"trial": tune.grid_search([trial._asdict() for trial in trials])},
-        trials=len(trials),
-        ended=ended,
-    )
+    results = fit(sweep, parent, how, space, trials=len(trials), ended=ended)
     failures = {name: failed(result.error) for name, result in results.items() if result.error}
     scores = {
-        name: [Score.from_json(score, common.folder / _TUNE) for score in result.metrics["scores"]]
+        name: [Score.from_json(score, sweep.folder.path / _TUNE) for score in result.metrics["scores"]]
         for name, result in results.items()
         if not result.error and result.metrics and "scores" in result.metrics
     }
@@ -172,7 +156,8 @@ def run_trials(trials: Sequence[Trial], common: Common, *, parallel: int) -> Out
 
 
 def fit(
-    common: Common,
+    sweep: Sweep,
+    parent: str,
     how: Any,
     space: dict[str, Any],
     *,
@@ -185,6 +170,7 @@ def fit(
     Drivers of trials reserve next to no CPU, or they would keep it from the training workers that they wait for.
 
     Args:
+        parent: MLflow run that the trials' runs become children of.
         how: Tune's `TuneConfig`.
         space: Tune's parameters, whose `trial` is a `Trial` in plain values.
         trials: how many the bar is over.
@@ -194,16 +180,17 @@ def fit(
     from ray import tune
 
     os.environ.update(_QUIET)
-    # In memory: a trial's parameters are written into files.
-    run = tune.with_parameters(_run_trial, common=common, environment=store_environment(), objective=objective)
-    with bar(f"study {common.study}", trials, "trials") as progress:
+    run = tune.with_parameters(  # in memory: a trial's parameters are written into files
+        _run_trial, recipe=sweep.resolved.config.recipe, workspace=str(sweep.workspace.root), study=sweep.name,
+        parent=parent, environment=store_environment(), objective=objective,
+    )  # fmt: skip
+    with bar(f"study {sweep.name}", trials, "trials") as progress:
+        callbacks = [_progress_callback(progress, ended)]
         tuner = tune.Tuner(
             tune.with_resources(run, reserved_here()),
             param_space=space,
             tune_config=how,
-            run_config=tune.RunConfig(
-                name=_TUNE, storage_path=str(common.folder), verbose=0, callbacks=[_progress_callback(progress, ended)]
-            ),
+            run_config=tune.RunConfig(name=_TUNE, storage_path=str(sweep.folder.path), verbose=0, callbacks=callbacks),
         )
         try:
             grid = tuner.fit()
@@ -235,7 +222,14 @@ def reserved_here() -> Any:
 
 
 def _run_trial(
-    parameters: dict[str, Any], *, common: Common, environment: dict[str, str], objective: Measure | None
+    parameters: dict[str, Any],
+    *,
+    recipe: str,
+    workspace: str,
+    study: str,
+    parent: str,
+    environment: dict[str, str],
+    objective: Measure | None,
 ) -> None:
     """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
     from ray import tune
@@ -247,11 +241,11 @@ def _run_trial(
     os.environ.update(environment)
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a slow machine may take long to hand over
     result = pipeline.run(
-        resolve(trial.setting, common.recipe, trial.values),
-        Workspace(Path(common.workspace)),
+        resolve(trial.setting, recipe, trial.values),
+        Workspace(Path(workspace)),
         trial.name,
         until=trial.until,
-        study=OfStudy(common.study, common.parent, trial.varied, _Validations()),
+        study=OfStudy(study, parent, trial.varied, _Validations()),
     )
     # Tune writes what is reported into files of JSON.
     report: dict[str, Any] = {"scores": [score.as_json() for score in result.scores]}

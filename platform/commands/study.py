@@ -1,6 +1,7 @@
 """The commands of `mcis study`: the paper's ablations, each a study of many runs, and a search of values."""
 
-from typing import Annotated
+import dataclasses
+from typing import Annotated, Any
 
 import typer
 
@@ -19,31 +20,38 @@ from mcis.platform.config.keys import StageName
 study_app = typer.Typer(help="The paper's ablations as sweeps, and a search of values.", no_args_is_help=True)
 
 Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
-Seeds = Annotated[
-    int, typer.Option(min=1, help="Runs of each case, with seeds one after the other from the configuration's.")
-]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each case, with seeds from the configuration's on.")]
+_UNTIL = "Last stage of each trial; pseudo_masks leaves the segmenter out. Some cases end before."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trials:
+    """The options that say how the trials of a study run."""
+
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE
+    until: Annotated[StageName, typer.Option(metavar="STAGE", help=_UNTIL)] = "evaluate"
+    parallel: Parallel = 1
+    verbose: Verbose = False
+
+    def study(self, kind: str, name: str, configuration: Configuration, seeds: int, default: str = "voc") -> Any:
+        """The `tuning.studies.Study` that is asked for; `default` is the setting where none is named."""
+        from mcis.platform.runs.workspace import Workspace
+        from mcis.tuning.studies import Study
+
+        return Study(
+            kind=kind, name=name, resolved=configuration.resolve(default), workspace=Workspace(self.workspace),
+            seeds=seeds, until=self.until, parallel=self.parallel, verbose=self.verbose
+        )  # fmt: skip
 
 
 @study_app.command(epilog="Example: `mcis study references --voc VOCdevkit/VOC2012 --name table7 --recipe small`")
 @grouped
-def references(
-    configuration: Configuration,
-    name: Name,
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    seeds: Seeds = 1,
-    until: Annotated[
-        StageName,
-        typer.Option(metavar="STAGE", help="Last stage of each trial; pseudo_masks leaves the segmenter out."),
-    ] = "evaluate",
-    parallel: Parallel = 1,
-    verbose: Verbose = False,
-) -> None:
+def references(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 1) -> None:
     """The number of related images, 0 to 5, over one trained classifier, as Ray Tune trials (table 7 of the paper)."""
-    with plain_errors(verbose):
+    with plain_errors(trials.verbose):
         from mcis.tuning import studies
 
-        resolved = configuration.resolve(default="voc")
-        studies.references(resolved, workspace, name, seeds=seeds, until=until, parallel=parallel, verbose=verbose)
+        studies.references(trials.study("references", name, configuration, seeds))
 
 
 @study_app.command(epilog="Example: `mcis study effect --voc VOCdevkit/VOC2012 --name effect --recipe small --seeds 3`")
@@ -51,39 +59,22 @@ def references(
 def effect(
     configuration: Configuration,
     name: Name,
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    trials: Trials,
     trainings: Annotated[
         list[str] | None, typer.Option("--training", help="none, co or co+contrastive; give it again for more. [all]")
     ] = None,
     related: Annotated[
         list[int] | None,
-        typer.Option(
-            "--related",
-            min=1,
-            max=64,
-            help="R beside single rounds; give it again for more; controls: the largest. [3]",
-        ),
+        typer.Option("--related", min=1, max=64, help="R beside single rounds; repeatable; controls: the largest. [3]"),
     ] = None,
     seeds: Seeds = 3,
-    until: Annotated[
-        StageName,
-        typer.Option(
-            metavar="STAGE",
-            help="Last stage of the cases that the paper's tables have; the others end at pseudo_masks.",
-        ),
-    ] = "evaluate",
-    parallel: Parallel = 1,
-    verbose: Verbose = False,
 ) -> None:
     """Training with neither, one or both co-attentions, related images, and controls, over seeds (tables 5 and 6)."""
-    with plain_errors(verbose):
+    with plain_errors(trials.verbose):
         from mcis.tuning import studies
 
-        studies.effect(
-            configuration.resolve(default="voc"), workspace, name,
-            trainings=trainings or studies.TRAININGS, related=related or studies.EFFECT_RELATED,
-            seeds=seeds, until=until, parallel=parallel, verbose=verbose,
-        )  # fmt: skip
+        study = trials.study("effect", name, configuration, seeds)
+        studies.effect(study, trainings or studies.TRAININGS, related or [3])
 
 
 @study_app.command(
@@ -100,28 +91,20 @@ def run_study(
     ],
     configuration: Configuration,
     name: Name,
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    trials: Trials,
     seeds: Seeds = 1,
-    until: Annotated[
-        StageName, typer.Option(metavar="STAGE", help="Last stage of each trial, unless its case says another.")
-    ] = "evaluate",
-    parallel: Parallel = 1,
-    verbose: Verbose = False,
 ) -> None:
     """A study as data: cases with values of their own over seeds, what they are compared with, the paper's figures."""
-    with plain_errors(verbose):
+    with plain_errors(trials.verbose):
         from mcis.tuning import studies
         from mcis.tuning.definition import read_definition, settings_definition
 
-        resolved = configuration.resolve(default="lid" if study == "lid" else "voc")
+        asked = trials.study(study, name, configuration, seeds, default="lid" if study == "lid" else "voc")
+        config = asked.resolved.config
         if study == "settings":
-            definition = settings_definition(resolved.config.setting, resolved.config.recipe)
+            studies.defined(asked, settings_definition(config.setting, config.recipe))
         else:
-            definition = read_definition(study)
-        studies.defined(
-            resolved, workspace, name, definition,
-            kind=study, seeds=seeds, until=until, parallel=parallel, verbose=verbose,
-        )  # fmt: skip
+            studies.defined(asked, read_definition(study))
 
 
 @study_app.command(
@@ -171,6 +154,6 @@ def search(
             Search(
                 name=name, resolved=configuration.resolve(default="voc"), workspace=Workspace(workspace),
                 axes=parse_axes(axes or []), objective=objective, trials=trials, minutes=minutes, halving=halving,
-                parallel=parallel, verbose=verbose,
+                parallel=parallel, verbose=verbose
             )
         )  # fmt: skip

@@ -4,15 +4,8 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import resolve
-from mcis.tuning.cases import (
-    PAPER_EFFECT,
-    TRAININGS,
-    configured,
-    effect_cases,
-    effect_differences,
-    reference_cases,
-    trial_values,
-)
+from mcis.tuning import cases as of_studies
+from mcis.tuning.cases import TRAININGS, configured, effect_cases, effect_differences, trial_values
 
 
 def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> None:
@@ -25,10 +18,8 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     assert {name: how.related for name, how in localize.items()} == {
         name: 0 if "single" in name else 1 if "itself" in name else 3 for name in expected
     }
-    assert {name for name, how in localize.items() if how.related_by == "itself"} == {
-        "co-itself",
-        "co-contrastive-itself",
-    }
+    itself = {name for name, how in localize.items() if how.related_by == "itself"}
+    assert itself == {"co-itself", "co-contrastive-itself"}
     wrong = {name for name, how in localize.items() if how.related_by == "wrong_class"}
     assert wrong == {"co-wrong-class-r3", "co-contrastive-wrong-class-r3"}
     identity = {name for name, how in localize.items() if how.method.affinity == "identity"}
@@ -40,9 +31,9 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     assert cases["co-itself"].inference == "co-attention (target n) with itself"
     assert cases["none-identity-r3"].inference == "co-attention (W_P = I)"
     assert cases["co-single"].inference == "single round"
-    assert {name: case.paper for name, case in cases.items() if case.paper} == PAPER_EFFECT
+    assert {name: case.paper for name, case in cases.items() if case.paper} == of_studies.PAPER_EFFECT
     whole = {name for name, case in cases.items() if case.until == "evaluate"}
-    assert whole == {*PAPER_EFFECT, "none-identity-r3"}
+    assert whole == {*of_studies.PAPER_EFFECT, "none-identity-r3"}
     assert {case.until for case in effect_cases(resolved, TRAININGS, (3,), "localize")} == {"localize"}
 
 
@@ -65,12 +56,11 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
     assert {name for name, by in related_by.items() if by == "nearest"} == {n for n in cases if "nearest" in n}
     assert related_by["none-r24"] == "class"
     pairs = {(of.case, of.control) for of in effect_differences(list(cases.values()), (3, 24))}
-    assert ("none-nearest-r24", "none-single") in pairs
-    assert ("none-nearest-r24", "none-r24") in pairs
-    assert ("none-r24", "none-itself") in pairs
-    assert ("co-nearest-r24", "co-alone-nearest-r24") in pairs
-    assert ("co-single", "co-alone-single") in pairs
-    assert ("co-nearest-r24", "none-nearest-r24") in pairs
+    assert pairs >= {
+        ("none-nearest-r24", "none-single"), ("none-nearest-r24", "none-r24"), ("none-r24", "none-itself"),
+        ("co-nearest-r24", "co-alone-nearest-r24"), ("co-single", "co-alone-single"),
+        ("co-nearest-r24", "none-nearest-r24"),
+    }  # fmt: skip
     assert cases["none-nearest-r24"].until == "evaluate"
 
 
@@ -98,7 +88,7 @@ def test_contradictions_with_a_case_are_refused() -> None:
 
 def test_reference_cases_are_six_numbers_of_related_images() -> None:
     contrastive = ["localize.method.contrastive=true"]
-    cases = reference_cases(resolve("voc", "paper", assignments=contrastive), "evaluate")
+    cases = of_studies.reference_cases(resolve("voc", "paper", assignments=contrastive), "evaluate")
     assert [(case.name, case.related, case.group) for case in cases] == [
         (f"r{r}", r, "co+contrastive") for r in range(6)
     ]

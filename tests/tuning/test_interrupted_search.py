@@ -13,15 +13,9 @@ import pytest
 from mcis.datasets.synthetic import devkit as synthetic
 
 SMALL = (
-    "classifier.epochs=40",
-    "classifier.channels=24",
-    "segmenter.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "report.panels=2",
-    "compute.threads=1",
-    "compute.stop_if_nothing_is_learnt=false",
-)
+    "classifier.epochs=40", "classifier.channels=24", "segmenter.channels=24", "classifier.input_size=64",
+    "classifier.batch=8", "report.panels=2", "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
+)  # fmt: skip
 AXES = ("classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)", "localize.related=integer(0,2)")
 
 

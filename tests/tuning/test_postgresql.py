@@ -10,18 +10,12 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
-from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
-from mcis.platform.config.resolve import resolve
+from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.studies import effect
+from mcis.tuning.studies import Study, effect
 
 TOKEN = "token-that-nobody-may-read"
-TINY = (
-    "classifier.epochs=1", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
-    "segmenter.channels=24", "segmenter.steps=4", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
-    "pseudo_masks.smallest=0", "report.panels=2", "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -52,6 +46,7 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     tracking_server: Callable[..., Any],
     command_lines: set[bytes],
     tmp_path: Path,
+    small_voc: Callable[..., Resolved],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -59,15 +54,14 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     server = tracking_server(store, password)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
-    synthetic.draw(tmp_path / "VOC2012", train=16, val=4, size=64, classes=2)
-    options = {"data.voc": str(tmp_path / "VOC2012"), "data.classes": str(tmp_path / "VOC2012/classes.txt")}
     workspace = Workspace(tmp_path / "workspace")
-    registered = resolve("voc", "small", options, [*TINY, "tracking.register_as=flowers"])
+    small = [f"segmenter.{key}" for key in ("steps=4", "batch=4", "width=16", "crop=64")]
+    registered = small_voc(*small, "tracking.register_as=flowers")
     for _ in range(2):
         pipeline.run(registered, workspace, "run")
-    trials: dict[str, Any] = {"trainings": ("none",), "related": (1,), "until": "pseudo_masks", "seeds": 1}
+    study = Study(kind="effect", name="study", resolved=small_voc(*small), workspace=workspace, until="pseudo_masks")
     for _ in range(2):
-        effect(resolve("voc", "small", options, TINY), workspace.root, "study", parallel=1, **trials)
+        effect(study, ("none",), (1,))
 
     client = MlflowClient(server.uri)
     experiment = client.get_experiment_by_name("mcis")
@@ -80,10 +74,8 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     assert all(run.info.status == "FINISHED" for run in found)
     of_run: Any = runs["run"]
     assert {key.split(".")[0] for key in of_run.data.metrics} >= {"segmentation", "pseudo_masks", "classifier"}
-    assert of_run.data.params["segmenter.steps"] == "4"
     files = {file.path for file in client.list_artifacts(of_run.info.run_id)}
     assert {"report.html", "scores.csv", "scores.json", "pictures"} <= files
-    assert {of.dataset.name for of in of_run.inputs.dataset_inputs} == {"voc train", "voc val"}
     (output,) = of_run.outputs.model_outputs
     (version,) = client.search_model_versions("name = 'flowers'")
     assert version.source == client.get_logged_model(output.model_id).artifact_location

@@ -1,6 +1,7 @@
 """The search: axes, what its store draws and keeps, what is refused, and a real one on Ray Tune."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,42 +12,28 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
-from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform.config.resolve import resolve
+from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.search import run_search
 from mcis.tuning.search_space import Search, check_search, parse_axes
 from mcis.tuning.search_trials import Found, SearchTrials
 from mcis.tuning.trials import Trial
 
+SmallVoc = Callable[..., Resolved]
 AXES = {
     "classifier.optimizer.learning_rate": FloatDistribution(0.0, 1.0),
     "localize.related": IntDistribution(0, 3),
 }
-TINY = (
-    "classifier.epochs=3",
-    "classifier.channels=24",
-    "segmenter.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "report.panels=2",
-    "compute.threads=1",
-    "compute.stop_if_nothing_is_learnt=false",
-)
+RELATED = "localize.related=integer(0,3)"
 
 
 def test_axes_are_optunas_distributions_by_key() -> None:
-    texts = [
-        "a.b=loguniform(1e-4, 1e-2)",
-        "c = choice(co, co+contrastive)",
-        "d=integer(0,5)",
-        "e=choice(0.5,null,true)",
-    ]
+    texts = ["a.b=loguniform(1e-4, 1e-2)", "c = choice(co, co+contrastive)", "d=integer(0,5)", "e=choice(0.5,null)"]
     assert parse_axes(texts) == {
         "a.b": FloatDistribution(1e-4, 1e-2, log=True),
         "c": CategoricalDistribution(["co", "co+contrastive"]),
         "d": IntDistribution(0, 5),
-        "e": CategoricalDistribution([0.5, None, True]),
+        "e": CategoricalDistribution([0.5, None]),
     }
 
 
@@ -187,50 +174,42 @@ def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
         SearchTrials(search(tmp_path))
 
 
-def drawn(root: Path, train: int = 16, val: int = 4) -> dict[str, str]:
-    """Options that name a data set of so many images, drawn below `root`."""
-    synthetic.draw(root, train=train, val=val, size=64, classes=4)
-    return {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-
-
 @pytest.mark.parametrize(
-    ("values", "axes", "objective", "found"),
+    ("values", "axis", "objective", "found"),
     [
-        ((), ("localize.related=integer(0,3)",), "miou", "--objective miou"),
-        ((), ("localize.related=integer(0,3)",), "segmentation", "whose score is reported"),
-        (("localize.related=2",), ("localize.related=integer(0,3)",), "maps", "by --set and by --axis"),
-        ((), ("data.saliency=choice(x,y)",), "maps", "of the same data"),
-        ((), ("localize.relatd=integer(0,3)",), "maps", "did you mean localize.related"),
-        ((), ("localize.related=integer(-1,3)",), "maps", "localize.related: Input should be greater"),
-        ((), ("localize.related=uniform(0,8)",), "maps", "localize.related: Input should be a valid integer"),
-        (("data.masks=absent",), ("localize.related=integer(0,3)",), "maps", "no training image has a ground-truth"),
-        (("classifier.val_every=0",), ("localize.related=integer(0,3)",), "val_map", "trained and validated"),
-        (
-            ("supervision=full", "segmenter.init=pretrained"),
-            ("localize.related=integer(0,3)",),
-            "maps",
-            "no classifier",
-        ),
+        ((), RELATED, "miou", "--objective miou"),
+        ((), RELATED, "segmentation", "whose score is reported"),
+        (("localize.related=2",), RELATED, "maps", "by --set and by --axis"),
+        ((), "data.saliency=choice(x,y)", "maps", "of the same data"),
+        ((), "localize.relatd=integer(0,3)", "maps", "did you mean localize.related"),
+        ((), "localize.related=integer(-1,3)", "maps", "localize.related: Input should be greater"),
+        ((), "localize.related=uniform(0,8)", "maps", "localize.related: Input should be a valid integer"),
+        (("data.masks=absent",), RELATED, "maps", "no training image has a ground-truth"),
+        (("classifier.val_every=0",), RELATED, "val_map", "trained and validated"),
+        (("supervision=full", "segmenter.init=pretrained"), RELATED, "maps", "no classifier"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_the_first_trial(
-    tmp_path: Path, values: tuple[str, ...], axes: tuple[str, ...], objective: str, found: str
+    tmp_path: Path, small_voc: SmallVoc, values: tuple[str, ...], axis: str, objective: str, found: str
 ) -> None:
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), values)
     workspace = Workspace(tmp_path / "w")
     with pytest.raises(UserError, match=found):
         check_search(
-            Search(name="s", resolved=resolved, workspace=workspace, axes=parse_axes(axes), objective=objective)
+            Search(
+                name="s", resolved=small_voc(*values), workspace=workspace, axes=parse_axes([axis]), objective=objective
+            )
         )
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
 @pytest.mark.slow
-def test_a_search_on_ray_tune_stops_what_what_lags_and_goes_on_where_it_ended(ray_local: None, tmp_path: Path) -> None:
+def test_a_search_on_ray_tune_stops_what_lags_and_goes_on_where_it_ended(
+    ray_local: None, tmp_path: Path, small_voc: SmallVoc
+) -> None:
     """Classifiers of other rates, of which a third may go on; then more trials by the same command."""
     from mlflow.tracking import MlflowClient
 
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012", train=48, val=32), TINY)
+    resolved = small_voc(train=48, val=32, classes=4, epochs=3)
     workspace = Workspace(tmp_path / "workspace")
     axes = parse_axes(["classifier.optimizer.learning_rate=loguniform(1e-5,1e-1)", "localize.related=integer(0,2)"])
     common: dict[str, Any] = {"name": "wide", "resolved": resolved, "workspace": workspace, "axes": axes, "halving": 2}
@@ -252,11 +231,9 @@ def test_a_search_on_ray_tune_stops_what_what_lags_and_goes_on_where_it_ended(ra
     experiment = client.get_experiment_by_name("mcis")
     assert experiment is not None
     runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
-    states = {tried.number: tried.state for tried in found.tried}
-    for number, state in states.items():
-        run = runs[f"wide-t{number:03d}"]
-        assert run.info.status == ("FINISHED" if state == "done" else "KILLED")
-        kept = workspace.record(f"wide-t{number:03d}")
+    for tried in found.tried:
+        run, kept = runs[f"wide-t{tried.number:03d}"], workspace.record(f"wide-t{tried.number:03d}")
+        assert run.info.status == ("FINISHED" if tried.state == "done" else "KILLED")
         assert kept
-        assert kept.outcome == ("finished" if state == "done" else "interrupted")
+        assert kept.outcome == ("finished" if tried.state == "done" else "interrupted")
         assert run.data.tags["mlflow.parentRunId"] == runs["wide"].info.run_id

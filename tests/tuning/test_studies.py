@@ -1,8 +1,8 @@
 """The study of related images as Ray Tune trials that share one classifier, children of one MLflow run."""
 
-import functools
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform.config.resolve import resolve
+from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
 from mcis.platform.reporting.compared_runs import open_cases
@@ -21,38 +20,22 @@ from mcis.platform.runs.files import read_table
 from mcis.platform.runs.garbage import plan_removal
 from mcis.platform.runs.inventory import entries
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.studies import effect, references
+from mcis.tuning.cases import TRAININGS
+from mcis.tuning.studies import Study, effect, references
 
-TINY = (
-    "classifier.epochs=1",
-    "classifier.channels=24",
-    "segmenter.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "pseudo_masks.smallest=0",
-    "report.panels=2",
-    "compute.threads=1",
-)
+SmallVoc = Callable[..., Resolved]
 
 
-def test_trials_are_told_only_what_differs_from_the_recipe() -> None:
-    resolved = resolve("voc", "small", {"data.voc": "/data"}, ["seed=3", "classifier.optimizer.step_epochs=[2]"])
-    assert resolved.changed() == {"data.voc": "/data", "seed": 3, "classifier.optimizer.step_epochs": (2,)}
-    again = resolve("voc", "small", resolved.changed())
-    assert again.config == resolved.config
-
-
-def drawn(root: Path) -> dict[str, str]:
-    """Options that name a data set of 16 + 4 images, drawn below `root`."""
-    synthetic.draw(root, train=16, val=4, size=64, classes=2)
-    return {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **more: Any) -> Study:
+    what: dict[str, Any] = {"until": "pseudo_masks", "parallel": 2, **more}
+    return Study(kind=kind, name="study", resolved=resolved, workspace=Workspace(workspace), **what)
 
 
 @pytest.mark.parametrize(
     ("study", "values", "until", "found"),
     [
-        ("references", ("classifier.attention=none", "localize.related=0"), "pseudo_masks", "by --set"),
         ("references", ("localize.related=3",), "pseudo_masks", "localize.related by --set"),
+        ("references", ("classifier.attention=none",), "pseudo_masks", "none, which trains no W_P"),
         ("references", (), "train_classifier", "--until train_classifier"),
         ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "attention and localize.related by"),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
@@ -62,32 +45,22 @@ def drawn(root: Path) -> dict[str, str]:
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_its_first_trial(
-    tmp_path: Path, study: str, values: tuple[str, ...], until: str, found: str
+    tmp_path: Path, small_voc: SmallVoc, study: str, values: tuple[str, ...], until: str, found: str
 ) -> None:
-    options = drawn(tmp_path / "VOC2012")
     model = build_classifier(resolve("voc", "small").config.classifier, 2)
     save_weights(model, tmp_path / "mine.pt", {})  # of co+contrastive, which fits one of the trainings
     told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
-    resolved = resolve("voc", "small", options, told)
-    how: Any = functools.partial(effect if study == "effect" else references, seeds=1)
+    asked = asked_for(small_voc(*told), tmp_path / "w", study, until=until)
     with pytest.raises(UserError, match=found):
-        how(resolved, tmp_path / "w", "study", until=until, parallel=1)
+        references(asked) if study == "references" else effect(asked, TRAININGS, (3,))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
-def test_related_images_without_co_attention_are_refused_before_the_first_trial(tmp_path: Path) -> None:
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), ["classifier.attention=none"])
-    with pytest.raises(UserError, match=r"attention is none, which trains no W_P"):
-        references(resolved, tmp_path / "w", "study", seeds=1, until="pseudo_masks", parallel=1)
-
-
 @pytest.mark.slow
-def test_effects_beside_their_controls(ray_local: None, tmp_path: Path) -> None:
+def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_voc: SmallVoc) -> None:
     """Every case for every seed; a classifier a training and seed, and maps that differ where the cases do."""
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), (*TINY, "seed=4"))
     workspace = tmp_path / "workspace"
-    some: dict[str, Any] = {"trainings": ("none", "co"), "related": (2,), "until": "pseudo_masks", "parallel": 2}
-    figures = effect(resolved, workspace, "study", seeds=2, **some)
+    figures = effect(asked_for(small_voc("seed=4"), workspace, "effect", seeds=2), ("none", "co"), (2,))
     assert [of.case.name for of in figures] == [
         "none-single", "none-identity-r2",
         "co-single", "co-r2", "co-itself", "co-wrong-class-r2", "co-identity-r2", "co-alone-single", "co-alone-r2",
@@ -122,38 +95,26 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_study_keeps_the_table_of_the_trials_that_ended_well(ray_local: None, tmp_path: Path) -> None:
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), TINY)
-    workspace = tmp_path / "workspace"
-    references(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
-    shutil.rmtree(workspace / "runs" / "study")
-    for folder in (workspace / "store").glob("pseudo_masks-*"):
-        shutil.rmtree(folder)
-    for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
-        path.write_bytes(b"no picture")
-    with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
-        references(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
-    assert "then repeat the command" in caught.value.remedy
-    assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []
-
-
-@pytest.mark.slow
-def test_trials_share_the_classifier_and_are_children_of_one_run(
-    ray_local: None, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
+    ray_local: None,
+    tmp_path: Path,
+    small_voc: SmallVoc,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    resolved = resolve("voc", "small", drawn(tmp_path / "VOC2012"), TINY)
     workspace = tmp_path / "workspace"
+    study = asked_for(small_voc(), workspace)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
-    references(resolved, workspace, "study", seeds=1, until="pseudo_masks", parallel=2)
+    references(study)
     shown = capsys.readouterr().out
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
 
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
     assert len(list((workspace / "store").glob("localize-*"))) == 6
     reports = [(workspace / f"runs/study-r{r}-s0/report.html").read_text() for r in range(6)]
-    for stage, trials in {"index": 1, "train classifier": 1, "localize": 1, "pseudo masks": 6, "evaluate": 6}.items():
+    for stage, trials in {"index": 1, "train classifier": 1, "localize": 6, "pseudo masks": 6, "evaluate": 6}.items():
         names = [f"<li><span>{stage}</span>", f'<li class="reused"><span>{stage}</span>']
         computed, reused = (sum(name in report for report in reports) for name in names)
         assert (computed, reused) == (trials, 6 - trials), f"{stage}, of two trials at a time"
@@ -189,3 +150,13 @@ def test_trials_share_the_classifier_and_are_children_of_one_run(
     removed = {each.path.name for each in plan_removal(Workspace(workspace), ["study"]).garbage}
     folders = [path for top in ("runs", "store", "cache") for path in (workspace / top).iterdir() if path.is_dir()]
     assert removed == {path.name for path in folders}
+
+    # Once more, with masks that none can be made of: the table is that of the trials that ended well.
+    for path in (workspace / "store").glob("pseudo_masks-*"):
+        shutil.rmtree(path)
+    for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
+        path.write_bytes(b"no picture")
+    with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
+        references(study)
+    assert "then repeat the command" in caught.value.remedy
+    assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []

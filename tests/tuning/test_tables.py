@@ -10,27 +10,18 @@ from rich.table import Table
 from mcis.tuning.cases import Case, Difference
 from mcis.tuning.figures import Figures, PairedDifference, caption
 from mcis.tuning.pictures import cases_picture, related_images_picture
-from mcis.tuning.tables import cases_table, differences_table, related_images_table
+from mcis.tuning.tables import cases_table, differences_table
 
 
-def figures(training: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
-    case = Case(
-        name=name,
-        group=training,
-        setting="voc",
-        inference=f"by {name}",
-        related=related,
-        values={},
-        until="evaluate",
-        **more,
-    )
+def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
+    how = {"setting": "voc", "inference": f"by {name}", "values": {}, "until": "evaluate", **more}
     seeds = list(range(max(map(len, miou.values()), default=0)))
-    return Figures(case=case, seeds=seeds, miou=miou, by_maps=[])
+    return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou, by_maps=[])
 
 
-def lines(table: Table) -> list[str]:
+def lines(table: Table, width: int = 200) -> list[str]:
     """The table's head and rows."""
-    console = Console(width=200)
+    console = Console(width=width)
     with console.capture() as capture:
         console.print(table)
     return [line for line in capture.get().splitlines() if "┃" in line or "│" in line]
@@ -42,76 +33,44 @@ EFFECT = [
 ]
 
 
-def test_the_table_has_a_row_a_number_and_the_papers_column() -> None:
-    table = related_images_table(
-        [figures("co", "r3", {}, 3, paper=66.2), figures("co", "r0", {"pseudo masks": [12.345]}, paper=64.7)], "title"
-    )
-    _, *rows = lines(table)
-    assert "12.3" in rows[0]
-    assert "64.7" in rows[0]
-    assert "66.2" in rows[1]
-
-
-def test_the_table_of_effects_has_mean_and_deviation_and_only_columns_that_were_reached() -> None:
-    head, *rows = lines(cases_table(EFFECT, "title"))
-    assert "pseudo masks" in head
-    assert "segments" not in head
-    assert "maps" not in head.replace("pseudo masks", "").replace("maps by", "")
-    assert "none-single" in rows[0]
-    assert "11.00 ±1.41" in rows[0]
-    assert "61.7" in rows[0]
-    assert "by co-itself" in rows[1]
-    assert "20.00 ±0.00" in rows[1]
-    assert "31.50 ±2.12" in rows[1]
-
-
-def test_the_table_of_effects_says_what_maps_decide() -> None:
-    head, first, second = lines(cases_table([replace(EFFECT[0], by_maps=[12.0, 13.0]), EFFECT[1]], "title"))
-    assert "decided by maps, %" in head
-    assert "12.5" in first
-    assert "12.5" not in second
+def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
+    head, *rows = lines(cases_table([replace(EFFECT[0], by_maps=[12.0, 13.0]), EFFECT[1]], "title"))
+    names = ["case", "maps by", "pseudo masks", "with CRF", "decided by maps, %", "paper, VOC"]
+    assert [text.strip() for text in head.split("┃")[1:-1]] == names
+    assert [[text.strip() for text in row.split("│")[1:-1]] for row in rows] == [
+        ["none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"],
+        ["co-itself", "by co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-"],
+    ]
+    assert "decided by maps" not in lines(cases_table(EFFECT, "title"))[0]
 
 
 def test_a_narrow_terminal_cuts_no_name() -> None:
-    console = Console(width=50)
-    with console.capture() as capture:
-        console.print(cases_table([figures("co", "co-contrastive-wrong-class-r3", {"pseudo masks": [1.0]})], "title"))
-    assert "…" not in capture.get()
+    few = [figures("co", "co-contrastive-wrong-class-r3", {"pseudo masks": [1.0]})]
+    assert "…" not in "".join(lines(cases_table(few, "title"), width=50))
 
 
-def test_the_table_of_differences_has_their_own_deviation_and_a_sign() -> None:
+def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_none_where_it_holds_0() -> None:
     """Both cases may vary by far more than their difference."""
-    of = Difference(case="co-r3", control="co-itself", shows="other images")
-    head, row = lines(
-        differences_table([PairedDifference(of=of, seeds=[0, 1], miou={"pseudo masks": [1.0, 2.0]})], "title")
-    )
-    assert "with CRF" not in head
-    assert "co-r3 - co-itself" in row
-    assert "other images" in row
-    assert "+1.50 ±0.71" in row
-
-
-def test_a_difference_has_its_interval_which_says_none_where_it_holds_0() -> None:
     masks, maps = "pseudo masks", "localization maps"
-    of = Difference(case="co-r3", control="co-itself", shows="other images")
-    intervals = {masks: [0.25, 2.75], maps: [-0.5, 1.5]}
     found = PairedDifference(
-        of=of, seeds=[0], miou={masks: [1.5], maps: [0.5], "segmentation, CRF": [3.0]}, intervals=intervals
+        of=Difference(case="co-r3", control="co-itself", shows="other images"),
+        seeds=[0, 1],
+        miou={masks: [1.0, 2.0], maps: [0.5, 0.5]},
+        intervals={masks: [0.25, 2.75], maps: [-0.5, 1.5]},
     )
-    text = "\n".join(lines(differences_table([found], "title")))
-    assert "+0.2 to +2.8" in text
-    assert "none: -0.5 to +1.5" in text
-    assert text.count(" to ") == 2
+    head, row, intervals = lines(differences_table([found], "title"))
+    assert "with CRF" not in head
+    assert [text.strip() for text in row.split("│")[1:-1]] == [
+        "co-r3 - co-itself", "other images", "+0.50 ±0.00", "+1.50 ±0.71",
+    ]  # fmt: skip
+    assert [text.strip() for text in intervals.split("│")[1:-1]] == ["", "", "none: -0.5 to +1.5", "+0.2 to +2.8"]
 
 
 def test_a_picture_has_a_plot_a_column(tmp_path: Path) -> None:
     """Also where a case has no figure in a column, and where no trial ended well."""
     for number, some in enumerate((EFFECT, EFFECT[:1], [])):
-        path = tmp_path / f"{number}.png"
-        cases_picture(some, path, "name", caption({}))
-        assert path.read_bytes()[:4] == b"\x89PNG"
-    assert (
-        (tmp_path / "0.png").stat().st_size > (tmp_path / "1.png").stat().st_size > (tmp_path / "2.png").stat().st_size
-    )
+        cases_picture(some, tmp_path / f"{number}.png", "name", caption({}))
+    whole, one, none = ((tmp_path / f"{number}.png").stat().st_size for number in range(3))
+    assert whole > one > none
     related_images_picture([figures("co", "r0", {"pseudo masks": [12.3]})], tmp_path / "r.png", "name", "")
     assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
