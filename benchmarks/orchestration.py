@@ -35,7 +35,6 @@ from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
-from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
@@ -139,7 +138,6 @@ class Plain:
         learner = AffinityLearner(
             config=config.affinity_net,
             seed=config.seed,
-            layout=build_affinity_net(config.affinity_net).layout,
             image_ids=self.rows["image_id"].to_pylist(),
             uris=self.rows["uri"].to_pylist(),
             masks=Shards(self.folder / "labels", ["mask"]),

@@ -132,10 +132,10 @@ class AffinityNet(nn.Module):
         backbone: Backbone,
         *,
         kind: AffinityKind,
-        width: int = 32,
-        embedding: int = 64,
-        finest: int = 4,
-        radius: int = 5,
+        width: int,
+        embedding: int,
+        finest: int,
+        radius: int,
     ):
         super().__init__()
         self.backbone, self.kind, self.radius = backbone, kind, radius
@@ -150,11 +150,7 @@ class AffinityNet(nn.Module):
         self.last = nn.Conv2d(width * len(channels), 1 if kind == "boundaries" else embedding, 1)
         nn.init.zeros_(self.last.bias)  # type: ignore[arg-type]
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Affinities (B, D, h, w) of normalized images (B, 3, H, W)."""
-        return self.neighbors(images).affinities
-
-    def neighbors(self, images: Tensor) -> Neighbors:
+    def forward(self, images: Tensor) -> Neighbors:
         """Affinities of normalized images (B, 3, H, W), and where the positions that they are of lie."""
         outputs = self.backbone.with_levels(images)[-len(self.layouts) :]
         grids = [layout.grids(images.shape, maps.shape) for layout, maps in zip(self.layouts, outputs, strict=True)]

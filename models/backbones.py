@@ -11,7 +11,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
@@ -198,7 +197,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
     )
 
 
-_HEADS = ("fc.", "classifier.", "heads.")  # torchvision's names of the classification layers
+_HEADS = ("fc.", "classifier.")  # torchvision's names of the classification layers
 _VGG16_STAGES = ("features.0.", "features.5.", "features.10.", "features.17.", "features.24.")
 
 
@@ -266,7 +265,6 @@ def vgg16_largefov() -> Backbone:
 
 def _resnet(name: str, stride: int) -> Backbone:
     from torchvision import models
-    from torchvision.models._utils import IntermediateLayerGetter
     from torchvision.ops import FrozenBatchNorm2d
 
     if stride not in (8, 16):
@@ -278,15 +276,8 @@ def _resnet(name: str, stride: int) -> Backbone:
     for stage, dilation in dilated:  # torchvision's first blocks keep the dilation of the stage before
         conv = stage[0].conv2
         conv.dilation, conv.padding = (dilation, dilation), (dilation, dilation)
-
-    class Body(IntermediateLayerGetter):
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = super().forward(x)["out"]
-            return out
-
-    body = Body(net, {"layer4": "out"})
     return Backbone(
-        body,
+        nn.Sequential(OrderedDict(list(net.named_children())[:-2])),  # up to layer4
         groups=(2048,),
         layout=Layout(stride),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
@@ -312,16 +303,7 @@ def resnet50(*, stride: int = 8) -> Backbone:
 
 
 def resnet101(*, stride: int = 8) -> Backbone:
-    """ResNet-101, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
-
-    The released segmentation network has it as its backbone (RELEASED_RECIPE, "Segmentation network").
-
-    Args:
-        stride: 8, or 16, where res4 is not dilated and res5 by 2.
-
-    Raises:
-        UserError: another stride.
-    """
+    """As `resnet50`, with more blocks: the released segmenter's (RELEASED_RECIPE, "Segmentation network")."""
     return _resnet("resnet101", stride)
 
 
@@ -345,46 +327,3 @@ def resnet38() -> Backbone:
             Layer("b6.bn_branch2a", 1024, Layout(8)),
         ),
     )
-
-
-class Vit(nn.Module):
-    """torchvision's vision transformer without its head, for images of any size; parameters keep their names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        from torchvision.models import vit_b_16 as torchvision_vit
-
-        net = torchvision_vit(weights=None)
-        self.class_token, self.conv_proj, self.encoder = net.class_token, net.conv_proj, net.encoder
-        self.patch, self.trained_side = net.patch_size, net.image_size // net.patch_size
-
-    def forward(self, images: Tensor) -> Tensor:
-        height, width = (max(1, round(side / self.patch)) for side in images.shape[2:])
-        whole = (height * self.patch, width * self.patch)
-        if images.shape[2:] != whole:
-            images = nn.functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
-        patches = self.conv_proj(images).flatten(2).transpose(1, 2)
-        tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
-        tokens = self.encoder.ln(self.encoder.layers(tokens + self.position_embeddings(height, width)))
-        return tokens[:, 1:].transpose(1, 2).unflatten(2, (height, width))
-
-    def position_embeddings(self, height: int, width: int) -> Tensor:
-        """Position embeddings (1, 1 + height * width, C): those of the trained square, resized bicubically."""
-        trained: Tensor = self.encoder.pos_embedding
-        side = self.trained_side
-        if (height, width) == (side, side):
-            return trained
-        square = trained[:, 1:].transpose(1, 2).unflatten(2, (side, side))
-        resized = nn.functional.interpolate(square, size=(height, width), mode="bicubic", align_corners=False)
-        return torch.cat([trained[:, :1], resized.flatten(2).transpose(1, 2)], dim=1)
-
-
-def vit_b_16() -> Backbone:
-    """Vision transformer B/16: stride 16, 768 channels of both signs; every position attends to the whole image.
-
-    256x256 pixels -> 16x16x768. Images are resized to whole patches, and the position embeddings to the image.
-    """
-    patches = Layout(16, None)
-    body = Vit()
-    blocks = ("", *(f"encoder.layers.encoder_layer_{block}." for block in range(1, len(body.encoder.layers))))
-    return Backbone(body, groups=(768,), layout=patches, stages=blocks, unused=_HEADS)

@@ -24,7 +24,6 @@ BACKBONES: Registry[Callable[..., Any]] = Registry(
         "resnet50": "mcis.models.backbones:resnet50",
         "resnet101": "mcis.models.backbones:resnet101",
         "resnet38": "mcis.models.backbones:resnet38",
-        "vit_b_16": "mcis.models.backbones:vit_b_16",
     },
 )
 """Builders of a `Backbone`, beside all of timm's networks; `stride` and `channels` go to those that take them."""

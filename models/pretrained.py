@@ -11,21 +11,15 @@ import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 
-PRETRAINED = {
-    "vit_b_16": ("ViT_B_16_Weights", "IMAGENET1K_V1"),
-    "vgg16": ("VGG16_Weights", "IMAGENET1K_V1"),
-    "vgg16_largefov": ("VGG16_Weights", "IMAGENET1K_V1"),
-    "resnet50": ("ResNet50_Weights", "IMAGENET1K_V1"),
-    "resnet101": ("ResNet101_Weights", "IMAGENET1K_V1"),
-}
+PRETRAINED = ("vgg16", "vgg16_largefov", "resnet50", "resnet101")
+"""The backbones that torchvision has ImageNet weights of."""
 
 
 def pretrained_url(name: str) -> str:
     """The URL of torchvision's ImageNet weights of backbone `name`; its file name ends in the hash of the content."""
     from torchvision import models
 
-    enum, member = PRETRAINED[name]
-    return str(getattr(models, enum)[member].url)
+    return str(models.get_model_weights(name.removesuffix("_largefov")).IMAGENET1K_V1.url)
 
 
 BUNDLED = "timm/tf_efficientnet_lite0"

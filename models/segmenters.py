@@ -9,14 +9,43 @@ from torch.nn import functional
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
 from mcis.models.dropout import SampleDropout
-from mcis.models.grids import Grids, Layout, pixel_grids
+from mcis.models.grids import Grids, pixel_grids
 from mcis.models.resampling import resample
 
 
-class LargeFov(nn.Module):
-    """DeepLab-LargeFOV (Chen et al., PAMI 2017): 3x3 convolution with a large dilation, 1x1, 1x1 to the labels.
+class Segmenter(nn.Module):
+    """A backbone and what makes logits of its features.
 
-    The defaults are the released values (RELEASED_RECIPE, "Segmentation network").
+    Args:
+        backbone: features (B, C, h, w).
+    """
+
+    head: nn.Sequential
+
+    def __init__(self, backbone: Backbone):
+        super().__init__()
+        self.backbone = backbone
+
+    def logits(self, images: Tensor) -> tuple[Tensor, Grids]:
+        """Logits at some positions of the images, (B, K + 1, h, w), and where these lie."""
+        logits = self.head(self.backbone(images))
+        return logits, self.backbone.grids(images, logits)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions.
+
+        Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
+        41 positions, where this is upsampling with aligned corners; the padding is cut off again.
+        """
+        (height, width), layout = images.shape[2:], self.backbone.layout
+        padded = functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
+        logits, source = self.logits(padded)
+        rows, columns = pixel_grids(*padded.shape[2:])
+        return resample(logits, source, Grids(rows._replace(positions=height), columns._replace(positions=width)))
+
+
+class LargeFov(Segmenter):
+    """DeepLab-LargeFOV (Chen et al., PAMI 2017): 3x3 convolution with a large dilation, 1x1, 1x1 to the labels.
 
     Args:
         backbone: features (B, C, h, w).
@@ -26,9 +55,8 @@ class LargeFov(nn.Module):
         dropout: fraction of units dropped after both hidden layers; 0.5 in the VGG-16 version.
     """
 
-    def __init__(self, backbone: Backbone, *, labels: int, width: int = 1024, dilation: int = 12, dropout: float = 0.0):
-        super().__init__()
-        self.backbone = backbone
+    def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
+        super().__init__(backbone)
         self.head = nn.Sequential(
             nn.Conv2d(backbone.channels, width, 3, padding=dilation, dilation=dilation),
             nn.ReLU(inplace=True),
@@ -40,18 +68,8 @@ class LargeFov(nn.Module):
         )
         _initialize(self.head)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the features.
 
-        Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
-        41 positions, where this is upsampling with aligned corners; the padding is cut off again.
-        """
-        padded = _padded(images, self.backbone.layout)
-        logits = self.head(self.backbone(padded))
-        return _at_pixels(logits, self.backbone.grids(padded, logits), padded, images)
-
-
-class DeepLabV3(nn.Module):
+class DeepLabV3(Segmenter):
     """DeepLab-V3 (Chen et al., 2017) with torchvision's head: atrous spatial pyramid pooling, 3x3, 1x1 to the labels.
 
     In place of its batch norms are group norms (Wu and He, ECCV 2018), and its dropout is drawn per sample.
@@ -65,11 +83,10 @@ class DeepLabV3(nn.Module):
         dropout: fraction of units dropped behind the pyramid; 0.5 in torchvision.
     """
 
-    def __init__(self, backbone: Backbone, *, labels: int, width: int = 256, dilation: int = 12, dropout: float = 0.5):
-        super().__init__()
+    def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
+        super().__init__(backbone)
         from torchvision.models.segmentation.deeplabv3 import ASPP
 
-        self.backbone = backbone
         pyramid = ASPP(backbone.channels, (dilation, 2 * dilation, 3 * dilation), width)
         pyramid.project[-1] = SampleDropout(dropout)
         self.head = nn.Sequential(
@@ -80,12 +97,6 @@ class DeepLabV3(nn.Module):
             nn.Conv2d(width, labels, 1),
         )
         _without_batch_norm(self.head)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' pixels, (B, K + 1, H, W), as of `LargeFov`."""
-        padded = _padded(images, self.backbone.layout)
-        logits = self.head(self.backbone(padded))
-        return _at_pixels(logits, self.backbone.grids(padded, logits), padded, images)
 
 
 def _without_batch_norm(network: nn.Module) -> None:
@@ -101,7 +112,7 @@ def _without_batch_norm(network: nn.Module) -> None:
             setattr(network.get_submodule(parent), own, nn.GroupNorm(groups, channels))
 
 
-class Skip(nn.Module):
+class Skip(Segmenter):
     """A light decoder in the manner of DeepLab-v3+ (Chen et al., ECCV 2018), for small backbones of a coarse stride.
 
     The features pass a 1x1 and two dilated 3x3 convolutions, are resized to the positions of the backbone's finest
@@ -118,8 +129,8 @@ class Skip(nn.Module):
         UserError: the backbone has no such level.
     """
 
-    def __init__(self, backbone: Backbone, *, labels: int, width: int = 256, dilation: int = 2, dropout: float = 0.0):
-        super().__init__()
+    def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
+        super().__init__(backbone)
         if not backbone.levels:
             raise UserError(
                 "the segmentation network skip with a backbone without a layer of stride 4",
@@ -127,7 +138,7 @@ class Skip(nn.Module):
                 "choose another `backbone`, or set `network` to largefov",
             )
         finest = backbone.levels[0]
-        self.backbone, self.finest_layout = backbone, finest.layout
+        self.finest_layout = finest.layout
         self.head = nn.Sequential(
             nn.Conv2d(backbone.channels, width, 1),
             nn.ReLU(inplace=True),
@@ -145,15 +156,13 @@ class Skip(nn.Module):
         )
         _initialize(self.head, self.reduce, self.decoder)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions of the finest level."""
-        padded = _padded(images, self.backbone.layout)
-        finest, *_, features = self.backbone.with_levels(padded)
+    def logits(self, images: Tensor) -> tuple[Tensor, Grids]:
+        """As of `Segmenter`, at the positions of the finest level."""
+        finest, *_, features = self.backbone.with_levels(images)
         coarse = self.head(features)
-        fine = self.finest_layout.grids(padded.shape, finest.shape)
-        upsampled = resample(coarse, self.backbone.grids(padded, coarse), fine)
-        logits = self.decoder(torch.cat([upsampled, self.reduce(finest)], dim=1))
-        return _at_pixels(logits, fine, padded, images)
+        fine = self.finest_layout.grids(images.shape, finest.shape)
+        upsampled = resample(coarse, self.backbone.grids(images, coarse), fine)
+        return self.decoder(torch.cat([upsampled, self.reduce(finest)], dim=1)), fine
 
 
 _REDUCED = 48  # channels of the finest level in the decoder, as in DeepLab-v3+
@@ -175,19 +184,6 @@ def _initialize(*parts: nn.Sequential) -> None:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
     nn.init.normal_(layers[-1].weight, std=0.01)
-
-
-def _padded(images: Tensor, layout: Layout) -> Tensor:
-    """Images with zeros on the right and at the bottom, until the outermost positions are as far from both edges."""
-    height, width = images.shape[2:]
-    return functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
-
-
-def _at_pixels(logits: Tensor, source: Grids, padded: Tensor, images: Tensor) -> Tensor:
-    """Logits at positions of the padded images -> at the pixels of the images, the first ones of the padded."""
-    rows, columns = pixel_grids(*padded.shape[2:])
-    height, width = images.shape[2:]
-    return resample(logits, source, Grids(rows._replace(positions=height), columns._replace(positions=width)))
 
 
 def _windows(length: int, crop: int) -> list[int]:

@@ -65,17 +65,7 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     facts = _facts(name, stride)
     network, _ = _network(name, stride)
     network.prune_intermediate_layers(list(facts.indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
-    return TimmBackbone(
-        network,
-        indices=facts.indices,
-        patch=facts.patch,
-        groups=facts.groups,
-        layout=facts.layout,
-        stages=facts.stages,
-        normalization=timm_normalization(name),
-        unused=facts.unused,
-        levels=facts.levels,
-    )
+    return TimmBackbone(network, normalization=timm_normalization(name), **facts._asdict())
 
 
 def timm_normalization(name: str) -> Normalization:
@@ -134,7 +124,7 @@ class _Facts(NamedTuple):
 def _facts(name: str, stride: int | None) -> _Facts:
     with torch.device("meta"):
         network, patch = _network(name, stride)
-    state = network.state_dict()
+    whole = network.state_dict()
     side = _SIDE if patch is None else 16 * patch
     measured, offsets = _measured(network, side)
     strides = [side // maps.shape[-1] for maps in measured]
@@ -144,19 +134,21 @@ def _facts(name: str, stride: int | None) -> _Facts:
             "a convolutional network, or a transformer whose patches stay",
             "choose another `backbone`, as timm/convnext_tiny or timm/vit_small_patch16_224",
         )
-    if stride not in (None, strides[-1]):
+    last = strides[-1]
+    if stride not in (None, last):
         raise UserError(
             f"timm/{name} with stride {stride}",
-            f"a stride that timm gives its last stage, as {strides[-1]}",
-            f"set `stride` to {strides[-1]}, or choose another `backbone`",
+            f"a stride that timm gives its last stage, as {last}",
+            f"set `stride` to {last}, or choose another `backbone`",
         )
-    if patch is None:
-        indices = tuple(n for n, reduction in enumerate(strides) if reduction == strides[-1])
-        layout = _placed(network, name, Layout(strides[-1], offsets.get(strides[-1])))
-    else:
-        indices, layout = (len(measured) - 1,), Layout(patch, None)
     names = [part["module"] for part in network.feature_info]  # type: ignore[union-attr]
-    finer = {reduction: n for n, reduction in enumerate(strides) if _FINEST <= reduction < strides[-1]}
+    finer = {reduction: n for n, reduction in enumerate(strides) if _FINEST <= reduction < last}
+    indices = tuple(n for n, reduction in enumerate(strides) if reduction == last)
+    layout = Layout(last, offsets.get(last))
+    if patch is None:
+        _check_places(network, name, layout)
+    else:
+        indices, layout = indices[-1:], Layout(patch, None)
     levels = tuple(Layer(names[n], measured[n].shape[1], Layout(r, offsets[r])) for r, n in finer.items())
     network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
     return _Facts(
@@ -165,7 +157,7 @@ def _facts(name: str, stride: int | None) -> _Facts:
         groups=tuple(measured[n].shape[1] for n in indices),
         layout=layout,
         stages=_first_parameters(network, names),
-        unused=tuple(sorted(set(state) - set(network.state_dict()))),
+        unused=tuple(sorted(set(whole) - set(network.state_dict()))),
         levels=levels,
     )
 
@@ -261,19 +253,17 @@ def _measured(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, 
     return measured, offsets
 
 
-def _placed(network: nn.Module, name: str, layout: Layout) -> Layout:
-    """The layout, once an image of whole positions is seen to have as many as follow from it.
+def _check_places(network: nn.Module, name: str, layout: Layout) -> None:
+    """Checks that an image of whole positions has as many as follow from the layout.
 
     Raises:
         UserError: it has another number, so the positions lie elsewhere.
     """
-    found = 0
     if layout.offset is not None:
         side = layout.padded(_SIDE)
-        *_, last = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)
-        found = last.shape[-1]
-        if layout.offset + (found - 1) * layout.stride == side - 1 - layout.offset:
-            return layout
+        maps = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)[-1]
+        if layout.offset + (maps.shape[-1] - 1) * layout.stride == side - 1 - layout.offset:
+            return
     raise UserError(
         f"the places of the positions of timm/{name} do not follow from its strides and paddings",
         "a network whose positions lie symmetrically in images of whole positions",

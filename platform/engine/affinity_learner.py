@@ -9,7 +9,6 @@ from torch import Tensor
 from mcis.datasets.sampling.batches import CropBatch
 from mcis.datasets.sampling.keyed_random import Draw
 from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_labels
-from mcis.models.grids import Layout
 from mcis.platform.config.training import AffinityNetConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
@@ -20,14 +19,9 @@ from mcis.platform.networks.pretrained import load_backbone
 
 @dataclass(frozen=True, kw_only=True)
 class AffinityLearner(CropLearner):
-    """Trains affinities between neighboring positions on confident labels, the masks of `CropLearner`.
-
-    Attributes:
-        layout: of the positions.
-    """
+    """Trains affinities between neighboring positions on confident labels, the masks of `CropLearner`."""
 
     config: AffinityNetConfig
-    layout: Layout
 
     def model(self) -> AffinityNet:
         model = build_affinity_net(self.config)
@@ -41,8 +35,6 @@ class AffinityLearner(CropLearner):
 
     def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The terms `background`, `foreground` and `different` of the labeled pairs."""
-        c = self.config
-        affinities = model(self.images(batch, Draw.AFFINITY_JITTER, device))
-        grids = self.layout.grids((c.crop, c.crop), affinities.shape)
-        labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), grids)
-        return affinity_losses(affinities, labels, c.radius)
+        found = model(self.images(batch, Draw.AFFINITY_JITTER, device))
+        labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), found.grids)
+        return affinity_losses(found.affinities, labels, self.config.radius)

@@ -48,7 +48,7 @@ class Walk:
         side = min(self.max_side or self.walk.max_side, self.walk.max_side)
         rgb = read_rgb(row["uri"], max_side=side, content_hash=row["content_hash"])
         image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))
-        neighbors = self.model.neighbors(image)
+        neighbors = self.model(image)
         activations = torch.from_numpy(maps.maps).to(self.device)
         start = scale_maps(resample(activations, maps.grids, neighbors.grids, "bicubic"), self.scale)
         steps = max(1, round(self.walk.steps * (max(rgb.shape) / self.walk.max_side) ** 2))

@@ -82,12 +82,10 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         "affinity_net.background_threshold)",
     )
     taught = taught_rows(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
-    with torch.device("meta"):
-        layout = build_affinity_net(c).layout
     made_of = crops("affinity_net", config, context, taught, Shards(labels, ["mask"]))
     return train_on_crops(
         "affinity_net",
-        AffinityLearner(layout=layout, **made_of),
+        AffinityLearner(**made_of),
         config,
         context,
         about={"kind": c.kind, "backbone": c.backbone},

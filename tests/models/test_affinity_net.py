@@ -116,10 +116,10 @@ def test_labels_are_those_of_the_nearest_pixels(size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("kind", ["features", "boundaries"])
 def test_affinities_lie_at_the_finest_level(kind: AffinityKind, finest: int) -> None:
     model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=4, finest=finest, radius=3)
-    found = model.neighbors(random(2, 3, 40, 56))
+    found = model(random(2, 3, 40, 56))
     shape = 40 // finest, 56 // finest
     assert found.affinities.shape == (2, len(directions(3)), *shape)
-    assert found.grids == model.layout.grids((40, 56), shape) == Layout(finest).grids((40, 56), shape)
+    assert found.grids == Layout(finest).grids((40, 56), shape)
     assert found.affinities.min() >= 0
     assert found.affinities.max() <= 1
 
@@ -128,7 +128,7 @@ def test_affinities_lie_at_the_finest_level(kind: AffinityKind, finest: int) -> 
 def test_two_halves_are_told_apart_after_a_short_training(kind: AffinityKind) -> None:
     """Images of two colors, of which a frame along the edge between them has no label."""
     torch.manual_seed(0)
-    model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=8, radius=3)
+    model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=8, finest=4, radius=3)
     images = random(4, 3, 32, 32) * 0.1
     labels = torch.zeros(4, 8, 8, dtype=torch.uint8)
     for number, column in enumerate((12, 16, 20, 24)):
@@ -137,9 +137,9 @@ def test_two_halves_are_told_apart_after_a_short_training(kind: AffinityKind) ->
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for _ in range(150):
         optimizer.zero_grad()
-        torch.stack(list(affinity_losses(model(images), labels, 3).values())).sum().backward()
+        torch.stack(list(affinity_losses(model(images).affinities, labels, 3).values())).sum().backward()
         optimizer.step()
-    affinities = model(images).detach()
+    affinities = model(images).affinities.detach()
     along = directions(3).index((0, 1))
     for number, column in enumerate((3, 4, 5, 6)):
         across, inside = affinities[number, along, :, column - 1], affinities[number, along, :, : column - 2]

@@ -32,7 +32,7 @@ def test_a_stride_that_a_backbone_cannot_have_names_its_key(backbone: str) -> No
 
 def test_a_transformer_has_no_level_to_skip_to() -> None:
     with torch.device("meta"), pytest.raises(UserError, match="skip") as raised:
-        build_segmenter(SegmenterConfig(backbone="vit_b_16", network="skip"), 3)
+        build_segmenter(SegmenterConfig(backbone="timm/vit_tiny_patch16_224", network="skip"), 3)
     assert "segmenter.network" in raised.value.remedy
 
 

@@ -150,7 +150,7 @@ def test_stages_of_runs_without_it_keep_their_keys() -> None:
     assert hard["equivariant"] == {"weight": 2.0, "scale": 0.5, "hard": 0.3}
 
 
-@pytest.mark.parametrize("backbone", ["vit_b_16", "timm/resnet18"])
+@pytest.mark.parametrize("backbone", ["timm/vit_tiny_patch16_224", "timm/resnet18"])
 def test_a_backbone_without_layers_to_compare_names_the_keys(backbone: str) -> None:
     section = ClassifierConfig.model_validate({"backbone": backbone, "equivariant": {"weight": 1}})
     with torch.device("meta"), pytest.raises(UserError, match="equivariant attention with a backbone") as raised:

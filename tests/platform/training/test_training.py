@@ -33,7 +33,6 @@ from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
-from mcis.platform.networks.affinities import build_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
 
@@ -200,8 +199,7 @@ def test_pixels_weigh_the_same_whatever_the_workers_and_micro_batches(
     learner: AffinityLearner | SegmenterLearner
     if label == "affinity_net":
         net = AffinityNetConfig(**common, kind="boundaries", radius=3, trained="all", optimizer=optimizer)
-        layout = build_affinity_net(net).layout
-        learner = AffinityLearner(config=net, seed=3, layout=layout, pretrained=None, **images)
+        learner = AffinityLearner(config=net, seed=3, pretrained=None, **images)
     else:
         config = SegmenterConfig(**common, dilation=1, dropout=0.5, optimizer=optimizer)
         learner = SegmenterLearner(config=config, seed=3, classes=4, backbone=None, pretrained=None, **images)
