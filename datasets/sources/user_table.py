@@ -32,6 +32,8 @@ MAX_TABLE = 2**34
 _PLAIN = r"^[^/?#\x00-\x1f]+(/[^/?#\x00-\x1f]+)*$"
 """Relative paths, but for those with `.` or `..` (`_DOTS`), that `normpath` and a URI leave as they are."""
 _DOTS = r"(^|/)\.\.?(/|$)"
+_BUCKET = rf"^({'|'.join(SCHEMES[:-1])})://[A-Za-z0-9._-]+/[^?#\[\]\x00-\x1f]+$"
+"""URIs that a table of this machine may name as they are: without a user, a port or a query."""
 _MARK = "\ue000"
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts of which `holds_credentials` may be true."""
@@ -113,13 +115,15 @@ class UserTable(NamedTuple):
     def _uris(self, texts: pa.Array, outside: list[str]) -> pa.Array:
         """As `uris`, of a chunk; adds to `outside` what the table may not name.
 
-        Nearly all cells are plain relative paths, which are joined to the table's folder all at once.
+        Nearly all cells are plain relative paths, or URIs of buckets, and are made all at once; the others one by one.
         """
-        plain = pc.and_(
-            pc.match_substring_regex(texts, _PLAIN), pc.invert(pc.match_substring_regex(texts, _DOTS))
-        ).fill_null(True)
+        dots = pc.match_substring_regex(texts, _DOTS)
+        below = pc.and_(pc.match_substring_regex(texts, _PLAIN), pc.invert(dots)).fill_null(True)
         before, _, behind = _uri(self.path, _MARK).partition(_MARK)
-        uris = pc.binary_join_element_wise(before, texts, behind, "")
+        uris = pc.if_else(below, pc.binary_join_element_wise(before, texts, behind, ""), texts)
+        plain = below
+        if self.trusted or not is_remote(self.path):
+            plain = pc.or_(below, pc.match_substring_regex(texts, _BUCKET).fill_null(True))
         if pc.all(plain).as_py():
             return uris
         others = pc.invert(plain)
