@@ -75,7 +75,11 @@ def _run_trials(search: Search, parent: str) -> Found:
         max_concurrent_trials=search.parallel,
         time_budget_s=None if search.minutes is None else 60 * search.minutes,
     )
-    fit(search, parent, how, {}, trials=missing, ended=ended, objective=search.goal.value)
+    results = fit(search, parent, how, {}, trials=missing, ended=ended, objective=search.goal.value)
+    ended_ones = {tried.number for tried in trials.found().tried}
+    for number in set(trials.numbers) - ended_ones:  # Tune may not have had the error yet when it told of the trial
+        if (result := results.get(search.trial_name(number))) and result.error:
+            trials.failed(number, failed(result.error).found)
     found = trials.found()
     of_numbers = {tried.number: tried for tried in found.tried}
     for number in trials.numbers:
