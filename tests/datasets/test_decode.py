@@ -108,8 +108,7 @@ def test_exif_orientation_is_applied(form: str, orientation: int):
 
 @pytest.mark.parametrize("form", ["JPEG", "TIFF"])
 @pytest.mark.parametrize(
-    ("ink", "color"),
-    [((0, 0, 0, 0), (255, 255, 255)), ((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 0, 255), (0, 0, 0))],
+    ("ink", "color"), [((0, 0, 0, 0), (255, 255, 255)), ((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 0, 255), (0, 0, 0))]
 )
 def test_cmyk_is_ink_on_white(form: str, ink: tuple, color: tuple):
     rgb = decode_rgb(encoded(Image.new("CMYK", (W, H), ink), form))

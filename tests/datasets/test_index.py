@@ -11,12 +11,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import (
-    LISTING_SCHEMA,
-    duplicates,
-    shown,
-    verify,
-)
+from mcis.datasets.index import LISTING_SCHEMA, duplicates, shown, verify
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3

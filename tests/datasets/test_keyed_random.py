@@ -80,10 +80,7 @@ FIRST_DRAWS = {
     Draw.BOOTSTRAP_SEEDS: 0.8435193105126645,
     Draw.COMPARED_IMAGES: 0.8996202971209578,
 }
-FIRST_ORDERS = {
-    Order.IMAGES: 63,
-    Order.STATISTICS: 735,
-}
+FIRST_ORDERS = {Order.IMAGES: 63, Order.STATISTICS: 735}
 
 
 def test_no_purpose_changes_its_number() -> None:

@@ -11,14 +11,7 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
-from mcis.datasets.sampling.pairs import (
-    SOURCE_SOURCE,
-    TARGET_SOURCE,
-    TARGET_TARGET,
-    PairRows,
-    PairSampler,
-    epoch_rows,
-)
+from mcis.datasets.sampling.pairs import SOURCE_SOURCE, TARGET_SOURCE, TARGET_TARGET, PairRows, PairSampler, epoch_rows
 from mcis.datasets.tags import Tags
 
 quick = settings(deadline=None, max_examples=60)

@@ -89,8 +89,7 @@ def test_predictions_below_the_photographs_are_not_predicted_again(root: Path) -
 
 
 @pytest.mark.parametrize(
-    ("given", "found"),
-    [("empty", "no file in"), ("no.csv", "no table"), ("other.csv", "has no column 'image'")],
+    ("given", "found"), [("empty", "no file in"), ("no.csv", "no table"), ("other.csv", "has no column 'image'")]
 )
 def test_what_holds_no_photograph_is_an_error(root: Path, given: str, found: str) -> None:
     (root / "empty").mkdir()

@@ -54,11 +54,7 @@ def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) ->
     assert found.classes == VOC_CLASSES
     assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
     rows = found.table.to_pylist()
-    assert [r["image_id"] for r in rows] == [
-        f"single/{DOG}/{DOG}_10",
-        f"single/{DOG}/{DOG}_2",
-        f"single/{CAT}/{CAT}_1",
-    ]
+    assert [r["image_id"] for r in rows] == [f"single/{DOG}/{DOG}_10", f"single/{DOG}/{DOG}_2", f"single/{CAT}/{CAT}_1"]
     assert [r["tags"] for r in rows] == [[11], [11], [7]]
     assert {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows} == {
         ("source", "train", None, None)
@@ -73,10 +69,7 @@ def test_caltech_is_listed(tmp_path: Path) -> None:
     fill(tmp_path / "256_ObjectCategories", "257.clutter/257_0001.jpg")
     for root in (tmp_path, tmp_path / "256_ObjectCategories"):
         found = listed(root)
-        assert found.table["image_id"].to_pylist() == [
-            "single/056.dog/056_0001",
-            "single/145.motorbikes-101/145_0001",
-        ]
+        assert found.table["image_id"].to_pylist() == ["single/056.dog/056_0001", "single/145.motorbikes-101/145_0001"]
         assert found.table["tags"].to_pylist() == [[11], [13]]
         assert any("left out 1 folder(s) that stand for no class: 257.clutter" in note for note in found.notes)
         assert any("left out 1 file(s) or folder(s) that are no image" in note for note in found.notes)

@@ -120,13 +120,7 @@ def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -
     rows.append({"file": "b", "labels": None, "fold": "val", "heat": None, "truth": "", "key": 8, "by": "me"})
     write_parquet(folder / "t.parquet", rows)
     found = list_tagged(
-        folder / "t.parquet",
-        image="file",
-        tags="labels",
-        split="fold",
-        saliency="heat",
-        mask="truth",
-        id="key",
+        folder / "t.parquet", image="file", tags="labels", split="fold", saliency="heat", mask="truth", id="key"
     )
     first, second = found.table.to_pylist()
     assert (first["image_id"], first["split"]) == ("7", "train")

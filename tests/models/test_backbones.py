@@ -9,13 +9,7 @@ from torch.nn import functional
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import (
-    IMAGENET,
-    Backbone,
-    resnet50,
-    small,
-    to_unit,
-)
+from mcis.models.backbones import IMAGENET, Backbone, resnet50, small, to_unit
 from mcis.models.dropout import number_samples
 from mcis.models.networks import BACKBONES
 

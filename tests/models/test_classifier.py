@@ -11,12 +11,7 @@ from torch import Tensor, nn
 import mcis.models.classifier
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, small
-from mcis.models.classifier import (
-    SELF_TRANSFORMS,
-    Affinity,
-    CoAttentionClassifier,
-    transform,
-)
+from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, transform
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.grids import Layout
 from mcis.models.losses import PairScores, pair_losses
