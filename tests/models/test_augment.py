@@ -19,11 +19,11 @@ STRONG = Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2)
 
 
 def drawn(seed: int, batch: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """Images and draws."""
+    """Images and draws, of which a quarter lie at the ends of their range."""
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.random((batch, 3, height, width))), torch.from_numpy(
-        rng.random((batch, Augmentation.DRAWS))
-    )
+    images, draws = rng.random((batch, 3, height, width)), rng.random((batch, Augmentation.DRAWS))
+    draws = np.choose(rng.integers(0, 8, draws.shape).clip(0, 2), [np.zeros_like(draws), draws * 0 + 1 - 1e-9, draws])
+    return torch.from_numpy(images), torch.from_numpy(draws)
 
 
 def jittered(image: Tensor, strength: tuple[float, ...], draws: list[float]) -> np.ndarray:
@@ -58,15 +58,6 @@ def test_color_jitter_is_its_definition(
         np.testing.assert_allclose(out, jittered(image, strength, image_draws), atol=1e-5)  # hue is in float32
 
 
-def test_the_order_of_the_changes_is_drawn() -> None:
-    """Brightness and contrast do not commute: among the 24 orders some come first, some last."""
-    images = drawn(0, 1, 3, 3)[0].expand(24, -1, -1, -1)
-    draws = torch.full((24, 5), 0.9, dtype=torch.float64)
-    draws[:, 4] = (torch.arange(24) + 0.5) / 24
-    got = color_jitter(images, (0.3, 0.3, 0.3, 0.1), draws)
-    assert len({tuple(image.flatten().tolist()) for image in got}) > 6
-
-
 def test_the_largest_draw_that_float32_rounds_to_1_has_an_order() -> None:
     draws = torch.full((1, 5), 1 - 2.0**-53, dtype=torch.float64).to(torch.float32)
     assert draws[0, 4] == 1
@@ -83,20 +74,6 @@ def test_no_strength_and_no_deviation_are_the_identity() -> None:
     assert torch.equal(color_jitter(images, (0, 0, 0, 0), draws[:, :5]), images)
     middle = torch.full_like(draws, 0.5)
     torch.testing.assert_close(augment(images, STRONG, middle), images, atol=1e-5, rtol=0)  # hue is in float32
-
-
-def test_hue_turns_by_its_strength() -> None:
-    """Half a turn makes red cyan; strength 1/2 with a draw of 0 is half a turn."""
-    red = torch.tensor([0.8, 0.2, 0.2], dtype=torch.float64).view(1, 3, 1, 1)
-    turned = color_jitter(red, (0, 0, 0, 0.5), torch.zeros(1, 5, dtype=torch.float64))
-    assert turned.flatten().tolist() == pytest.approx([0.2, 0.8, 0.8])
-
-
-def test_colors_stay_between_0_and_1() -> None:
-    images, _ = drawn(2, 2, 3, 3)
-    got = color_jitter(images, (0.9, 0.9, 0.9, 0.1), torch.full((2, 5), 0.999, dtype=torch.float64))
-    assert got.min() >= 0
-    assert got.max() == 1
 
 
 @quick
@@ -119,13 +96,6 @@ def test_shifting_repeats_the_edges(seed: int, height: int, width: int, most: in
         for y, x in np.ndindex(height, width):
             from_y, from_x = min(max(y + dy, 0), height - 1), min(max(x + dx, 0), width - 1)
             assert torch.equal(out[:, y, x], image[:, from_y, from_x])
-
-
-@pytest.mark.parametrize(("draw", "first"), [(0.0, 0), (0.5, 3), (1 - 1e-9, 6)])
-def test_shifts_reach_as_far_as_they_may_and_no_further(draw: float, first: int) -> None:
-    ramp = torch.arange(9.0).expand(1, 3, 9, 9)
-    got = augment(ramp, Augmentation(shift=3), torch.full((1, Augmentation.DRAWS), draw, dtype=torch.float64))
-    assert got[0, 0, 0, 3] == first
 
 
 @quick

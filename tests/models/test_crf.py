@@ -88,20 +88,6 @@ def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colors(turned: bool) -> N
     np.testing.assert_array_equal(refined, truth)
 
 
-def test_the_defaults_are_the_recipes() -> None:
-    """Dense CRF, 1 iteration: Gaussian sxy 3 compat 1; bilateral sxy 80, srgb 4, compat 3; unary floor 1e-4."""
-    assert CrfParameters().model_dump() == {
-        "max_side": None,
-        "iterations": 1,
-        "position_std": 3,
-        "position_weight": 1,
-        "bilateral_std": 80,
-        "color_std": 4,
-        "bilateral_weight": 3,
-        "floor": 1e-4,
-    }
-
-
 def test_without_iterations_only_the_floor_acts() -> None:
     probabilities = np.array([1.0, 0.0, 0.0], np.float32).reshape(3, 1, 1)
     refined = dense_crf(np.zeros((1, 1, 3), np.uint8), probabilities, CrfParameters(iterations=0, floor=0.1))
@@ -137,11 +123,4 @@ def test_a_bounded_crf_is_that_of_the_smaller_image_brought_back() -> None:
     assert (got.argmax(axis=0)[::2, ::2] == small.argmax(axis=0)).mean() > 0.97
     whole = dense_crf(rgb, planes, CrfParameters())
     assert not np.array_equal(got, whole)
-
-
-def test_an_image_within_the_bound_takes_no_other_way() -> None:
-    rng = np.random.default_rng(1)
-    rgb = rng.integers(0, 256, (7, 9, 3), np.uint8)
-    planes = np.ascontiguousarray(rng.dirichlet(np.ones(2), (7, 9)).astype(np.float32).transpose(2, 0, 1))
-    whole = dense_crf(rgb, planes, CrfParameters())
-    np.testing.assert_array_equal(dense_crf(rgb, planes, CrfParameters(max_side=9)), whole)
+    np.testing.assert_array_equal(dense_crf(rgb, planes, CrfParameters(max_side=96)), whole)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 import pytest
@@ -60,30 +60,31 @@ def co_attentive_map(
     return out
 
 
+class Round(NamedTuple):
+    """Features (C, H, W) of a target and (R, C, H, W) of others, and the weights of a class layer that meets them."""
+
+    target: Tensor
+    others: Tensor
+    w_p: Tensor
+    w_b: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    form: AffinityForm
+    scale: float
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    rng, c = np.random.default_rng(draw(seeds)), draw(side)
+    target, others = normal(rng, c, draw(side), draw(side)), normal(rng, draw(side), c, draw(side), draw(side))
+    weights = normal(rng, c, c), normal(rng, c), normal(rng, c), normal(rng, 1)[0] if draw(st.booleans()) else None
+    return Round(target, others, *weights, draw(st.sampled_from(FORMS)), draw(st.sampled_from([0.5, 1.0, 15.0])))
+
+
 @quick
-@given(
-    seed=seeds,
-    c=side,
-    r=side,
-    of_target=st.tuples(side, side),
-    of_related=st.tuples(side, side),
-    form=st.sampled_from(FORMS),
-    scale=st.sampled_from([0.5, 1.0, 15.0]),
-    with_bias=st.booleans(),
-)
-def test_multi_round_is_the_class_layer_on_co_attentive_features(
-    seed: int,
-    c: int,
-    r: int,
-    of_target: tuple[int, int],
-    of_related: tuple[int, int],
-    form: AffinityForm,
-    scale: float,
-    with_bias: bool,
-) -> None:
-    rng = np.random.default_rng(seed)
-    target, related, w_p = normal(rng, c, *of_target), normal(rng, r, c, *of_related), normal(rng, c, c)
-    weight, bias = normal(rng, c), normal(rng, 1)[0] if with_bias else None
+@given(rounds())
+def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) -> None:
+    target, related, w_p, _, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
     got = multi_round(query, related, related, weight, bias, form=form).unflatten(1, target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
@@ -110,31 +111,10 @@ def test_multi_round_has_the_gradients_of_the_long_way() -> None:
 
 
 @quick
-@given(
-    seed=seeds,
-    c=side,
-    q=side,
-    of_target=st.tuples(side, side),
-    of_other=st.tuples(side, side),
-    form=st.sampled_from(FORMS),
-    scale=st.sampled_from([0.5, 1.0, 15.0]),
-    with_bias=st.booleans(),
-)
-def test_contrastive_round_is_the_class_layer_on_contrastive_features(
-    seed: int,
-    c: int,
-    q: int,
-    of_target: tuple[int, int],
-    of_other: tuple[int, int],
-    form: AffinityForm,
-    scale: float,
-    with_bias: bool,
-) -> None:
+@given(rounds())
+def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Round) -> None:
     """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
-    rng = np.random.default_rng(seed)
-    target, others, w_p = normal(rng, c, *of_target), normal(rng, q, c, *of_other), normal(rng, c, c)
-    w_b, weight = normal(rng, c), normal(rng, c)
-    bias = normal(rng, 1)[0] if with_bias else None
+    target, others, w_p, w_b, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
     got = contrastive_round(query, others, others, w_b, weight @ target.flatten(1), bias, form=form)
     maps = []
