@@ -13,8 +13,7 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.data_sets import data_sets
-from mcis.platform.runs.files import fingerprint, read_table, write_text
+from mcis.platform.runs.files import fingerprint, write_text
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.record import RunRecord, now, write_record
 from mcis.platform.runs.results import IndexResult
@@ -164,7 +163,6 @@ def index_is_made(resolved: Resolved, context: RunContext) -> None:
         context.sources.forget()
     give_back()
     write_text(context.folder.config, experiment_text(resolved.config, resolved.origins))
-    index = read_table(context.inputs["index"] / "index.parquet", ["domain", "split"])
-    digest = context.result("index", IndexResult).identity
-    assert digest is not None  # written with the result
-    context.tracker.data_sets(data_sets(resolved.config, index, digest))
+    index = context.result("index", IndexResult)
+    assert index.identity is not None  # written with the result
+    context.tracker.images(index.identity, index.images)

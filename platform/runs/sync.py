@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.data_sets import DataSet
 from mcis.platform.runs.files import read_json, write_json
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.tracking_store import client_of, experiment_of, store_errors, tracking_uri
@@ -29,6 +28,7 @@ class Tracked(BaseModel):
         status: that the run ended with.
         sent: MLflow has it all.
         points: value and time of figures by key and step, which is 0 of final ones.
+        images: tags that say what images the run reads.
         logs: the step logs of trainings by network, relative to the workspace.
         files: names in the run's folder.
         model: the trained network is logged, and registered as `register_as`.
@@ -40,7 +40,7 @@ class Tracked(BaseModel):
     status: str = "KILLED"
     sent: bool = False
     points: dict[str, dict[int, tuple[float, float]]] = {}
-    data_sets: list[DataSet] = []
+    images: dict[str, str] = {}
     logs: dict[str, str] = {}
     files: list[str] = []
     model: bool = False
@@ -68,8 +68,8 @@ class Tracked(BaseModel):
         """Sends everything that MLflow lacks, and ends the MLflow run; to repeat it changes nothing."""
         folder = workspace.run(name)
         self.upload_figures(client, workspace, {})
-        if self.data_sets:
-            client.log_inputs(self.run_id, datasets=[data_set.as_input() for data_set in self.data_sets])
+        for key, value in self.images.items():
+            client.set_tag(self.run_id, key, value)
         for path in (folder.path / file for file in self.files):
             if path.is_dir():
                 client.log_artifacts(self.run_id, str(path), artifact_path=path.name)

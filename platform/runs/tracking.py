@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.data_sets import DataSet
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.sync import LogModel, Tracked, sync
 from mcis.platform.runs.tracking_store import client_of, experiment_of, store_errors, tracking_uri
@@ -114,9 +113,10 @@ class Tracker:
         """Logs the step log of a training, which may still go on."""
         self._write(logs=self._tracked.logs | {network: os.path.relpath(path, self._workspace.root)})
 
-    def data_sets(self, data_sets: Sequence[DataSet]) -> None:
-        """Logs the images that a run reads as data sets."""
-        self._write(data_sets=list(data_sets))
+    def images(self, index: str, by_split: Mapping[str, int]) -> None:
+        """Logs the digest of the index that a run reads, and the number of images of each split, as tags."""
+        counts = ", ".join(f"{split} {images}" for split, images in by_split.items() if images)
+        self._write(images={"mcis.index": index, "mcis.images": counts})
 
     def artifact(self, path: Path) -> None:
         """Stores a file or folder of the run's folder with the run."""

@@ -7,14 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from mlflow.tracking import MlflowClient
 from typer.testing import CliRunner
 
 from mcis.platform.cli import app
-from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.data_sets import data_sets
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.version import git_commit, project_version
 from mcis.platform.runs.workspace import Workspace
@@ -198,15 +195,3 @@ def test_the_machines_use_is_logged_while_a_run_goes_on(workspace: Workspace, mo
         while not tracker.client.get_metric_history(tracker.run_id, key):
             pass
     assert 0 <= tracker.client.get_metric_history(tracker.run_id, key)[0].value <= 100
-
-
-def test_the_source_of_a_data_set_is_without_credentials() -> None:
-    index = pa.table({"domain": ["target"], "split": ["train"]})
-    for given, logged in (
-        ("s3://key@bucket/a.csv?region=x", "s3://bucket/a.csv"),
-        ("s3://bucket/a.csv", "s3://bucket/a.csv"),
-        ("/data/a@b/tags.csv", "/data/a@b/tags.csv"),
-    ):
-        config = resolve("tags", "small", {"data.tags.table": given}).config
-        (of,) = data_sets(config, index, "0")
-        assert (of.name, of.context, json.loads(of.source)) == ("tags train", "training", {"uri": logged})
