@@ -191,14 +191,14 @@ def index_browse(
     out: Annotated[Path | None, typer.Option(help="Name of the page; by default in the run's folder.")] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
-    """One HTML page of an index: counts, co-occurrence, pair mix, thumbnails with tags, rejects with reasons."""
+    """One HTML page of an index: counts, co-occurrence, sizes, thumbnails with tags, rejects with reasons."""
     with plain_errors():
         from mcis.platform.runs.files import write_text
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
 
-        from mcis.platform.outputs.read_index import open_index, pair_kind_shares
+        from mcis.platform.outputs.read_index import open_index
         from mcis.platform.reporting.index_page import browse_page
 
         index = open_index(opened, name)
@@ -207,7 +207,6 @@ def index_browse(
             index.rejects,
             index.classes,
             notes=index.notes,
-            kinds=pair_kind_shares(index),
             title=f"Index of {name}",
         )
         target = out or opened.run(name).index_page

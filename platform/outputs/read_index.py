@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_truth
 from mcis.datasets.index import INDEX_SCHEMA
-from mcis.datasets.sampling.pairs import KINDS, PairSampler
 from mcis.datasets.storage.folders import is_there
 from mcis.datasets.tables.large_tables import take
-from mcis.datasets.tags import Tags
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import OpenedTable, read_table
@@ -114,14 +112,3 @@ def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
     """
     with errors_name_keys({"classes": "data.classes"}):
         return read_truth(row["mask_uri"], (row["height"], row["width"]), classes)
-
-
-def pair_kind_shares(opened: OpenedIndex) -> dict[str, float] | None:
-    """Fraction of each kind of pair in the first epoch, in the natural mix; None without single-label images."""
-    rows = of_split(opened.index, "train")
-    source = of_source(rows)
-    tags = Tags.of_index(rows["tags"], len(opened.classes))
-    if not source.any() or not tags.tagged:
-        return None
-    drawn = PairSampler(tags, seed=0, source=source).kind_counts(0)
-    return dict(zip(KINDS, (drawn / drawn.sum()).tolist(), strict=True))

@@ -36,9 +36,6 @@ class IndexFacts:
         groups: those that have an image: target before source before web, train before val before test.
         images, untagged: (G,) all images, and those without a tag.
         per_class: (K, G) images with the class.
-        per_tags: (T + 1, G) images with 0 .. T tags.
-        drawn: (K, G) how often an epoch of pairs is expected to draw the class as the common one, each image being m
-            once and its class uniform among its tags (`datasets.pairs`); 0 outside of split train.
         together: (K, K) images that have both classes; on the diagonal, those that have the class.
         reject_kinds: what reasons of rejects start with, up to the colon -> images, falling.
         repeats: images whose content an earlier row of the index has.
@@ -51,8 +48,6 @@ class IndexFacts:
     images: NDArray[np.int64]
     untagged: NDArray[np.int64]
     per_class: NDArray[np.int64]
-    per_tags: NDArray[np.int64]
-    drawn: NDArray[np.float64]
     together: NDArray[np.int64]
     reject_kinds: dict[str, int]
     repeats: int
@@ -84,20 +79,13 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     if len(tags) and tags.max() >= len(classes):
         raise ValueError(f"tag {tags.max()} in an index of {len(classes)} classes; expected 0..{len(classes) - 1}")
     lengths = np.bincount(rows, minlength=len(index))
-    train = np.array([g.split == "train" for g in groups], bool)[group[rows]]
-
-    def table(values: NDArray[np.integer[Any]], of: NDArray[np.int16], height: int, **more: Any) -> NDArray[Any]:
-        return np.bincount(values * len(groups) + of, minlength=height * len(groups), **more).reshape(height, -1)
-
-    per_tags = table(lengths, group, int(lengths.max(initial=0)) + 1)
+    per_class = np.bincount(tags * len(groups) + group[rows], minlength=len(classes) * len(groups))
     reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
-        images=per_tags.sum(axis=0),
-        untagged=per_tags[0],
-        per_class=table(tags, group[rows], len(classes)),
-        per_tags=per_tags,
-        drawn=table(tags, group[rows], len(classes), weights=train / np.maximum(lengths[rows], 1)),
+        images=np.bincount(group, minlength=len(groups)),
+        untagged=np.bincount(group[lengths == 0], minlength=len(groups)),
+        per_class=per_class.reshape(len(classes), len(groups)),
         together=count_together(rows, tags, len(index), len(classes)),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
         **_copies(index),

@@ -3,9 +3,9 @@
 One self-contained HTML page, on which every name is escaped and nothing is loaded or run.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
+from mcis.platform.reporting.index_facts import concerns, index_facts
 from mcis.platform.reporting.index_plots import size_chart, together_chart
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES
@@ -31,7 +31,6 @@ def browse_page(
     *,
     notes: Sequence[str],
     thumbnails: int = 6,
-    kinds: Mapping[str, float] | None = None,
     title: str,
     seed: int = 0,
 ) -> str:
@@ -41,7 +40,6 @@ def browse_page(
         index, rejects: INDEX_SCHEMA, REJECTS_SCHEMA.
         notes: what its sources said of themselves, in plain words.
         thumbnails: per class and domain, at most; fewer, as the page says, where they would be too many.
-        kinds: shares in [0, 1] of the kinds of pairs, such as "target-source", where the sampler draws by kind.
         seed: of the choice of thumbnails.
 
     Raises:
@@ -60,11 +58,8 @@ def browse_page(
         "notes": [*notes, *concerns(facts, classes)],
         "classes": [label_of[k + 1] for k in range(len(classes))],
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
-        "per_tags": facts.per_tags.tolist(),
         "together": together_chart(facts.together, classes) if pairs else None,
         "strongest": pairs,
-        "kinds": kinds or {},
-        "shares": _class_shares(facts),
         "sizes": size_chart(width, height) if len(index) else None,
         "quantiles": _QUANTILES,
         "size_rows": _size_rows(width, height) if len(index) else [],
@@ -102,37 +97,6 @@ def _size_rows(width: NDArray[Any], height: NDArray[Any]) -> list[tuple[str, lis
         (name, [text.format(value) for value in np.quantile(values, list(_QUANTILES.values()))])
         for name, (values, text) in measures.items()
     ]
-
-
-class ClassShares(NamedTuple):
-    """How often each class is the common one of a pair.
-
-    Attributes:
-        images: tagged training images, each of which begins one pair per epoch.
-        domains: of the columns that a row has beside all images'; empty where there is one domain.
-        most: the largest share.
-        rows: class index, training images, share of all pairs and of each domain's.
-    """
-
-    images: int
-    domains: list[str]
-    most: float
-    rows: list[tuple[int, int, float, list[float]]]
-
-
-def _class_shares(facts: IndexFacts) -> ClassShares:
-    train = facts.columns(split="train")
-    domains = list(dict.fromkeys(facts.groups[g].domain for g in train))
-    domains = domains if len(domains) > 1 else []
-    columns = [train, *(facts.columns(split="train", domain=domain) for domain in domains)]
-    drawn = np.stack([facts.drawn[:, of].sum(axis=1) for of in columns], axis=1)
-    shares = drawn / np.maximum(drawn.sum(axis=0), 1e-12)
-    images = facts.per_class[:, train].sum(axis=1)
-    rows = [
-        (int(k), int(images[k]), float(shares[k, 0]), shares[k, 1:].tolist())
-        for k in np.argsort(-shares[:, 0], kind="stable")
-    ]
-    return ClassShares(round(drawn[:, 0].sum()), domains, float(shares[:, 0].max(initial=0)), rows)
 
 
 def _copies_by_content(copies: pa.Table, classes: Sequence[str]) -> list[list[dict[str, Any]]]:

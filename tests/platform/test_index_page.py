@@ -1,6 +1,5 @@
 """The page of an index: its figures hold against slow counting, it stays whole with odd names, files and tables."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from io import StringIO
 from pathlib import Path
@@ -13,10 +12,8 @@ from PIL import Image
 from rich.console import Console
 
 from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, verify
-from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.datasets.tags import Tags
 from mcis.platform.commands.terminal import show_index
 from mcis.platform.reporting.index_facts import Group, concerns, index_facts
 from mcis.platform.reporting.index_page import browse_page
@@ -82,23 +79,8 @@ def test_counts_agree_with_counting_row_by_row() -> None:
         assert facts.images[g] == len(members)
         assert facts.untagged[g] == sum(not row["tags"] for row in members)
         assert facts.per_class[:, g].tolist() == [sum(k in row["tags"] for row in members) for k in range(4)]
-        lengths = Counter(len(row["tags"]) for row in members)
-        assert facts.per_tags[:, g].tolist() == [lengths[n] for n in range(len(facts.per_tags))]
-        shares = [sum(1 / len(row["tags"]) for row in members if k in row["tags"]) for k in range(4)]
-        np.testing.assert_allclose(facts.drawn[:, g], shares if group.split == "train" else 0)
     both = [[sum(a in row["tags"] and b in row["tags"] for row in rows) for b in range(4)] for a in range(4)]
     assert facts.together.tolist() == both
-
-
-def test_common_classes_are_those_that_the_sampler_draws() -> None:
-    # The partner of image 0 tells which of its two tags was drawn; the others have one tag.
-    index = index_of([{"tags": [0, 1]}, {"tags": [0]}, {"tags": [1]}, {"tags": [1]}])
-    facts = index_facts(index, NO_REJECTS, CLASSES)
-    tags = np.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 1, 0, 0]], bool)
-    rows, epochs = PairSampler(Tags.of_matrix(tags), seed=0).rows(0, 4 * 4000), 4000
-    common = np.where(rows.m == 0, rows.n > 1, rows.m > 1).astype(int)
-    drawn = np.bincount(common, minlength=4) / epochs
-    np.testing.assert_allclose(facts.drawn.sum(axis=1), drawn, atol=0.03)
 
 
 def test_copies_across_splits_and_with_other_tags_are_found(parsed: Parsed) -> None:
@@ -147,17 +129,12 @@ def test_rejects_are_counted_by_what_their_reason_starts_with(parsed: Parsed) ->
 def test_page_shows_the_figures_and_the_pictures(drawn: tuple[pa.Table, tuple[str, ...]], parsed: Parsed) -> None:
     index, classes = drawn
     facts = index_facts(index, NO_REJECTS, classes)
-    kinds = {"target-target": 0.75, "target-source": 0.25}
-    text = browse_page(index, NO_REJECTS, classes, notes=["A note."], kinds=kinds, thumbnails=3, title="Drawn")
+    text = browse_page(index, NO_REJECTS, classes, notes=["A note."], thumbnails=3, title="Drawn")
     page = parsed(text)
-    assert text == browse_page(index, NO_REJECTS, classes, notes=["A note."], kinds=kinds, thumbnails=3, title="Drawn")
+    assert text == browse_page(index, NO_REJECTS, classes, notes=["A note."], thumbnails=3, title="Drawn")
     for k, name in enumerate(classes):
         train, val = facts.per_class[k].tolist()
         assert table(page, "classes")[name] == [f"{train}", f"{val}", f"{train + val}"]
-        share = 100 * facts.drawn[k].sum() / 16
-        assert table(page, "pairs")[name] == [f"{train}", f"{share:.1f}\N{NARROW NO-BREAK SPACE}%"]
-    assert [row[-1] for row in page.rows["tags"][1:]] == [f"{n}" for n in facts.per_tags.sum(axis=1)]
-    assert "75.0\N{NARROW NO-BREAK SPACE}%" in page.text
     assert "A note." in page.text
     assert "Nothing was rejected." in page.text
     assert "No two files have the same content." in page.text
@@ -172,11 +149,7 @@ def test_hostile_names_are_shown_and_do_nothing(parsed: Parsed) -> None:
     row = {"image_id": HOSTILE, "uri": HOSTILE, "domain": HOSTILE, "tags": [0, 1], "content_hash": HOSTILE}
     index = index_of([row | {"split": HOSTILE}, row | {"split": "train"}])
     rejects = rejects_of([f"{HOSTILE}: {HOSTILE}"])
-    page = parsed(
-        browse_page(
-            index, rejects, (HOSTILE, "b\udcff"), notes=[HOSTILE], kinds={HOSTILE: 1.0}, title=f"{HOSTILE}\udcff"
-        )
-    )
+    page = parsed(browse_page(index, rejects, (HOSTILE, "b\udcff"), notes=[HOSTILE], title=f"{HOSTILE}\udcff"))
     assert len(page.of("title")) == 1
     shown = HOSTILE.replace("\x00", "\N{REPLACEMENT CHARACTER}").replace("\x1b", "\N{REPLACEMENT CHARACTER}")
     assert page.rows["rejects"][-1][2] == f"{shown}: {shown}"
@@ -202,7 +175,6 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
     index = index_of([{"tags": sorted({n % classes, (7 * n + 1) % classes})} for n in range(600)])
     page = parsed(browse_page(index, NO_REJECTS, names, notes=[], thumbnails=12, title="t"))
     assert set(names) <= set(table(page, "classes"))
-    assert set(names) <= set(table(page, "pairs"))
     assert len(page.of("source")) == 1 + (classes > 1)  # dark plots of sizes, and of classes that occur together
     assert ("were asked for" in page.text) == (classes > 100)
     assert "without any 0" in page.text
@@ -212,8 +184,8 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
     ("rows", "words"),
     [
         ([], ["There is no image.", "No picture is shown.", "No image is in split train"]),
-        ([{"tags": []}], ["No training image has a tag", "No image has two classes.", "Without a tag"]),
-        ([{"split": "val", "tags": [0]}], ["No image is in split train", "so there are no pairs"]),
+        ([{"tags": []}], ["No image has two classes.", "Without a tag"]),
+        ([{"split": "val", "tags": [0]}], ["No image is in split train"]),
     ],
 )
 def test_an_index_that_lacks_something_yields_a_page_that_says_so(
