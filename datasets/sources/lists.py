@@ -4,7 +4,7 @@ import collections
 import difflib
 import os
 import posixpath
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -133,18 +133,6 @@ def scan(folder: Path, root: Path) -> Folder:
     return content
 
 
-class FolderImage(NamedTuple):
-    """An image in a class folder, by their names."""
-
-    folder: str
-    name: str
-
-    @property
-    def stem(self) -> str:
-        """The path without the suffix, after which its saliency map is named."""
-        return f"{self.folder}/{self.name.rpartition('.')[0] or self.name}"
-
-
 class Files:
     """The relative paths of the files below a folder: `path in files`.
 
@@ -187,12 +175,6 @@ class Maps:
         name = f"{stem}.png"
         return f"{self.root}/{name}" if self.files is not None and name in self.files else None
 
-    def notes(self, uris: Sequence[str | None], images: str) -> Iterator[str]:
-        """A note of how many images lack a map, where some do and a folder was named."""
-        absent = uris.count(None)
-        if self.root and absent:
-            yield f"no {self.what} for {absent} of {len(uris)} {images}"
-
 
 class SplitMasks(NamedTuple):
     """The ground-truth masks of images, None for images without, and notes about those that are missing."""
@@ -219,17 +201,6 @@ def lacking_masks(absent: int, images: int, split: str) -> list[str]:
 def left_out(what: str, left: collections.Counter[str]) -> list[str]:
     """A note for each reason for which something was left out."""
     return [f"{what}: left out {count} {reason}" for reason, count in sorted(left.items()) if count]
-
-
-def without_images(what: str, names: Sequence[str], present: Collection[int]) -> list[str]:
-    """A note of the classes that none of a source's images has.
-
-    Args:
-        names: K class names.
-        present: class indices of the images.
-    """
-    absent = [name for k, name in enumerate(names) if k not in present]
-    return [f"{what}: none of class {shown(absent, len(absent))}"] if absent else []
 
 
 def nearest(names: Iterable[str], choices: Sequence[str]) -> str:

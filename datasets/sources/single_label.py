@@ -8,23 +8,12 @@ import collections
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
-from mcis.datasets.sources.lists import (
-    FolderImage,
-    Maps,
-    inside,
-    left_out,
-    listing_table,
-    nearest,
-    read_lines,
-    scan,
-    source_folder,
-    without_images,
-)
+from mcis.datasets.sources.class_folders import ClassFolders, FolderImage, list_class_folders, read_class_folders
+from mcis.datasets.sources.lists import inside, nearest, read_lines, scan, source_folder
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.synsets import CALTECH, IMAGENET
 
@@ -33,28 +22,6 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 _BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
 """Folders below the root that may hold the class folders, tried in this order."""
 _CLASS_FILE = "a JSON object {folder: class name}, or lines '<folder> <class name>'"
-
-
-class _ClassFolders(NamedTuple):
-    """The names in the class folders.
-
-    Attributes:
-        base: the folder that holds the class folders.
-        class_of: folder -> class index, of every folder that stands for a class, whether it exists or not.
-        images: those of every class folder that exists, in the folders' order.
-        others: folders that stand for no class.
-        notes: what was left out.
-    """
-
-    base: Path
-    class_of: dict[str, int]
-    images: dict[str, list[FolderImage]]
-    others: list[str]
-    notes: list[str]
-
-    @property
-    def what(self) -> str:
-        return f"single-label images in {self.base}"
 
 
 class SingleConfig(Section):
@@ -96,70 +63,31 @@ def list_single_label(
     root = source_folder(root, "a folder of single-label images", "name it by `root`")
     table = _read_class_file(classes, names) if classes else {**IMAGENET, **CALTECH, **{name: name for name in names}}
     folders = _read_folders(root, {folder: names.index(name) for folder, name in table.items() if name in names}, names)
-    images, notes = _choose(folders, subset)
-    if classes and (absent := [folder for folder in folders.class_of if folder not in folders.images]):
-        notes.append(f"{classes} names {len(absent)} folder(s) that are not in {folders.base}: {shown(absent)}")
-    counts = collections.Counter(image.stem for image in images)
+    if subset:
+        images = _listed(subset, folders)
+        folders.notes.append(f"{folders.what}: {len(images)} of {len(folders.images)} are on the list {subset}")
+        folders = folders._replace(images=images)
+    if classes and (absent := sorted(set(folders.class_of) - set(folders.names))):
+        folders.notes.append(f"{classes} names {len(absent)} folder(s) that are not in {folders.base}: {shown(absent)}")
+    counts = collections.Counter(image.stem for image in folders.images)
     if twice := [stem for stem, count in counts.items() if count > 1]:
         raise UserError(
             f"{len(twice)} images in {folders.base} are there twice, by different suffixes: {shown(twice)}",
             "one image per name, which is its name in the index and that of its saliency map",
             "remove or rename one of each",
         )
-    notes += without_images(folders.what, names, {folders.class_of[image.folder] for image in images})
-    maps = Maps(saliency, "saliency map")
-    saliency_uris = [maps.of(image.stem) for image in images]
-    rows = listing_table(
-        image_id=[f"single/{image.stem}" for image in images],
-        uri=[f"{folders.base}/{image.folder}/{image.name}" for image in images],
-        domain="source",
-        split="train",
-        tags=[[folders.class_of[image.folder]] for image in images],
-        saliency_uri=saliency_uris,
-    )
-    return Listing(rows, names, (*notes, *maps.notes(saliency_uris, "single-label images")))
+    return list_class_folders(folders, names, lambda image: f"single/{image.stem}", domain="source", saliency=saliency)
 
 
-def _choose(folders: _ClassFolders, subset: Path | None) -> tuple[list[FolderImage], list[str]]:
-    """The images of a list, or of all class folders, and notes of what was left out."""
-    notes = list(folders.notes)
-    if subset:
-        images = _listed(subset, folders)
-        total = sum(map(len, folders.images.values()))
-        notes.append(f"{folders.what}: {len(images)} of {total} are on the list {subset}")
-    else:
-        images = [image for of_folder in folders.images.values() for image in of_folder]
-        if folders.others:
-            notes.append(
-                f"{folders.what}: left out {len(folders.others)} folder(s) that stand for no class: "
-                f"{shown(folders.others)}"
-            )
-    return images, notes
-
-
-def _read_folders(root: Path, class_of: dict[str, int], names: tuple[str, ...]) -> _ClassFolders:
+def _read_folders(root: Path, class_of: dict[str, int], names: tuple[str, ...]) -> ClassFolders:
     """Finds the folder that holds the class folders, here or below, and reads these."""
     for below in _BELOW:
         base = (root / below).resolve()
-        if not base.is_dir():
-            continue
-        top, images = scan(base, base), dict[str, list[FolderImage]]()
-        left = top.left.copy()
-        for folder in top.folders:
-            if folder in class_of:
-                content = scan(base / folder, base)
-                left += content.left
-                images[folder] = [
-                    FolderImage(folder, file) for file in content.files if file.lower().endswith(SUFFIXES)
-                ]
-                others = len(content.files) + len(content.folders) - len(images[folder])
-                left[f"file(s) or folder(s) that are no image ({', '.join(SUFFIXES)})"] += others
-        # A class may be called `train`, as the folder that holds ImageNet's class folders is.
-        if any(images.values()):
-            unclassed = [folder for folder in top.folders if folder not in class_of]
-            read = _ClassFolders(base, class_of, images, unclassed, [])
-            read.notes.extend(left_out(read.what, left))
-            return read
+        if base.is_dir():
+            found = read_class_folders(base, class_of, "single-label images", SUFFIXES)
+            # A class may be called `train`, as the folder that holds ImageNet's class folders is.
+            if found.images:
+                return found
     raise UserError(
         f"no folder with images in {root} stands for one of the {len(names)} classes; there are "
         f"{shown(scan(root, root).folders) or 'none'}",
@@ -205,11 +133,11 @@ def _class_file_entries(path: Path) -> Iterator[tuple[str, str, object]]:
             yield f"{path}, line {number}", folder, name
 
 
-def _listed(path: Path, folders: _ClassFolders) -> list[FolderImage]:
+def _listed(path: Path, folders: ClassFolders) -> list[FolderImage]:
     """The images of a list, in its order."""
     base = folders.base
     expected = f"lines '<folder>/<file>', relative to {base}"
-    existing = {image for of_folder in folders.images.values() for image in of_folder}
+    existing = set(folders.images)
     images: dict[FolderImage, None] = {}
     absent, without_class = [], []
     for number, line in read_lines(path, expected, "name a list of images by `subset`, or none to take all"):

@@ -63,13 +63,11 @@ def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
     ]
     root = f"web images in {tmp_path / 'web'}"
     assert set(found.notes) == {
-        f"{root}: left out 1 file(s) beside the class folders",
-        f"{root}: left out 1 hidden file(s)",
-        f"{root}: left out 1 folder(s) inside of class folders",
+        f"{root}: left out 2 file(s) or folder(s) that are no image",
         f"{root}: left out 1 link(s) that lead out of {tmp_path / 'web'}",
         f"{root}: left out 1 pipe(s) or broken link(s)",
         f"{root}: left out 1 name(s) that are no UTF-8",
-        f"{root}: left out 1 folder(s) that are no class: kitten",
+        f"{root}: left out 1 folder(s) that stand for no class: kitten",
     }
 
 
@@ -87,7 +85,7 @@ def test_a_saliency_map_is_taken_where_its_stem_is_unique(tmp_path: Path) -> Non
         "web/dog/c.jpg": str(tmp_path / "maps/dog/c.png"),
     }
     assert any("2 share a stem with another" in note for note in found.notes)
-    assert "no saliency map for 3 of 6 web images" in found.notes
+    assert f"web images in {tmp_path / 'web'}: no saliency map for 3 of 6" in found.notes
 
 
 def test_wrong_folders_are_reported_with_a_remedy(tmp_path: Path) -> None:
