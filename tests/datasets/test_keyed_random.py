@@ -122,11 +122,6 @@ def test_draws_are_evenly_spread(varied: str) -> None:
     assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 5 / n**0.5
 
 
-def test_no_draw_comes_twice() -> None:
-    epochs, images = np.divmod(np.arange(200_000), 1000)
-    assert len(np.unique(uniforms(Draw.PARTNER, 1, epochs, images))) == 200_000
-
-
 def orders(seed: int, turns: int, count: int) -> NDArray[np.int64]:
     """The whole orders of many turns, (turns, count), asked for at once."""
     turn, position = np.divmod(np.arange(turns * count), count)

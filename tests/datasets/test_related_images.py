@@ -125,21 +125,18 @@ def test_a_control_needs_what_it_draws(matrix: Matrix, related: int) -> None:
 # --- fewer related images
 
 
+WAYS: list[dict[str, Any]] = [
+    {"contrastive": True},
+    {"related_may_repeat": True, "contrastive": True},
+    {"related_by": "wrong_class"},
+    {"related_by": "wrong_class", "related_may_repeat": True},
+    {"related_by": "itself"},
+    {"related_by": "nearest", "contrastive": True},
+]
+
+
 @quick
-@given(
-    matrix=matrices(),
-    how=st.sampled_from(
-        [
-            {"contrastive": True},
-            {"related_may_repeat": True, "contrastive": True},
-            {"related_by": "wrong_class"},
-            {"related_by": "wrong_class", "related_may_repeat": True},
-            {"related_by": "itself"},
-            {"related_by": "nearest", "contrastive": True},
-        ]
-    ),
-    seed=st.integers(0, 9),
-)
+@given(matrices(), st.sampled_from(WAYS), st.integers(0, 9))
 def test_what_fewer_related_images_make_is_the_first_of_what_more_make(
     matrix: Matrix, how: dict[str, Any], seed: int
 ) -> None:

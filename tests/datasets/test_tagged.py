@@ -18,38 +18,29 @@ from mcis.datasets.sources.tagged import list_tagged
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
 
-ROWS: list[dict[str, Any]] = [
+Rows = list[dict[str, Any]]
+ROWS: Rows = [
     {"image": "images/a.jpg", "tags": ["potted plant", "cat"], "mask": "m/a.png", "split": "train", "id": "1"},
     {"image": "/data/b.jpg", "tags": [], "mask": None, "split": "train", "id": "2020-01-01"},
     {"image": "s3://bucket/k/c.jpg", "tags": ["cat"], "mask": "m/c.png", "split": "val", "id": "c"},
-    {
-        "image": "gs://bucket/d.jpg",
-        "tags": ["dog", "cat", "dog"],
-        "mask": "s3://bucket/d.png",
-        "split": "val",
-        "id": "ü",
-    },
+    {"image": "gs://b/d.jpg", "tags": ["dog", "cat", "dog"], "mask": "s3://bucket/d.png", "split": "val", "id": "ü"},
 ]
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_csv(path: Path, rows: Rows) -> None:
     cells = [{k: "; ".join(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
     pa.csv.write_csv(pa.Table.from_pylist(cells), path)
 
 
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_jsonl(path: Path, rows: Rows) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def write_parquet(path: Path, rows: list[dict[str, Any]]) -> None:
+def write_parquet(path: Path, rows: Rows) -> None:
     pa.parquet.write_table(pa.Table.from_pylist(rows), path)
 
 
-WRITERS: dict[str, Callable[[Path, list[dict[str, Any]]], None]] = {
-    "csv": write_csv,
-    "jsonl": write_jsonl,
-    "parquet": write_parquet,
-}
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 
 
 @pytest.fixture
@@ -147,25 +138,13 @@ def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
 BAD_ROWS = [
     ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "`image=COLUMN`"),
     ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "`tags=COLUMN`"),
-    (
-        [{"image": "a", "tags": "cat"}, {"image": " ", "tags": "cat"}],
-        r"1 empty cell\(s\) in .*'image': row 2\n",
-        "fill",
-    ),
-    (
-        [{"image": "a", "tags": "cat"}] * 2,
-        r"1 value\(s\) of column 'image' are there more than once: a\n",
-        "column 'id'",
-    ),
+    ([{"image": image, "tags": "cat"} for image in "a "], r"1 empty cell\(s\) in .*'image': row 2\n", "fill"),
+    ([{"image": "a", "tags": "cat"}] * 2, r"1 value\(s\) of column 'image' .* more than once: a\n", "column 'id'"),
     ([{"image": i, "tags": "cat", "id": "x"} for i in "ab"], r"1 value\(s\) of column 'id' .*: x\n", "merge the rows"),
     ([{"image": "a", "tags": "cat", "id": None}], r"1 empty cell\(s\) in column 'id': row 1", "fill"),
     ([{"image": "a", "tags": "cat", "split": "dev"}], r"unknown split dev in column 'split'", "rename"),
     ([{"image": "a", "tags": "cat", "split": "val"}], "has no image of split train", "correct its column 'split'"),
-    (
-        [{"image": "a", "tags": "cat", "mask": "no.png"}],
-        r"1 file\(s\) of column 'mask' are missing: .*/no\.png",
-        "empty",
-    ),
+    ([{"image": "a", "tags": "cat", "mask": "no"}], r"1 file\(s\) of column 'mask' are missing: .*/no\n", "empty"),
     ([{"image": "a", "tags": "cat", "saliency": "no"}], r"1 file\(s\) of column 'saliency' are missing", "empty"),
     ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
     ([{"image": "a", "tags": "background;cat"}], "the tag background", "delete"),
@@ -177,9 +156,7 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize("kind", WRITERS)
 @pytest.mark.parametrize(("rows", "found", "remedy"), BAD_ROWS, ids=[found for _, found, _ in BAD_ROWS])
-def test_wrong_rows_are_reported_with_a_remedy(
-    folder: Path, kind: str, rows: list[dict[str, Any]], found: str, remedy: str
-) -> None:
+def test_wrong_rows_are_reported_with_a_remedy(folder: Path, kind: str, rows: Rows, found: str, remedy: str) -> None:
     WRITERS[kind](folder / f"t.{kind}", rows)
     with pytest.raises(UserError, match=found) as caught:
         list_tagged(folder / f"t.{kind}")
@@ -196,11 +173,7 @@ BAD_FILES = [
     ("t.csv", b"image,tags,tags\na,cat,dog\n", r"t\.csv has 2 columns 'tags'"),
     ("t.csv", b"image,tags\na\0b,cat\n", r"t\.csv: NUL bytes in column 'image': row 1"),
     ("t.jsonl", b"", r"t\.jsonl cannot be read: Empty JSON file"),
-    (
-        "t.jsonl",
-        b'{"image": "a", "tags": "cat"}\n{"image": "b", "tags": ["cat"]}\n',
-        r"cannot be read: .*\(/tags\) changed",
-    ),
+    ("t.jsonl", b'{"image": "a", "tags": "c"}\n{"image": "b", "tags": ["c"]}\n', r"read: .*\(/tags\) changed"),
     ("t.jsonl", b'{"image": "\xff", "tags": "cat"}\n', r"t\.jsonl cannot be read: .*[Ii]nvalid UTF8"),
     ("t.jsonl", b'{"image": "a", "tags": [3]}\n', r"t\.jsonl: column 'tags' holds lists of int64"),
     ("t.jsonl", b'{"image": {"path": "a"}, "tags": "cat"}\n', r"column 'image' holds struct"),
@@ -292,22 +265,14 @@ def test_cells_made_at_once_are_what_each_alone_would_be(table: str, trusted: bo
     assert sorted(outside) == sorted(uri for uri in expected if not trusted and not user_table._may_name(table, uri))
 
 
-@pytest.mark.parametrize(
-    ("cell", "may"),
-    [
-        ("b.jpg", True),
-        ("x/b.jpg", True),
-        ("../b.jpg", False),
-        ("/etc/b.jpg", False),
-        ("file:///etc/b.jpg", False),
-        ("OWN/set/b.jpg", True),
-        ("OWN/other/b.jpg", False),
-        ("OWN/set/../b.jpg", False),
-        ("s3://bucket/set/b.jpg", False),
-        ("s3://bucket/set/b.jpg?endpoint_override=evil.org", False),
-        ("gs://bucket/set/b.jpg", False),
-    ],
-)
+INSIDE = ("b.jpg", "x/b.jpg", "OWN/set/b.jpg")
+ELSEWHERE = (
+    "../b.jpg", "/etc/b.jpg", "file:///etc/b.jpg", "OWN/other/b.jpg", "OWN/set/../b.jpg", "s3://bucket/set/b.jpg",
+    "s3://bucket/set/b.jpg?endpoint_override=evil.org", "gs://bucket/set/b.jpg",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("cell", "may"), [*((cell, True) for cell in INSIDE), *((cell, False) for cell in ELSEWHERE)])
 def test_a_remote_table_names_files_of_its_own_folder_and_server(faulty_s3: "FaultyS3", cell: str, may: bool) -> None:
     table = faulty_s3.uri("/bucket/set/t.csv")
     if cell.startswith("OWN"):

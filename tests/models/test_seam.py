@@ -38,22 +38,21 @@ def layers(*channels: int) -> tuple[Layer, ...]:
 
 def ranged(maps: Array) -> Array:
     """Each map (K, H, W) clipped at 0, less its minimum, by its range."""
-    out = np.zeros_like(maps)
-    for k, values in enumerate(np.maximum(maps, 0)):
-        low, high = values.min(), values.max()
-        for y, x in np.ndindex(*values.shape):
-            out[k, y, x] = max(values[y, x] - low - E, 0) / (high - low + E)
-    return out
+    maps = np.maximum(maps, 0)
+    low, high = maps.min(axis=(1, 2), keepdims=True), maps.max(axis=(1, 2), keepdims=True)
+    return np.maximum(maps - low - E, 0) / (high - low + E)
 
 
 def alone(maps: Array) -> Array:
     """Background and K classes, (1 + K, H, W): a position's class that is not its strongest is 0."""
-    out = np.zeros((1 + len(maps), *maps.shape[1:]))
-    for y, x in np.ndindex(*maps.shape[1:]):
-        top = max(maps[:, y, x])
-        out[0, y, x] = 1 - top
-        for k in range(len(maps)):
-            out[1 + k, y, x] = maps[k, y, x] if maps[k, y, x] == top else 0
+    top = maps.max(axis=0, keepdims=True)
+    return np.concatenate([1 - top, np.where(maps == top, maps, 0)])
+
+
+def of_all_classes(maps: Tensor, tags: Tensor) -> Array:
+    """Maps of tagged classes (T, H, W) at their places among all, (K, H, W)."""
+    out = np.zeros((len(tags), *maps.shape[1:]))
+    out[tags.bool().numpy()] = maps[: int(tags.sum())]
     return out
 
 
@@ -122,14 +121,6 @@ def test_pixel_correlation_is_the_public_codes() -> None:
     refined.square().sum().backward()
     assert all(tensor.grad is None for tensor in given_tensors[:1] + given_tensors[2:])
     assert all(p.grad is not None and p.grad.any() for p in module.parameters())
-
-
-def of_all_classes(maps: Tensor, tags: Tensor) -> Array:
-    """Maps of tagged classes (T, H, W) at their places among all, (K, H, W)."""
-    out = np.zeros((len(tags), *maps.shape[1:]))
-    for t, k in enumerate(torch.nonzero(tags)[:, 0].tolist()):
-        out[k] = maps[t]
-    return out
 
 
 @pytest.mark.parametrize("hard", [0.02, 0.2, 1.0])
