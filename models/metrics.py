@@ -1,9 +1,12 @@
 """Metrics of confusion matrices: IoU, precision, recall, boundary IoU, what is lost; thresholds, baselines, tags."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from mcis.datasets.registry import Registry
 
 
 def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -30,6 +33,17 @@ def recall(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
     """Share of the pixels of each label that are predicted as it, in percent, (K + 1,); NaN where there are none."""
     hits, truth, _ = _marginals(matrix)
     return _percent(hits, truth)
+
+
+LABEL_SCORES = Registry[Callable[[NDArray[np.int64]], NDArray[np.float64]]](
+    "scores",
+    {
+        "precision": precision,
+        "recall": recall,
+    },
+)
+"""What is scored beside IoU: confusion matrix (K + 1, K + 1), true by predicted label, background first -> a figure of
+each label in percent, (K + 1,), NaN where it has none; packages add to them by entry points of `mcis.scores`."""
 
 
 def boundary_iou(counts: NDArray[np.int64]) -> NDArray[np.float64]:

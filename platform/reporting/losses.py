@@ -19,8 +19,7 @@ class LabelRow(NamedTuple):
     name: str
     iou: float | None
     boundary_iou: float | None
-    precision: float | None
-    recall: float | None
+    figures: list[float | None]
     lost: list[float | None]
 
 
@@ -34,6 +33,7 @@ class Step(NamedTuple):
         lost: means over the labels by LOST, percent; with `miou` they sum to 100.
         gain: points of mIoU above the step before; None where that is of other images.
         run: the run of the upper bound; None for the run's own steps.
+        figures: names of the further figures of a label.
         labels: the figures of each label, background first.
     """
 
@@ -44,6 +44,7 @@ class Step(NamedTuple):
     lost: list[float]
     gain: float | None
     run: str | None
+    figures: list[str]
     labels: list[LabelRow]
 
 
@@ -69,12 +70,13 @@ def _step(score: Score, run: str | None, gain: float | None) -> Step:
             name,
             score.iou[name],
             score.boundary_iou[name] if score.boundary_iou else None,
-            score.precision[name],
-            score.recall[name],
+            [of.get(name) for of in score.figures.values()],
             [None if np.isnan(part[label]) else float(part[label]) for part in lost],
         )
         for label, name in enumerate(score.iou)
     ]
     name = score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}"
     images = f"{score.split}, {grouped(score.images)} images"
-    return Step(score.what, name, images, score.miou, [mean(part) for part in lost], gain, run, rows)
+    return Step(
+        score.what, name, images, score.miou, [mean(part) for part in lost], gain, run, list(score.figures), rows
+    )

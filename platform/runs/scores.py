@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import pydantic
@@ -46,8 +47,8 @@ class Score:
         split, images: the images whose ground truth was compared, and how many they are.
         miou: mean IoU in percent over the labels that occur in truth or prediction; NaN where no pixel was scored.
         iou: IoU in percent by name of the label, background first; None where a label occurs in neither.
-        precision, recall: share of the pixels predicted as a label that are of it, and of its pixels that are predicted
-            as it, in percent by name of the label; None where there are none.
+        figures: by the names of `metrics.LABEL_SCORES` what each label has, in percent by name of the label; None
+            where it has none.
         boundary_miou, boundary_iou: the same as `miou` and `iou` of the boundary regions (`metrics.boundary_iou`); None
             for localization maps, which have no contours before a threshold is chosen.
         confusion: pixels by true and predicted label, a row for each true one, background first; what the figures above
@@ -76,8 +77,7 @@ class Score:
     images: int
     miou: float
     iou: dict[str, float | None]
-    precision: dict[str, float | None]
-    recall: dict[str, float | None]
+    figures: dict[str, dict[str, float | None]]
     boundary_miou: float | None = None
     boundary_iou: dict[str, float | None] | None = None
     confusion: tuple[tuple[int, ...], ...]
@@ -133,8 +133,14 @@ class Score:
     def metrics(self) -> dict[str, float]:
         """The score's metrics in MLflow, by names of the characters that it allows: letters, digits, `_-. :/`."""
         text = "".join(c if c.isalnum() or c in "_-. :/" else "" for c in f"{self.what}.{self.name}").replace("  ", " ")
-        values = {"miou": self.miou, "boundary_miou": self.boundary_miou}
+        means = {f"mean_{name}": mean for name, mean in self.means().items()}
+        values = {"miou": self.miou, "boundary_miou": self.boundary_miou, **means}
         return {f"{text}.{name}": value for name, value in values.items() if value is not None}
+
+    def means(self) -> dict[str, float]:
+        """The mean of each of `figures` over the labels that have a value, percent; those that have one at all."""
+        known = {name: [value for value in of.values() if value is not None] for name, of in self.figures.items()}
+        return {name: round(fmean(values), 2) for name, values in known.items() if values}
 
     def made(self) -> dict[str, str]:
         """Heading -> text of how the scored masks were made, as far as it applies."""
@@ -194,12 +200,16 @@ def scores_as_csv(scores: Sequence[Score]) -> str:
     """A table of scores with a column for each heading that any of them has."""
     meanings = [score.meaning() for score in scores]
     headings = headings_of(meanings)
+    means = list(dict.fromkeys(name for score in scores for name in score.means()))
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["what", "which", "mIoU %", "boundary mIoU %", *headings])
+    table.writerow(["what", "which", "mIoU %", "boundary mIoU %", *(f"mean {name} %" for name in means), *headings])
     for score, meaning in zip(scores, meanings, strict=True):
         boundary = "" if score.boundary_miou is None else score.boundary_miou
-        table.writerow([score.title, score.name, score.miou, boundary, *(meaning.get(h, "") for h in headings)])
+        figures = [score.means().get(name, "") for name in means]
+        table.writerow(
+            [score.title, score.name, score.miou, boundary, *figures, *(meaning.get(h, "") for h in headings)]
+        )
     return text.getvalue()
 
 

@@ -78,7 +78,7 @@ def page_of(folder: Path, images: list[ExplorerImage], scale: str, classes: tupl
     """A report with these images; its curve is best at threshold 9 / 32."""
     mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
     score = Score(
-        what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, precision={}, recall={},
+        what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, figures={},
         confusion=(), threshold=9 / BINS, related=3, seed=0, recipe="small", weights="none", git=None,
     )  # fmt: skip
     panels = [panel(image, classes) for image in images]

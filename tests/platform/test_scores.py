@@ -17,8 +17,7 @@ MASKS = Score(
     images=10582,
     miou=61.25,
     iou={"background": 90.5, "cat": None},
-    precision={"background": 90.5, "cat": None},
-    recall={"background": 100.0, "cat": None},
+    figures={"precision": {"background": 90.5, "cat": None}, "recall": {"background": 100.0, "cat": None}},
     boundary_miou=40.5,
     boundary_iou={"background": 40.5, "cat": None},
     confusion=((905, 0), (95, 0)),
@@ -40,8 +39,7 @@ SEGMENTATION = Score(
     images=4,
     miou=70.5,
     iou={},
-    precision={},
-    recall={},
+    figures={},
     confusion=(),
     scales=(0.5, 1.0),
     mirror=True,
@@ -100,5 +98,10 @@ def test_a_damaged_or_older_file_is_named_with_what_to_do(tmp_path: Path, damage
 
 
 def test_the_name_of_a_metric_holds_what_mlflow_allows() -> None:
-    assert MASKS.metrics() == {"pseudo_masks.R 3.miou": 61.25, "pseudo_masks.R 3.boundary_miou": 40.5}
+    assert MASKS.metrics() == {
+        "pseudo_masks.R 3.miou": 61.25,
+        "pseudo_masks.R 3.boundary_miou": 40.5,
+        "pseudo_masks.R 3.mean_precision": 90.5,
+        "pseudo_masks.R 3.mean_recall": 100.0,
+    }
     assert SEGMENTATION.metrics() == {"segmentation.with CRF.miou": 70.5}

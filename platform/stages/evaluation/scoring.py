@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mcis.datasets.images.masks import SALIENT
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS
-from mcis.models.metrics import boundary_iou, iou, mean, precision, recall, sweep
+from mcis.models.metrics import LABEL_SCORES, boundary_iou, iou, mean, sweep
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.outputs.counts import (
@@ -74,8 +74,7 @@ class Scorer:
             images=self.images,
             miou=round(mean(iou(matrix)), 2),
             iou=self._by_label(iou(matrix)),
-            precision=self._by_label(precision(matrix)),
-            recall=self._by_label(recall(matrix)),
+            figures={name: self._by_label(figure(matrix)) for name, figure in LABEL_SCORES.items()},
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=self.config.recipe,

@@ -1,0 +1,151 @@
+"""A package beside mcis adds a source, a rule for masks, a rule for related images and a score, without a fork."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.compute as pc
+import pytest
+
+from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.synthetic.devkit import draw
+from mcis.platform.runs.files import read_json
+
+PACKAGE = '''
+import json
+from pathlib import Path
+
+import numpy as np
+
+from mcis.datasets.index import Listing
+from mcis.datasets.sampling.related_images import RelatedRule
+from mcis.datasets.section import LocalPath, Section
+from mcis.datasets.sources.lists import listing_table
+from mcis.datasets.sources.source import Source
+from mcis.models.pseudo_masks import MaskRule, PseudoMask
+
+
+class CocoConfig(Section):
+    """Images of a COCO file (source `coco`)."""
+
+    annotations: LocalPath | None = None
+    """The JSON file."""
+    images: LocalPath | None = None
+    """Their folder."""
+
+
+def list_coco(annotations: Path, *, images: Path) -> Listing:
+    content = json.loads(annotations.read_text())
+    classes = tuple(sorted(category["name"] for category in content["categories"]))
+    name_of = {category["id"]: category["name"] for category in content["categories"]}
+    tags = {image["id"]: set() for image in content["images"]}
+    for annotation in content["annotations"]:
+        tags[annotation["image_id"]].add(classes.index(name_of[annotation["category_id"]]))
+    rows = listing_table(
+        image_id=[image["file_name"] for image in content["images"]],
+        uri=[str(images / image["file_name"]) for image in content["images"]],
+        domain="target",
+        split="train",
+        tags=[sorted(tags[image["id"]]) for image in content["images"]],
+        mask_uri=[image["mask"] for image in content["images"]],
+    )
+    return Listing(rows, classes, ())
+
+
+COCO = Source(
+    lister=list_coco, location="annotations", about="a COCO file", help="A COCO file.", example="coco instances.json",
+    where="FILE", record=CocoConfig, names_classes=True, recipe="small",
+)
+
+
+class StrictConfig(Section):
+    """Values of the rule `strict`."""
+
+    sure: float = 0.5
+    """Score above which the strongest class is taken."""
+
+
+def strict(maps, *, sure):
+    best = maps.scores.max(axis=0)
+    labels = np.where(best > sure, maps.tags[maps.scores.argmax(axis=0)] + 1, 0).astype(np.uint8)
+    return PseudoMask(labels, labels)
+
+
+STRICT = MaskRule(make=strict, record=StrictConfig)
+NEXT = RelatedRule(draw=lambda asked: np.repeat((asked.image[:, None] + 1) % len(asked.tags), asked.related, axis=1))
+
+
+def dice(matrix):
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return 200 * np.diagonal(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))
+'''
+ENTRIES = """
+[mcis.sources]
+coco = extra:COCO
+[mcis.mask_rules]
+strict = extra:STRICT
+[mcis.related]
+next = extra:NEXT
+[mcis.scores]
+dice = extra:dice
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> dict[str, str]:
+    """The environment of a Python that has the package, laid out as pip leaves it."""
+    about = tmp_path / "package" / "extra-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRIES)
+    (about.parent / "extra.py").write_text(PACKAGE)
+    return os.environ | {"PYTHONPATH": str(about.parent), "COLUMNS": "200"}
+
+
+def mcis(package: dict[str, str], *arguments: str) -> str:
+    """What a command of mcis prints that has the package."""
+    command = [sys.executable, "-c", "from mcis.platform.cli import main; main()", *arguments]
+    done = subprocess.run(command, env=package, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_a_package_adds_is_a_choice_like_the_projects_own(package: dict[str, str]) -> None:
+    shown = mcis(package, "config", "show", "coco", "--coco", "a.json", "--set", "pseudo_masks.background=strict")
+    assert "data.coco.images" in shown
+    assert "pseudo_masks.strict.sure" in shown
+    assert "--coco" in mcis(package, "run", "--help")
+
+
+@pytest.mark.slow
+def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path) -> None:
+    root = tmp_path / "VOC2012"
+    draw(root, train=12, val=2, size=64, classes=3)
+    listing = list_voc(root, classes=root / "classes.txt")
+    rows = listing.table.filter(pc.equal(listing.table["split"], "train")).to_pylist()
+    content = {
+        "categories": [{"id": number, "name": name} for number, name in enumerate(listing.classes)],
+        "images": [
+            {"id": number, "file_name": f"{row['image_id']}.jpg", "mask": row["mask_uri"]}
+            for number, row in enumerate(rows)
+        ],
+        "annotations": [
+            {"image_id": number, "category_id": tag} for number, row in enumerate(rows) for tag in row["tags"]
+        ],
+    }
+    (tmp_path / "coco.json").write_text(json.dumps(content))
+    values = ["pseudo_masks.background=strict", "pseudo_masks.strict.sure=0.3", "localize.related_by=next"]
+    values += ["localize.related=2", "classifier.epochs=1", "classifier.input_size=64", "segmenter.steps=2"]
+    values += [f"data.coco.images={root / 'JPEGImages'}", "compute.stop_if_nothing_is_learnt=false"]
+    assignments = [text for value in values for text in ("--set", value)]
+    out = tmp_path / "work"
+    run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]
+    mcis(package, *run, *assignments)
+    masks = next(
+        score for score in read_json(out / "runs" / "a" / "scores.json")["scores"] if "pseudo" in score["what"]
+    )
+    for label, iou in masks["iou"].items():
+        assert masks["figures"]["dice"][label] == pytest.approx(200 * iou / (100 + iou), abs=0.02)
+    assert "mean dice %" in (out / "runs" / "a" / "scores.csv").read_text()
