@@ -10,11 +10,10 @@ takes the workspace first and looks for names that are held then, so that one of
 import contextlib
 import errno
 import fcntl
-import functools
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +28,10 @@ from mcis.platform.runs.workspace import Workspace
 
 _LOOK = 1.0
 """Seconds after which a lock counts as held. Those who only look whether one is held share it for a moment."""
+_SECOND = (
+    "one process at a time under a name",
+    ", or choose another --name: stages that two runs share are computed once",
+)
 
 
 class Holder(NamedTuple):
@@ -51,9 +54,10 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
         UserError: another process holds the name, or the file system has no locks.
     """
     if workspace.uri:
-        _say_once(f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine")
-    with _held(workspace.lock_file("run", name), f"run {name}", _refuse_second):
-        with _held(_of_all(workspace), f"run {name}", _announce("the run begins when this has ended")):
+        note = f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine"
+        console.print(note, markup=False)
+    with _held(workspace.lock_file("run", name), f"run {name}", _SECOND):
+        with _held(workspace.lock_file("workspace", "all"), f"run {name}", "the run begins when this has ended"):
             pass
         yield
 
@@ -67,7 +71,7 @@ def hold_stage(workspace: Workspace, stage: str, key: str, *, run: str) -> Itera
     Raises:
         UserError: the file system has no locks.
     """
-    with _held(workspace.lock_file(stage, key), f"run {run}", _announce(f"it is computing {stage}-{key}")):
+    with _held(workspace.lock_file(stage, key), f"run {run}", f"it is computing {stage}-{key}"):
         yield
 
 
@@ -78,9 +82,9 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
     Raises:
         UserError: a run is in progress, the workspace is held already, or the file system has no locks.
     """
-    with _held(_of_all(workspace), who, functools.partial(_refuse, expected="one such command at a time")):
+    with _held(workspace.lock_file("workspace", "all"), who, ("one such command at a time", "")):
         for holder in runs_in_progress(workspace):
-            _refuse(holder, expected="a workspace in which no run is in progress")
+            raise _refusal(holder, "a workspace in which no run is in progress")
         yield
 
 
@@ -101,40 +105,40 @@ def run_holder(workspace: Workspace, name: str) -> Holder | None:
 def refuse_if_running(workspace: Workspace, name: str) -> None:
     """Raises the UserError of `hold_run` where another process holds a run's name."""
     if holder := run_holder(workspace, name):
-        _refuse_second(holder)
+        raise _refusal(holder, *_SECOND)
 
 
-def _of_all(workspace: Workspace) -> Path:
-    return workspace.lock_file("workspace", "all")
-
-
-@functools.cache
-def _say_once(note: str) -> None:
-    console.print(note, markup=False)
+def _refusal(holder: Holder, expected: str, otherwise: str = "") -> UserError:
+    remedy = f"wait until it has ended, or end process {holder.pid} on {holder.host}{otherwise}"
+    return UserError(f"{holder} is in progress", expected, remedy)
 
 
 @contextlib.contextmanager
-def _held(file: Path, who: str, when_held: Callable[[Holder], None]) -> Iterator[None]:
-    """Holds a lock while the block runs; `when_held` is told who else holds it, and raises unless it is to wait."""
-    lock = FileLock(file, fallback_to_soft=False, on_acquired=functools.partial(_sign, who=who))
+def _held(file: Path, who: str, otherwise: str | tuple[str, str]) -> Iterator[None]:
+    """Holds a lock while the block runs.
+
+    Args:
+        otherwise: where another one holds it, why that is waited for; or, as arguments of `_refusal`, what is expected.
+    """
+
+    def sign(descriptor: int) -> None:  # at once, as other machines may read it
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(Holder(who, host_name(), os.getpid(), now())).encode(), 0)
+        os.fsync(descriptor)
+
+    lock = FileLock(file, fallback_to_soft=False, on_acquired=sign)
     with _lock_errors(file):
         try:
             lock.acquire(timeout=_LOOK)
         except Timeout:
-            when_held(_last_holder(file))
+            if not isinstance(otherwise, str):
+                raise _refusal(_last_holder(file), *otherwise) from None
+            console.print(f"waiting for {_last_holder(file)}: {otherwise}", markup=False)
             lock.acquire()
     try:
         yield
     finally:
         lock.release()
-
-
-def _sign(descriptor: int, *, who: str) -> None:
-    """Writes into a lock's file who holds it; at once, as other machines may read it."""
-    holder = Holder(who, host_name(), os.getpid(), now())
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, json.dumps(holder).encode(), 0)
-    os.fsync(descriptor)
 
 
 def _holder(file: Path) -> Holder | None:
@@ -153,14 +157,12 @@ def _holder(file: Path) -> Holder | None:
 def _last_holder(file: Path) -> Holder:
     """Who wrote last that it holds a lock. One that has just taken it may be about to write."""
     until = time.monotonic() + _LOOK
-    while True:
-        try:
+    while time.monotonic() < until:
+        with contextlib.suppress(ValueError, TypeError):
             who, host, pid, since = json.loads(file.read_bytes())
             return Holder(str(who), str(host), int(pid), str(since))
-        except (ValueError, TypeError):
-            if time.monotonic() > until:
-                return Holder("a process that has not said which", "unknown", 0, "unknown")
-            time.sleep(0.01)
+        time.sleep(0.01)
+    return Holder("a process that has not said which", "unknown", 0, "unknown")
 
 
 @contextlib.contextmanager
@@ -178,22 +180,3 @@ def _lock_errors(file: Path) -> Iterator[None]:
             "choose a --workspace on another file system, or have it mounted with locks: NFS without `nolock`, "
             "Lustre with `flock`",
         ) from None
-
-
-def _announce(why: str) -> Callable[[Holder], None]:
-    return lambda holder: console.print(f"waiting for {holder}: {why}", markup=False)
-
-
-def _refuse(holder: Holder, *, expected: str, otherwise: str = "") -> None:
-    raise UserError(
-        f"{holder} is in progress",
-        expected,
-        f"wait until it has ended, or end process {holder.pid} on {holder.host}{otherwise}",
-    )
-
-
-_refuse_second = functools.partial(
-    _refuse,
-    expected="one process at a time under a name",
-    otherwise=", or choose another --name: stages that two runs share are computed once",
-)
