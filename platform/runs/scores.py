@@ -3,8 +3,8 @@
 import csv
 import io
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -18,23 +18,34 @@ SCORES, CURVES = "scores.json", "curves.json"
 """Files of the output of the stage `evaluate`: a list of scores, and curves by name."""
 Scored = Literal["localization_maps", "pseudo_masks", "baseline", "segmentation"]
 """What a score is of; a baseline is made of tags and saliency maps, without a classifier."""
-
-
-ORIGIN = ("seed", "recipe", "weights", "git", "code", "reused")
-"""The headings of the configuration and the revision that a score comes from."""
-HEADINGS = (
-    "split", "images",
-    "threshold", "background cue", "map scale", "related images", "method", "scales", "mirror", "CRF", "ignored share",
-    "decided by maps", "trained on",
-    *ORIGIN,
-)  # fmt: skip
-"""The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
-
-
 FULL_SUPERVISION = (
     "supervision is full: the segmentation network was trained on ground-truth masks, as an upper bound of what tags "
     "reach"
 )
+
+
+def grouped(number: int) -> str:
+    """A number with thin spaces between thousands: 10 582."""
+    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
+
+
+def percent(value: float) -> str:
+    """A share in [0, 1] as percent: 12.3 %."""
+    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
+
+
+def short_commit(commit: str) -> str:
+    """A full hash cut to ten digits, with what follows it (such as -dirty) kept."""
+    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
+
+
+def _heading(heading: str, text: Callable[[Any], str] = str, *, origin: bool = False) -> dict[str, Any]:
+    """A field's heading, and how its value is shown: of how the scored masks were made, or where the score is from."""
+    return {"heading": heading, "text": text, "origin": origin}
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,23 +92,25 @@ class Score:
     boundary_miou: float | None = None
     boundary_iou: dict[str, float | None] | None = None
     confusion: tuple[tuple[int, ...], ...]
-    threshold: float | None = None
-    background_cue: str | None = None
-    map_scale: str | None = None
-    related: int | None = None
-    method: str | None = None
-    scales: tuple[float, ...] | None = None
-    mirror: bool | None = None
-    crf: bool | None = None
-    ignored_share: float | None = None
-    by_maps: float | None = None
-    trained_on: str | None = None
-    seed: int
-    recipe: str
-    weights: str
-    git: str | None
-    code: str | None = None
-    reused: str | None = None
+    threshold: float | None = field(default=None, metadata=_heading("threshold", "{:.3g}".format))
+    background_cue: str | None = field(default=None, metadata=_heading("background cue"))
+    map_scale: str | None = field(default=None, metadata=_heading("map scale"))
+    related: int | None = field(default=None, metadata=_heading("related images", grouped))
+    method: str | None = field(default=None, metadata=_heading("method"))
+    scales: tuple[float, ...] | None = field(
+        default=None, metadata=_heading("scales", lambda scales: ", ".join(f"{scale:g}" for scale in scales))
+    )
+    mirror: bool | None = field(default=None, metadata=_heading("mirror", _yes))
+    crf: bool | None = field(default=None, metadata=_heading("CRF", _yes))
+    ignored_share: float | None = field(default=None, metadata=_heading("ignored share", percent))
+    by_maps: float | None = field(default=None, metadata=_heading("decided by maps", percent))
+    trained_on: str | None = field(default=None, metadata=_heading("trained on"))
+    seed: int = field(metadata=_heading("seed", origin=True))
+    recipe: str = field(metadata=_heading("recipe", origin=True))
+    weights: str = field(metadata=_heading("weights", origin=True))
+    git: str | None = field(metadata=_heading("git", short_commit, origin=True))
+    code: str | None = field(default=None, metadata=_heading("code", origin=True))
+    reused: str | None = field(default=None, metadata=_heading("reused", origin=True))
 
     @classmethod
     def from_json(cls, value: Any, file: Path) -> "Score":
@@ -144,34 +157,22 @@ class Score:
 
     def made(self) -> dict[str, str]:
         """Heading -> text of how the scored masks were made, as far as it applies."""
-        yes = {None: None, False: "no", True: "yes"}
-        texts = {
-            "threshold": None if self.threshold is None else f"{self.threshold:.3g}",
-            "background cue": self.background_cue,
-            "map scale": self.map_scale,
-            "related images": None if self.related is None else grouped(self.related),
-            "method": self.method,
-            "scales": None if self.scales is None else ", ".join(f"{scale:g}" for scale in self.scales),
-            "mirror": yes[self.mirror],
-            "CRF": yes[self.crf],
-            "ignored share": None if self.ignored_share is None else percent(self.ignored_share),
-            "decided by maps": None if self.by_maps is None else percent(self.by_maps),
-            "trained on": self.trained_on,
-        }
-        return {heading: text for heading, text in texts.items() if text is not None}
+        return self._texts(origin=False)
 
-    def origin(self) -> dict[str, str]:
-        """Heading -> text of the configuration and the revision that the score comes from."""
-        values = {heading: getattr(self, heading) for heading in ORIGIN}
-        texts = values | {"seed": str(self.seed), "git": self.git and short_commit(self.git)}
-        return {heading: text for heading, text in texts.items() if text}
+    def _texts(self, *, origin: bool) -> dict[str, str]:
+        values = {each: getattr(self, each.name) for each in fields(self) if each.metadata.get("origin") is origin}
+        return {each.metadata["heading"]: each.metadata["text"](v) for each, v in values.items() if v not in (None, "")}
 
     def meaning(self) -> dict[str, str]:
         """Heading -> text for every value that applies, in the order of HEADINGS."""
-        return {"split": self.split, "images": grouped(self.images)} | self.made() | self.origin()
+        return {"split": self.split, "images": grouped(self.images)} | self.made() | self._texts(origin=True)
 
 
 _ADAPTER = pydantic.TypeAdapter(Score)
+ORIGIN = tuple(each.name for each in fields(Score) if each.metadata.get("origin"))
+"""The headings of the configuration and the revision that a score comes from."""
+HEADINGS = ("split", "images", *(each.metadata["heading"] for each in fields(Score) if each.metadata))
+"""The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
 
 
 def read_scores(file: Path) -> list[Score]:
@@ -218,18 +219,3 @@ class Curve(NamedTuple):
 
     thresholds: list[float]
     mious: list[float]
-
-
-def grouped(number: int) -> str:
-    """A number with thin spaces between thousands: 10 582."""
-    return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
-
-
-def percent(value: float) -> str:
-    """A share in [0, 1] as percent: 12.3 %."""
-    return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
-
-
-def short_commit(commit: str) -> str:
-    """A full hash cut to ten digits, with what follows it (such as -dirty) kept."""
-    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
