@@ -137,7 +137,7 @@ def with_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
     return pa.table([of_table[name][name] for name in VERIFIED_SCHEMA.names], schema=VERIFIED_SCHEMA)
 
 
-def within(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
+def within_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
     """Verdicts (VERDICT_FIELDS), where images of more pixels, or with a shorter side, are rejected too."""
     height, width = verdicts["height"].to_numpy().astype(np.int64), verdicts["width"].to_numpy()
     large, small = height * width > max_pixels, np.minimum(height, width) < min_side

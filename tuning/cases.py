@@ -48,7 +48,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
+class Contrast:
     """A case and the one that it is compared with, by name, and what their difference shows."""
 
     case: str
@@ -89,11 +89,11 @@ def reference_cases(resolved: Resolved, until: str) -> list[Case]:
     return cases
 
 
-def reference_differences(cases: Sequence[Case]) -> list[Difference]:
+def reference_differences(cases: Sequence[Case]) -> list[Contrast]:
     """Each number of related images beside a single round."""
     single, *others = cases
     shows = "related image(s), against a single round"
-    return [Difference(case=case.name, control=single.name, shows=f"{case.related} {shows}") for case in others]
+    return [Contrast(case=case.name, control=single.name, shows=f"{case.related} {shows}") for case in others]
 
 
 def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence[int], until: str) -> list[Case]:
@@ -121,13 +121,13 @@ def effect_cases(resolved: Resolved, trainings: Sequence[str], related: Sequence
     return cases
 
 
-def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Difference]:
+def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Contrast]:
     """What cases with the most related images are compared with, as far as both are among the cases."""
     r = max(related)
-    differences = [Difference(case=f"none-identity-r{r}", control="none-single", shows="related images, W_P = I")]
+    differences = [Contrast(case=f"none-identity-r{r}", control="none-single", shows="related images, W_P = I")]
     for training in ("none", "co", "co-contrastive"):
         differences += [
-            Difference(case=f"{training}-{case}", control=control, shows=shows)
+            Contrast(case=f"{training}-{case}", control=control, shows=shows)
             for case, control, shows in (
                 (f"nearest-r{r}", f"{training}-single", "nearest images, against a single round"),
                 (f"nearest-r{r}", f"{training}-r{r}", "nearest rather than random images"),
@@ -144,7 +144,7 @@ def effect_differences(cases: Sequence[Case], related: Sequence[int]) -> list[Di
                 (f"r{r}", f"{training}-identity-r{r}", "W_P as it was trained"),
             )
         ]
-    differences.append(Difference(case=f"co-contrastive-r{r}", control=f"co-r{r}", shows="the contrastive term"))
+    differences.append(Contrast(case=f"co-contrastive-r{r}", control=f"co-r{r}", shows="the contrastive term"))
     names = {case.name for case in cases}
     return [of for of in differences if of.case != of.control and {of.case, of.control} <= names]
 

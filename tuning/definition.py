@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.settings import sources_of
-from mcis.tuning.cases import Case, Difference, case_of
+from mcis.tuning.cases import Case, Contrast, case_of
 
 LIBRARY = Path(__file__).parent / "library"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -162,10 +162,10 @@ def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Cas
     ]
 
 
-def differences_of(definition: Definition) -> list[Difference]:
+def differences_of(definition: Definition) -> list[Contrast]:
     """The cases that are compared with one another."""
     return [
-        Difference(case=case.name, control=case.against, shows=case.shows) for case in definition.cases if case.against
+        Contrast(case=case.name, control=case.against, shows=case.shows) for case in definition.cases if case.against
     ]
 
 

@@ -10,7 +10,7 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compared_scores
 from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.cases import Case, Difference
+from mcis.tuning.cases import Case, Contrast
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 INTERVALS = (
@@ -49,7 +49,7 @@ class PairedDifference:
         intervals: low and high end of the mean difference by column, over other images and seeds (`with_intervals`).
     """
 
-    of: Difference
+    of: Contrast
     seeds: list[int]
     miou: dict[str, list[float]]
     intervals: dict[str, list[float]] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures
     return Figures(case=case, seeds=list(scores), miou=miou, by_maps=by_maps)
 
 
-def paired_differences(differences: Sequence[Difference], figures: Sequence[Figures]) -> Iterator[PairedDifference]:
+def paired_differences(differences: Sequence[Contrast], figures: Sequence[Figures]) -> Iterator[PairedDifference]:
     """The differences of the cases that both have figures, seed by seed: what seeds share cancels out."""
     by_name = {of.case.name: of for of in figures}
     for difference in differences:

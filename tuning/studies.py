@@ -20,7 +20,7 @@ from mcis.platform.runs.progress import console
 from mcis.tuning.cases import (
     TRAININGS,
     Case,
-    Difference,
+    Contrast,
     effect_cases,
     effect_differences,
     reference_cases,
@@ -144,7 +144,7 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
 
 
 def _run(
-    study: Study, cases: Sequence[Case], differences: Sequence[Difference], title: str, picture: Picture = cases_picture
+    study: Study, cases: Sequence[Case], differences: Sequence[Contrast], title: str, picture: Picture = cases_picture
 ) -> list[Figures]:
     """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its tables."""
     refuse_if_running(study.workspace, study.name)

@@ -107,14 +107,14 @@ def _mlflow(workspace: Path) -> tuple[str, ...]:
 
 
 def _disk(workspace: Path, wanted: int) -> tuple[str, ...]:
-    from mcis.platform.runs.files import free_bytes, in_words
+    from mcis.platform.runs.files import byte_text, free_bytes
 
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
     if not os.access(folder, os.W_OK):
         return "bad", f"{folder} cannot be written", "choose another --workspace DIR"
     free, least = free_bytes(workspace), wanted or _LEAST
     what = "the run" if wanted else "even the demo"
-    found = f"{what} takes {in_words(least)} of {in_words(free)} free for the workspace"
+    found = f"{what} takes {byte_text(least)} of {byte_text(free)} free for the workspace"
     return ("ok", found) if free >= least else ("bad", found, "free some space, or choose another --workspace DIR")
 
 
@@ -126,9 +126,9 @@ def _temporary() -> tuple[str, ...]:
 
 
 def _cores() -> tuple[str, ...]:
-    from mcis.platform.runs.files import in_words
+    from mcis.platform.runs.files import byte_text
 
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = f"{cores} cores, {in_words(memory)}"
+    found = f"{cores} cores, {byte_text(memory)}"
     fit = cores >= 2 and memory >= 6 * 2**30
     return ("ok", found) if fit else ("note", found, "2 cores and 6 GiB are the least")

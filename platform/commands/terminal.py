@@ -16,7 +16,7 @@ from rich.table import Table
 
 from mcis.platform.commands.doctor import Check
 from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
-from mcis.platform.runs.files import free_bytes, in_words
+from mcis.platform.runs.files import byte_text, free_bytes
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
 
@@ -77,7 +77,7 @@ def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
 
     images = listing.table.select(COLUMNS)
     uses = disk_use(config, images, len(listing.classes))
-    most, free = in_words(sum(use.size for use in uses)), in_words(free_bytes(root))
+    most, free = byte_text(sum(use.size for use in uses)), byte_text(free_bytes(root))
     disk = f"disk:    at most {most} where nothing is finished, {free} free; {in_parts(uses)}"
     lines = [disk, *expectations(config, listing)]
     for line in (*lines, *(f"expect:  {sentence}" for sentence in uncached(config, images))):
@@ -98,7 +98,9 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
         called = _local(entry.ended or entry.began)
-        rows.append((name, configuration, called, _state(entry), *scores, in_words(entry.bytes) if entry.bytes else ""))
+        rows.append(
+            (name, configuration, called, _state(entry), *scores, byte_text(entry.bytes) if entry.bytes else "")
+        )
     numbers = (*(_SHORT[name] for name in MAIN_SCORES), "points to")
     columns = ("name", "of", "last call", "state", *numbers)
     table = table_of(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
@@ -123,8 +125,8 @@ def _local(time: str | None) -> str:
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:
     """What is to be removed, its sum, and notes on what stays."""
     if plan.garbage:
-        rows = [(str(each.path.relative_to(workspace.root)), each.why, in_words(each.size)) for each in plan.garbage]
-        rows.append((f"sum of {len(rows)}", "", in_words(plan.size)))
+        rows = [(str(each.path.relative_to(workspace.root)), each.why, byte_text(each.size)) for each in plan.garbage]
+        rows.append((f"sum of {len(rows)}", "", byte_text(plan.size)))
         title = f"To be removed from {workspace.root}"
         console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:

@@ -74,7 +74,7 @@ def train_on_crops(
     result = fit(learner, context.part, config.compute, context.tracker, label=network, about=about)
     trend, problem = LossTrend.of_log(context.part, "loss"), None
     if trend is not None and not trend.fell:
-        problem = (f"the {_NAMES[network]} learnt nothing: {trend.in_words()}", "a loss that falls", remedy)
+        problem = (f"the {_NAMES[network]} learnt nothing: {trend.description()}", "a loss that falls", remedy)
     return TrainingResult(
         busy=busy + result.seconds,
         waiting=result.waiting,

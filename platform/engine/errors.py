@@ -64,7 +64,7 @@ def deaths() -> tuple[type[Exception], ...]:
     return of_ray.WorkerCrashedError, of_ray.OutOfMemoryError, of_ray.NodeDiedError, of_ray.ActorDiedError
 
 
-def death_in_words(death: BaseException) -> str:
+def death_text(death: BaseException) -> str:
     """What ended a process, for messages."""
     from ray import exceptions as of_ray
 

@@ -48,7 +48,7 @@ class LossTrend(NamedTuple):
         """Whether the loss fell by more than twice the standard error."""
         return self.first - self.last > 2 * self.error
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The figures, for messages."""
         return (
             f"the loss was {self.first:.4g} in the first tenth of the steps and {self.last:.4g} in the last, "
@@ -81,6 +81,6 @@ class Chance(NamedTuple):
         mean = float(np.mean(drawn))
         return cls(mean, mean + 1.645 * float(np.std(drawn, ddof=1)))
 
-    def in_words(self) -> str:
+    def description(self) -> str:
         """The figures, for messages."""
         return f"chance has {self.mean:.1f}, and stays below {self.most:.1f} in 95 of 100 cases"

@@ -27,7 +27,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import memory_errors
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer, resolve_precision
-from mcis.platform.engine.resuming import Asked, resume, write_checkpoint
+from mcis.platform.engine.resuming import CheckpointRequests, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.engine.validation import Scorer, Validation
 from mcis.platform.networks.build import move_channels_last
@@ -128,7 +128,7 @@ class Trainer(Generic[AnyBatch]):
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
         self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
-        self.asked = Asked(job.folder)
+        self.asked = CheckpointRequests(job.folder)
         self.stream = self._open_stream()
         self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
         self.val_ap: NDArray[np.float64] | None = None

@@ -17,7 +17,7 @@ import pyarrow as pa
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_in_words, deaths, memory_errors, user_errors
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_text, deaths, memory_errors, user_errors
 from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes
 from mcis.platform.engine.runtime import ANYWHERE, cpus, give_memory_back
 from mcis.platform.runs.files import write_table
@@ -172,7 +172,7 @@ def _map_row_by_row(
                 raise _killed(f"{work.label}: no image can be mapped", death) from None
             if not isinstance(death, ray.exceptions.WorkerCrashedError):
                 raise _killed(f"{work.label}: shard {name} cannot be mapped", death) from None
-            rows.append(reject(table.slice(first, 1), f"{death_in_words(death)}, {1 + _RETRIES} times"))
+            rows.append(reject(table.slice(first, 1), f"{death_text(death)}, {1 + _RETRIES} times"))
     write_table(work.folder / name, pa.concat_tables(rows))
     return MapResult(shard.rows, time.monotonic() - began)
 
@@ -246,7 +246,7 @@ def _shared(work: _Work, table: pa.Table) -> tuple[Any]:
 
 def _killed(what: str, death: Exception) -> UserError:
     return UserError(
-        f"{what}: {death_in_words(death)}, {1 + _RETRIES} times or more",
+        f"{what}: {death_text(death)}, {1 + _RETRIES} times or more",
         "processes that live, and enough memory for what maps images on each core",
         "free some memory or lower compute.cpus, and repeat the command, which goes on with what is missing; "
         f"{IMAGE_AT_FAULT}",

@@ -41,7 +41,7 @@ def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None
         return
     missing, asked = missing_bundles(bundles, _nodes()), -math.inf
     if missing:
-        console.print(f"waiting for nodes of the cluster: {what} needs {_in_words(missing)} more", markup=False)
+        console.print(f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more", markup=False)
     end = time.monotonic() + 60 * minutes
     try:
         with bar("nodes", len(bundles), "places") if missing else contextlib.nullcontext() as progress:
@@ -88,7 +88,7 @@ def watched_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Itera
             looked, missing = now, missing_bundles(bundles, _nodes())
             if missing and lost == math.inf:
                 lost = now
-                console.print(f"note: nodes were lost; {what} waits for {_in_words(missing)}", markup=False)
+                console.print(f"note: nodes were lost; {what} waits for {_bundle_text(missing)}", markup=False)
             elif lost < math.inf and not missing:
                 lost = math.inf
                 console.print(f"note: the cluster has the nodes again that {what} needs", markup=False)
@@ -99,7 +99,7 @@ def watched_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Itera
 
 def _lacking(bundles: Sequence[Bundle], missing: Sequence[Bundle], minutes: float, what: str) -> UserError:
     return UserError(
-        f"{what} needs {_in_words(bundles)}; after {minutes:g} minutes the cluster lacks {_in_words(missing)}",
+        f"{what} needs {_bundle_text(bundles)}; after {minutes:g} minutes the cluster lacks {_bundle_text(missing)}",
         "nodes that have it, or that its autoscaler can start",
         "see `ray status` on the head for why they do not start (quota, max_workers, no such node type); ask for "
         "less (compute.workers, compute.worker_cpus, compute.gpu=false), or wait longer (compute.wait_minutes)",
@@ -131,7 +131,7 @@ def _nodes() -> list[Bundle]:
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
-def _in_words(bundles: Sequence[Bundle]) -> str:
+def _bundle_text(bundles: Sequence[Bundle]) -> str:
     """`2 x (1 GPU, 0.5 CPU)`."""
     texts = [", ".join(f"{count:g} {name}" for name, count in bundle.items() if count) for bundle in bundles]
     return " and ".join(f"{texts.count(text)} x ({text})" for text in dict.fromkeys(texts))

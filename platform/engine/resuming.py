@@ -37,7 +37,7 @@ def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 1
         remove(folder / _ASKED)
 
 
-class Asked:
+class CheckpointRequests:
     """Tells a worker after each step whether the driver waits for a checkpoint, for which it looks once a second."""
 
     def __init__(self, folder: Path):

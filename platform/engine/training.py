@@ -10,7 +10,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.folders import file_system, files_below, is_there, remove
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_in_words, deaths, user_error_in
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_text, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
@@ -138,7 +138,7 @@ def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
     if death is None:
         return None
     return UserError(
-        f"training the {job.label}: {death_in_words(death)}, each time that it was started again",
+        f"training the {job.label}: {death_text(death)}, each time that it was started again",
         "processes that live, and memory for them",
         f"lower {job.label}.batch or compute.micro_batch, or use a machine with more memory, and repeat the command, "
         f"which goes on from the last checkpoint; {IMAGE_AT_FAULT}",

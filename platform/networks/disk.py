@@ -19,7 +19,7 @@ from mcis.platform.networks.build import embedding_shape
 from mcis.platform.networks.features import features_shape
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import bytes_in, free_bytes, in_words, read_table
+from mcis.platform.runs.files import byte_text, bytes_in, free_bytes, read_table
 
 COLUMNS = ["split", "tags"]
 """Of an index or a listing, which sizes follow from."""
@@ -58,7 +58,7 @@ def uncached(config: Config, images: pa.Table) -> list[str]:
     """What the cache does not hold of what the classifier's training reads, in a sentence, if there is anything."""
     wanted, gib = _cache_wanted(config, images), config.compute.cache_gb
     note = (
-        f"compute.cache_gb={gib:g} does not hold the {in_words(wanted)} of all images, so that each epoch computes "
+        f"compute.cache_gb={gib:g} does not hold the {byte_text(wanted)} of all images, so that each epoch computes "
         f"some or all of them again; compute.cache_gb={math.ceil(wanted / 2**30)} holds them"
     )
     return [note] if config.supervision == "tags" and wanted > gib * 2**30 else []
@@ -73,8 +73,8 @@ def check_disk(config: Config, context: RunContext, ahead: Collection[str]) -> N
     wanted, free = sum(use.size for use in uses) - bytes_in(context.workspace.cache), free_bytes(context.workspace.root)
     if wanted > free:
         raise UserError(
-            f"the run takes {in_words(wanted)} more on the disk of {context.workspace.root}, which has "
-            f"{in_words(free)} free; of it {in_parts(uses)}",
+            f"the run takes {byte_text(wanted)} more on the disk of {context.workspace.root}, which has "
+            f"{byte_text(free)} free; of it {in_parts(uses)}",
             "space for all stages that are not finished",
             "free some space, or move the workspace (--workspace DIR); or set a lower classifier.input_size or "
             "compute.cache_gb, or localize.related=0, which keeps no features; what is finished is kept",
@@ -83,7 +83,7 @@ def check_disk(config: Config, context: RunContext, ahead: Collection[str]) -> N
 
 def in_parts(uses: Collection[DiskUse]) -> str:
     """The parts that take some of the disk."""
-    return ", ".join(f"{use.what} {in_words(use.size)}" for use in uses)
+    return ", ".join(f"{use.what} {byte_text(use.size)}" for use in uses)
 
 
 def _cache_wanted(config: Config, images: pa.Table) -> int:

@@ -63,7 +63,7 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (folder, *folder.resolve().parents) if path.exists())).free
 
 
-def in_words(count: float) -> str:
+def byte_text(count: float) -> str:
     """Bytes as a person reads them."""
     unit, size = next(((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
     return f"{count / size:.1f} {unit}"

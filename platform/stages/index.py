@@ -26,7 +26,7 @@ from mcis.datasets.index import (
     verify,
     with_columns,
     with_verdicts,
-    within,
+    within_bounds,
 )
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.folders import remove
@@ -176,7 +176,7 @@ def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config
     first = 0
     for shard in in_shards([table]):
         of_shard = take(verdicts, rows[first : first + len(shard)])
-        yield with_columns(shard, within(of_shard, config.data.min_side, config.data.max_pixels))
+        yield with_columns(shard, within_bounds(of_shard, config.data.min_side, config.data.max_pixels))
         first += len(shard)
 
 

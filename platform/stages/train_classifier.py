@@ -239,13 +239,13 @@ def _problem(
         trend: of the basic term, which counts from the first step to the last.
     """
     chance = None if validation is None else Chance.of_tags(validation.tags, seed)
-    figures = [trend.in_words()] if trend else []
+    figures = [trend.description()] if trend else []
     if validation is not None and precision is not None and chance is not None:
         if precision > chance.most:
             return None
         images = "val" if validation.name == "val_map" else "training"
         scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} {images} images"
-        figures.insert(0, f"{scored}, where {chance.in_words()}")
+        figures.insert(0, f"{scored}, where {chance.description()}")
     elif trend is None or trend.fell:
         return None
     return (

@@ -26,7 +26,7 @@ def test_a_loss_falls_or_stands_still(tmp_path: Path, count: int) -> None:
     assert not still.fell
     assert falling.fell
     assert falling.first - falling.last == pytest.approx(0.5, abs=0.15)
-    assert "no fall by more than" in still.in_words()
+    assert "no fall by more than" in still.description()
 
 
 def test_a_rising_loss_does_not_fall(tmp_path: Path) -> None:

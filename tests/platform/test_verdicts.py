@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import VERDICT_FIELDS, Verdict, within
+from mcis.datasets.index import VERDICT_FIELDS, Verdict, within_bounds
 from mcis.platform.runs.files import free_bytes
 from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import Workspace
@@ -125,7 +125,9 @@ def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
 
 def test_limits_reject_sound_images_alone() -> None:
     both = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], VERDICT_FIELDS)
-    reasons = {bounds: within(both, *bounds)["reason"].to_pylist() for bounds in ((40, 2000), (41, 2000), (40, 1999))}
+    reasons = {
+        bounds: within_bounds(both, *bounds)["reason"].to_pylist() for bounds in ((40, 2000), (41, 2000), (40, 1999))
+    }
     assert reasons == {
         (40, 2000): [None, BROKEN.reason],
         (41, 2000): ["too small: 50x40 pixels, both sides must be at least 41", BROKEN.reason],

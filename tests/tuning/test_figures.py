@@ -3,7 +3,7 @@
 from typing import Any
 
 from mcis.platform.runs.scores import Score, Scored
-from mcis.tuning.cases import Case, Difference
+from mcis.tuning.cases import Case, Contrast
 from mcis.tuning.figures import (
     Figures,
     PairedDifference,
@@ -76,7 +76,7 @@ def test_differences_are_of_the_same_seeds_and_columns() -> None:
         Figures(case=case("b"), seeds=[2, 0], miou={maps: [25.0, 9.0]}, by_maps=[]),
         Figures(case=case("c"), seeds=[3], miou={maps: [25.0]}, by_maps=[]),
     ]
-    wanted = [Difference(case="a", control=name, shows="it") for name in "bcd"]
+    wanted = [Contrast(case="a", control=name, shows="it") for name in "bcd"]
     assert list(paired_differences(wanted, figures)) == [
         PairedDifference(of=wanted[0], seeds=[0, 2], miou={maps: [1.0, 5.0]})
     ]
