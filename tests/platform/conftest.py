@@ -87,6 +87,12 @@ class Small:
         return pipeline.run(self.settings(*assignments, root=root), self.workspace, name, **options)
 
 
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """An empty workspace."""
+    return Workspace(tmp_path / "workspace")
+
+
 @pytest.fixture(scope="session")
 def small(ray_local: None, mlflow_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Small:
     """The small pipeline, its devkit and its workspace, for the whole session."""
@@ -197,13 +203,7 @@ def scored() -> Callable[..., Path]:
             wrong = rng.random((3, *truth.shape)) < error * rng.uniform(0.2, 1.8)
             other = (labels + 1) % (len(classes) + 1)
             plain, refined, pseudo = (np.where(at, other, labels).astype(np.uint8) for at in wrong)
-            row: dict[str, object] = {
-                "image_id": image_id,
-                "uri": str(photo),
-                "domain": "target",
-                "split": split,
-                "tags": [tag],
-            }
+            row: dict[str, object] = {"image_id": image_id, "uri": str(photo), "split": split, "tags": [tag]}
             row |= {"height": 40, "width": 56, "domain": "target", "content_hash": image_id}
             row |= {"mask_uri": str(mask), "saliency_uri": None}
             tables["index"].append(row)

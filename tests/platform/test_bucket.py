@@ -22,21 +22,11 @@ from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.listing import listing
 
 TINY = (
-    "classifier.epochs=2",
-    "classifier.batch=4",
-    "classifier.channels=24",
-    "classifier.input_size=64",
-    "localize.related=2",
-    "segmenter.channels=24",
-    "segmenter.steps=4",
-    "segmenter.batch=4",
-    "segmenter.width=16",
-    "segmenter.crop=64",
-    "report.panels=2",
-    "compute.shard_rows=8",
-    "compute.threads=1",
+    "classifier.epochs=2", "classifier.batch=4", "classifier.channels=24", "classifier.input_size=64",
+    "localize.related=2", "segmenter.channels=24", "segmenter.steps=4", "segmenter.batch=4", "segmenter.width=16",
+    "segmenter.crop=64", "report.panels=2", "compute.shard_rows=8", "compute.threads=1",
     "compute.stop_if_nothing_is_learnt=false",
-)
+)  # fmt: skip
 S3 = {
     "AWS_ACCESS_KEY_ID": "test",
     "AWS_SECRET_ACCESS_KEY": "test",
@@ -99,9 +89,7 @@ def run_in(workspace: str, *more: str) -> list[str]:
     """The command of a tiny run on the bucket's photographs."""
     command = mcis("run", "tags", "--tags", "s3://bucket/photos/photos.csv", "--recipe", "small", "--name", "a")
     command += ["--workspace", workspace]
-    for value in (*TINY, *more):
-        command += ["--set", value]
-    return command
+    return [*command, *(f"--set={value}" for value in (*TINY, *more))]
 
 
 def said(command: list[str], environment: dict[str, str], folder: Path) -> str:

@@ -23,17 +23,20 @@ def test_a_backbone_has_the_stride_that_is_configured_or_its_own(backbone: str, 
     assert got.layout.stride == built
 
 
-@pytest.mark.parametrize("backbone", ["small", "resnet50", "timm/resnet18"])
-def test_a_stride_that_a_backbone_cannot_have_names_its_key(backbone: str) -> None:
-    with torch.device("meta"), pytest.raises(UserError, match="with stride 5") as raised:
-        build_segmenter(SegmenterConfig(backbone=backbone, stride=5), 3)
-    assert "segmenter.stride" in raised.value.remedy
-
-
-def test_a_transformer_has_no_level_to_skip_to() -> None:
-    with torch.device("meta"), pytest.raises(UserError, match="skip") as raised:
-        build_segmenter(SegmenterConfig(backbone="timm/vit_tiny_patch16_224", network="skip"), 3)
-    assert "segmenter.network" in raised.value.remedy
+@pytest.mark.parametrize(
+    ("config", "key"),
+    [
+        *((SegmenterConfig(backbone=name, stride=5), "stride") for name in ("small", "resnet50", "timm/resnet18")),
+        (SegmenterConfig(backbone="timm/vit_tiny_patch16_224", network="skip"), "network"),
+        (SegmenterConfig(backbone=LITE0, trained=6), "trained"),
+    ],
+    ids=str,
+)
+def test_what_a_backbone_does_not_have_names_its_key(config: SegmenterConfig, key: str) -> None:
+    found = {"stride": "with stride 5", "network": "skip", "trained": "has 5"}[key]
+    with torch.device("meta"), pytest.raises(UserError, match=found) as raised:
+        freeze(build_segmenter(config, 3), config)
+    assert f"segmenter.{key}" in raised.value.remedy
 
 
 @pytest.mark.parametrize("name", ["vgg16", LITE0])
@@ -55,12 +58,3 @@ def test_as_much_is_trained_as_configured(trained: str | int, stages: int) -> No
         any(name.startswith(f"backbone.body.{stage}") for name in trained_names) for stage in model.backbone.stages
     ]
     assert begun == [False] * (5 - stages) + [True] * stages
-
-
-def test_more_stages_than_there_are_name_their_key() -> None:
-    config = SegmenterConfig(backbone=LITE0, trained=6)
-    with torch.device("meta"):
-        model = build_segmenter(config, 3)
-    with pytest.raises(UserError, match="has 5") as raised:
-        freeze(model, config)
-    assert "segmenter.trained" in raised.value.remedy

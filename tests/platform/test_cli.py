@@ -48,17 +48,6 @@ def test_a_look_imports_neither_ray_nor_torch(command: list[str], said: list[str
     assert all(word in done.stdout for word in said)
 
 
-SHARED = ("voc", "single", "web", "lid", "tags", "recipe", "config", "set")
-
-
-@pytest.mark.parametrize("command", ["run", "doctor", "config show", "study references", "study effect"])
-def test_commands_of_a_configuration_list_the_same_options(command: str) -> None:
-    done = runner.invoke(app, [*command.split(), "--help"], env={"COLUMNS": "200"})
-    assert all(f"--{option} " in done.output for option in SHARED)
-    assert "voc+single" in done.output
-    assert "paper" in done.output
-
-
 def test_an_experiment_is_saved_shown_and_changed(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     given = ["--voc", str(root), "--recipe", "small", "--set", "localize.related=5"]

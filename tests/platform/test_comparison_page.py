@@ -162,15 +162,7 @@ def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, comp
     assert all(len(name.encode()) < 150 for name in long)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["a-s0"], "at least two"),
-        (["a-s0", "absent"], "no run 'absent'"),
-        (["a-s0", "b", "--what", "maps"], "expected: one of localization_maps, pseudo_masks, segmentation"),
-    ],
-)
-def test_the_command_ends_in_a_clear_error(folder: Path, arguments: list[str], said: str) -> None:
-    done = invoke(folder, *arguments)
+def test_the_command_ends_in_a_clear_error(folder: Path) -> None:
+    done = invoke(folder, "a-s0", "b", "--what", "maps")
     assert done.exit_code == 1
-    assert said in done.output
+    assert "expected: one of localization_maps, pseudo_masks, segmentation" in done.output

@@ -53,16 +53,9 @@ def pairs() -> PairBatch:
     rng = np.random.default_rng(0)
     images_m, images_n = rng.integers(0, 256, (2, 2, 32, 32, 3), np.uint8)
     return PairBatch(
-        images_m=images_m,
-        images_n=images_n,
-        m=np.array([0, 2]),
-        n=np.array([1, 1]),
-        epoch=np.zeros(2, np.int64),
-        kind=np.zeros(2, np.uint8),
-        row=np.arange(2),
-        unshared_m=np.ones(2, bool),
-        unshared_n=np.ones(2, bool),
-    )
+        images_m=images_m, images_n=images_n, m=np.array([0, 2]), n=np.array([1, 1]), epoch=np.zeros(2, np.int64),
+        kind=np.zeros(2, np.uint8), row=np.arange(2), unshared_m=np.ones(2, bool), unshared_n=np.ones(2, bool),
+    )  # fmt: skip
 
 
 def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBatch) -> dict[str, Tensor]:

@@ -10,15 +10,8 @@ from mcis.platform.reporting.expectations import expectations
 def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Listing:
     images = [("train", tags) for tags in train] + [("val", tags) for tags in val]
     rows = [
-        {
-            "image_id": str(number),
-            "uri": f"/{number}.jpg",
-            "domain": "target",
-            "split": split,
-            "tags": tags,
-            "mask_uri": "/mask.png" if masks else None,
-            "saliency_uri": None,
-        }
+        {"image_id": str(number), "uri": f"/{number}.jpg", "domain": "target", "split": split, "tags": tags}
+        | {"mask_uri": "/mask.png" if masks else None, "saliency_uri": None}
         for number, (split, tags) in enumerate(images)
     ]
     return Listing(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA), ("cat", "dog", "cow"))

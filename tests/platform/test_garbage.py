@@ -71,11 +71,6 @@ def write_config(workspace: Workspace, name: str) -> None:
     workspace.run(name).config.write_text('setting = "voc"\nrecipe = "small"\n')
 
 
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "workspace")
-
-
 def gc(workspace: Workspace, *arguments: str) -> Any:
     return runner.invoke(app, ["gc", "--workspace", str(workspace.root), *arguments], env={"COLUMNS": "300"})
 
@@ -256,9 +251,7 @@ def test_what_dead_processes_left_goes_and_what_living_ones_write_stays(workspac
     assert all(path.exists() for path in stays)
 
 
-def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_ends_it(
-    workspace: Workspace,
-) -> None:
+def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_ends_it(workspace: Workspace) -> None:
     run(workspace, "first", "a", "b")
     kill = "import os, shutil; shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), 9)\n"
     kill += "from mcis.platform.cli import main; main()"

@@ -29,13 +29,10 @@ def test_a_loss_falls_or_stands_still(tmp_path: Path, count: int) -> None:
     assert "no fall by more than" in still.description()
 
 
-def test_a_rising_loss_does_not_fall(tmp_path: Path) -> None:
+def test_a_rising_loss_does_not_fall_and_a_short_log_tells_nothing(tmp_path: Path) -> None:
     rising = trend(tmp_path, np.linspace(0.5, 0.9, 40))
     assert rising is not None
     assert not rising.fell
-
-
-def test_a_short_log_tells_nothing(tmp_path: Path) -> None:
     assert trend(tmp_path, np.full(19, 0.7)) is None
 
 

@@ -21,26 +21,15 @@ from mcis.platform.runs.results import MasksResult, TrainingResult
 from mcis.platform.runs.workspace import Workspace
 
 TINY = (
-    "pseudo_masks.smallest=0",
-    "pseudo_masks.crf.iterations=1",
-    "report.panels=4",
-    "compute.shard_rows=16",
-    "compute.threads=1",
-    "compute.stop_if_nothing_is_learnt=false",  # in so few steps
-)
-SHRUNK = (  # of recipe lid: images, their size, steps, and no GPU
-    "compute.gpu=false",
-    "classifier.input_size=64",
-    "classifier.epoch_pairs=4",
-    "classifier.batch=2",
-    "classifier.epochs=1",
-    "affinity_net.crop=64",
-    "affinity_net.batch=2",
-    "affinity_net.steps=2",
-    "segmenter.crop=65",
-    "segmenter.batch=2",
-    "segmenter.steps=2",
-)
+    "pseudo_masks.smallest=0", "pseudo_masks.crf.iterations=1", "report.panels=4", "compute.shard_rows=16",
+    "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
+)  # fmt: skip
+SHRUNK = (
+    "compute.gpu=false", "classifier.input_size=64", "classifier.epoch_pairs=4", "classifier.batch=2",
+    "classifier.epochs=1", "affinity_net.crop=64", "affinity_net.batch=2", "affinity_net.steps=2",
+    "segmenter.crop=65", "segmenter.batch=2", "segmenter.steps=2",
+)  # fmt: skip
+"""Of recipe `lid`: images, their size, steps, and no GPU."""
 
 
 def draw_challenge(root: Path, *, train: int, val: int, classes: int = 3) -> dict[str, str]:

@@ -48,11 +48,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
         how = config.localize
         return embed(
-            model.backbone,
-            model.embedding,
-            IMAGENET(to_unit(pixels)),
-            extra_scales=how.extra_scales,
-            mirror=how.mirror,
+            model.backbone, model.embedding, IMAGENET(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror
         )
 
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,11 +41,6 @@ with blocks[what]():
     print("held", flush=True)
     sys.stdin.read()
 """
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "workspace")
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.mapping import MapResult, map_table
 from mcis.platform.engine.runtime import cpus
 from mcis.platform.runs.files import read_table, write_table
@@ -279,22 +278,6 @@ def test_a_worker_that_cannot_be_made_rejects_no_image(tmp_path: Path, ray_local
         map_table(TABLE, make, (), tmp_path / "out", **how)
     (tmp_path / "there is memory").touch()
     assert map_table(TABLE, make, (), tmp_path / "out", **how).rows == 23
-
-
-def test_a_bare_task_that_fills_the_disk_is_the_users_error(small_disk: Callable[..., Path], ray_local: None) -> None:
-    """Torch says so in words of its own, and Ray wraps them."""
-    import ray
-
-    def fill(folder: Path) -> None:
-        import torch
-
-        torch.save(torch.zeros(100_000), folder / "a.pt")
-
-    with pytest.raises(Exception, match="inline_container") as caught:
-        ray.get(ray.remote(num_cpus=1)(fill).remote(small_disk("64k")))
-    error = user_error_in(caught.value)
-    assert error is not None
-    assert error.found.startswith("no space left on the disk of a worker")
 
 
 def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(

@@ -22,13 +22,10 @@ def test_the_step_schedule_falls_at_the_start_of_its_epochs() -> None:
     assert factors(Optimizer(schedule="step"), 3) == [1, 1, 1]
 
 
-def test_the_polynomial_schedule() -> None:
-    schedule = Optimizer(schedule="poly")
-    assert factors(schedule, 4) == pytest.approx([1, 0.75**0.9, 0.5**0.9, 0.25**0.9])
-
-
-def test_the_cosine_schedule() -> None:
+def test_smooth_schedules() -> None:
+    assert factors(Optimizer(schedule="poly"), 4) == pytest.approx([1, 0.75**0.9, 0.5**0.9, 0.25**0.9])
     assert factors(Optimizer(schedule="cosine"), 4) == pytest.approx([1, 0.5 + 0.5**1.5, 0.5, 0.5 - 0.5**1.5])
+    assert factors(Optimizer(schedule="cosine", warm_up=1.0), 4) == pytest.approx([0.25, 0.5, 0.75, 1])
 
 
 @pytest.mark.parametrize("schedule", ["step", "poly", "cosine"])
@@ -44,10 +41,6 @@ def test_no_warm_up_goes_beyond_the_rate() -> None:
         assert max(factors(Optimizer(schedule="cosine", warm_up=0.05), steps)) <= 1
 
 
-def test_a_warm_up_over_all_steps() -> None:
-    assert factors(Optimizer(schedule="cosine", warm_up=1.0), 4) == pytest.approx([0.25, 0.5, 0.75, 1])
-
-
 class _Network(nn.Module):
     """A backbone with one pretrained and one new layer, a head, and a free matrix."""
 
@@ -60,14 +53,9 @@ class _Network(nn.Module):
 
 
 FACTORS = {
-    "backbone.body.0.weight": 1.0,
-    "backbone.body.0.bias": 2.0,
-    "backbone.body.1.weight": 10.0,
-    "backbone.body.1.bias": 20.0,
-    "head.weight": 10.0,
-    "head.bias": 20.0,
-    "w_p": 10.0,
-}
+    "backbone.body.0.weight": 1.0, "backbone.body.0.bias": 2.0, "backbone.body.1.weight": 10.0,
+    "backbone.body.1.bias": 20.0, "head.weight": 10.0, "head.bias": 20.0, "w_p": 10.0,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

@@ -326,14 +326,6 @@ def test_what_a_backbone_cannot_do_ends_a_run_before_it_begins(small: Any, value
         pipeline.check(small.settings(values).config, small.workspace, "any")
 
 
-def test_unknown_names_and_stages_are_named_before_the_run(small: Any) -> None:
-    config = small.settings().config
-    with pytest.raises(UserError, match="--reuse masks"):
-        pipeline.check(config, small.workspace, "any", reuse=["masks"])
-    with pytest.raises(UserError, match="run name 'a b'"):
-        pipeline.check(config, small.workspace, "a b")
-
-
 @pytest.mark.slow
 def test_without_tagged_val_images_a_note_says_so(small: Any, tmp_path: Path) -> None:
     root = small.draw(tmp_path)

@@ -19,16 +19,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An index of 23 images in groups of 4 rows."""
     monkeypatch.setattr(large_tables.in_shards, "__defaults__", (4,))
     rows = [
-        {
-            "image_id": f"i{n}",
-            "uri": f"/{n}.jpg",
-            "domain": "target",
-            "split": "val" if n % 3 == 2 else "train",
-            "tags": list(range(n % 4)),
-            "height": 1,
-            "width": 1,
-            "content_hash": "",
-        }
+        {"image_id": f"i{n}", "uri": f"/{n}.jpg", "split": "val" if n % 3 == 2 else "train", "tags": [*range(n % 4)]}
+        | {"domain": "target", "height": 1, "width": 1, "content_hash": ""}
         for n in range(ROWS)
     ]
     write_batches(tmp_path / "index.parquet", INDEX_SCHEMA, [pa.Table.from_pylist(rows, INDEX_SCHEMA)])

@@ -2,7 +2,6 @@
 
 import contextlib
 import datetime
-from pathlib import Path
 
 import pytest
 
@@ -10,11 +9,6 @@ from mcis.datasets.errors import UserError
 from mcis.platform.runs.bookkeeping import point_to, recorded, stopped
 from mcis.platform.runs.record import RunRecord
 from mcis.platform.runs.workspace import Workspace
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(tmp_path / "workspace")
 
 
 def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
@@ -51,13 +45,6 @@ def test_how_a_call_ended_is_written_down(
     assert (found.outcome, found.reason, found.study, found.kind) == (outcome, reason, None, "run")
     began, ended = (datetime.datetime.fromisoformat(time or "") for time in (found.began, found.ended))
     assert began <= ended <= datetime.datetime.now(datetime.UTC)
-
-
-def test_a_call_in_progress_has_no_end(workspace: Workspace) -> None:
-    call(workspace, index="a")
-    with recorded(workspace, "run", whole=True, study="table7"):
-        found = record(workspace)
-    assert (found.ended, found.outcome, found.study) == (None, None, "table7")
 
 
 def test_what_is_being_computed_is_pointed_to_and_stays_so_when_the_call_is_killed(workspace: Workspace) -> None:

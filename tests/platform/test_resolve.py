@@ -1,13 +1,9 @@
 """Layers of settings: who wins and says so, presets against docs/RELEASED_RECIPE.md, mistakes all at once."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as settings_of_hypothesis
-from hypothesis import strategies as st
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config import resolve as layers_of
@@ -70,18 +66,6 @@ def test_what_goes_with_another_method_is_told() -> None:
 
 
 # --- texts
-
-
-@settings_of_hypothesis(deadline=None, max_examples=40)
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-        max_leaves=5,
-    )
-)
-def test_values_are_json(value: Any) -> None:
-    assert parse_assignments([f"some.key={json.dumps(value)}"]) == {"some.key": value}
 
 
 def test_what_is_no_json_is_text() -> None:
@@ -169,22 +153,6 @@ def test_contradictions_are_told_plainly(assignments: list[str], said: str) -> N
     with pytest.raises(UserError, match=said) as caught:
         resolve("voc", "paper", assignments=assignments)
     assert "pydantic" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("setting", "recipe", "said"),
-    [
-        ("vco", "paper", "unknown setting 'vco'"),
-        ("voc", "smal", "unknown recipe 'smal'"),
-        ("voc", "", "unknown recipe ''"),
-    ],
-)
-def test_unknown_names_list_the_choices(setting: str, recipe: str, said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
-        resolve(setting, recipe)
-    assert (", ".join(RECIPES) if "recipe" in said else "voc") in caught.value.expected
-    if recipe == "smal":
-        assert "did you mean small?" in caught.value.remedy
 
 
 # --- presets

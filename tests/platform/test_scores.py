@@ -11,44 +11,17 @@ from mcis.platform.runs.scores import HEADINGS, Score, read_scores
 
 THIN = "\N{NARROW NO-BREAK SPACE}"
 MASKS = Score(
-    what="pseudo_masks",
-    name="R = 3",
-    split="train",
-    images=10582,
-    miou=61.25,
-    iou={"background": 90.5, "cat": None},
+    what="pseudo_masks", name="R = 3", split="train", images=10582, miou=61.25,
+    iou={"background": 90.5, "cat": None}, boundary_miou=40.5, boundary_iou={"background": 40.5, "cat": None},
     figures={"precision": {"background": 90.5, "cat": None}, "recall": {"background": 100.0, "cat": None}},
-    boundary_miou=40.5,
-    boundary_iou={"background": 40.5, "cat": None},
-    confusion=((905, 0), (95, 0)),
-    background_cue="saliency",
-    map_scale="range",
-    related=3,
-    method="co-attention",
-    ignored_share=0.125,
-    by_maps=0.25,
-    seed=0,
-    recipe="small",
-    weights="none",
+    confusion=((905, 0), (95, 0)), background_cue="saliency", map_scale="range", related=3, method="co-attention",
+    ignored_share=0.125, by_maps=0.25, seed=0, recipe="small", weights="none",
     git="0123456789abcdef0123456789abcdef01234567+",
-)
+)  # fmt: skip
 SEGMENTATION = Score(
-    what="segmentation",
-    name="with CRF",
-    split="val",
-    images=4,
-    miou=70.5,
-    iou={},
-    figures={},
-    confusion=(),
-    scales=(0.5, 1.0),
-    mirror=True,
-    crf=False,
-    seed=1,
-    recipe="paper",
-    weights="none",
-    git=None,
-)
+    what="segmentation", name="with CRF", split="val", images=4, miou=70.5, iou={}, figures={},
+    confusion=(), scales=(0.5, 1.0), mirror=True, crf=False, seed=1, recipe="paper", weights="none", git=None,
+)  # fmt: skip
 
 
 def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:

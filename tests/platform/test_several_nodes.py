@@ -142,9 +142,7 @@ TINY = (
 def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
     out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "small"]
     out += ["--voc", str(root), "--workspace", str(workspace)]
-    for value in (*TINY, f"data.classes={root / 'classes.txt'}", *assignments):
-        out += ["--set", value]
-    return out
+    return [*out, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *assignments))]
 
 
 def finish(call: list[str], env: dict[str, str], folder: Path) -> str:

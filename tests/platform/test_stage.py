@@ -17,7 +17,7 @@ from mcis.datasets.storage.folders import AGAIN
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import read_json, read_table, write_json, write_table, write_text
+from mcis.platform.runs.files import read_table, write_json, write_table, write_text
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.workspace import SUMMARY, Workspace
@@ -55,14 +55,6 @@ class Tables:
         assert read_table(folder / "maps")["n"].to_pylist() == [0, 1, 2, 3]
         assert (folder / "weights.pt").read_text() == "weights"
         return folder
-
-
-def test_a_summary_lists_the_files_and_their_bytes(tmp_path: Path) -> None:
-    folder = Tables().go(Workspace(tmp_path))
-    (folder / ".maps.elsewhere.7").write_text("left by a kill")
-    summary = read_json(folder / SUMMARY)
-    shards = [f"maps/part-0000000{first}-0000000{first + 2}.parquet" for first in (0, 2)]
-    assert summary["files"] == {name: (folder / name).stat().st_size for name in (*shards, "weights.pt")}
 
 
 SHARD = "maps/part-00000002-00000004.parquet"

@@ -57,13 +57,6 @@ def test_other_addresses_are_taken_as_they_are(uri: str, workspace: Workspace, m
     assert tracking_uri(workspace) == uri
 
 
-def test_without_an_address_runs_are_kept_in_the_workspace(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    assert tracking_uri(workspace) == f"sqlite:///{workspace.root / 'mlflow.db'}"
-
-
 def test_errors_repeat_no_password_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "hunter2")
     monkeypatch.setenv("PGPASSWORD", "swordfish")

@@ -1,6 +1,5 @@
 """Studies as files: the library's, files of a user's own, and the data settings."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -86,9 +85,3 @@ def test_an_unknown_study_names_the_librarys(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="study infer") as caught:
         read_definition("infer")
     assert "inference, lid" in caught.value.expected
-
-
-def test_the_example_of_the_documentation_is_a_study() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "howto" / "studies.md").read_text(encoding="utf-8")
-    example = text.split("```toml\n", 1)[1].split("```", 1)[0]
-    assert tomllib.loads(example)["case"]

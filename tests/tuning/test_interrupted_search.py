@@ -22,11 +22,8 @@ AXES = ("classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)", "localize.re
 def command(root: Path, workspace: Path) -> list[str]:
     out = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide", "--recipe", "small"]
     out += ["--voc", str(root), "--workspace", str(workspace), "--trials", "4"]
-    for value in (*SMALL, f"data.classes={root / 'classes.txt'}"):
-        out += ["--set", value]
-    for axis in AXES:
-        out += ["--axis", axis]
-    return out
+    values = (*SMALL, f"data.classes={root / 'classes.txt'}")
+    return [*out, *(f"--set={value}" for value in values), *(f"--axis={axis}" for axis in AXES)]
 
 
 def trains(workspace: Path, trial: str) -> bool:

@@ -20,10 +20,7 @@ from mcis.tuning.search_trials import Found, SearchTrials
 from mcis.tuning.trials import Trial
 
 SmallVoc = Callable[..., Resolved]
-AXES = {
-    "classifier.optimizer.learning_rate": FloatDistribution(0.0, 1.0),
-    "localize.related": IntDistribution(0, 3),
-}
+AXES = {"classifier.optimizer.learning_rate": FloatDistribution(0.0, 1.0), "localize.related": IntDistribution(0, 3)}
 RELATED = "localize.related=integer(0,3)"
 
 

@@ -17,8 +17,6 @@ from mcis.platform.networks.checkpoints import save_weights
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.garbage import plan_removal
-from mcis.platform.runs.inventory import entries
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.cases import TRAININGS
 from mcis.tuning.studies import Study, effect, references
@@ -137,19 +135,6 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     files = [path for path in workspace.rglob("*") if path.is_file()]
     assert any(path.name == "params.json" for path in files)
     assert not [path for path in files if b"correct horse" in path.read_bytes()]
-
-    rows = entries(Workspace(workspace))
-    assert [(row.name, row.kind) for row in rows] == [
-        ("study", "study"),
-        *((f"study-r{r}-s0", "run") for r in range(6)),
-    ]
-    assert {(row.state, row.setting, row.study) for row in rows[1:]} == {("finished", "voc", "study")}
-    assert (rows[0].state, rows[0].setting, rows[0].trials) == ("finished", "voc", 6)
-    assert all({"maps", "masks"} == row.scores.keys() for row in rows[1:])
-    assert plan_removal(Workspace(workspace)).garbage == []
-    removed = {each.path.name for each in plan_removal(Workspace(workspace), ["study"]).garbage}
-    folders = [path for top in ("runs", "store", "cache") for path in (workspace / top).iterdir() if path.is_dir()]
-    assert removed == {path.name for path in folders}
 
     # Once more, with masks that none can be made of: the table is that of the trials that ended well.
     for path in (workspace / "store").glob("pseudo_masks-*"):

@@ -33,14 +33,6 @@ class _Program:
         return os.mkdir, (str(self.folder),)
 
 
-def test_weights_are_loaded_as_they_were(tmp_path: Path) -> None:
-    old, new = _Head(), _Head()
-    torch.save(old.state_dict(), tmp_path / WEIGHTS)
-    load_weights(new, tmp_path / WEIGHTS)
-    for key, value in new.state_dict().items():
-        assert torch.equal(value, old.state_dict()[key])
-
-
 @pytest.mark.parametrize("content", ["none", "garbage", "cut", "other network", "other shape", "program"])
 def test_weights_that_do_not_fit_are_named(tmp_path: Path, content: str) -> None:
     path = tmp_path / WEIGHTS

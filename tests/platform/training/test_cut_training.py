@@ -134,11 +134,7 @@ def test_a_training_whose_worker_is_killed_each_time_says_so(
 
 
 def test_failures_that_lie_behind_new_checkpoints_never_end_a_training(
-    tiny: ClassifierLearner,
-    tracker_of: Trackers,
-    tmp_path: Path,
-    undisturbed: Path,
-    capsys: pytest.CaptureFixture[str],
+    tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     learner = Struck(**vars(tiny), folder=tmp_path, blow=lose_a_node, steps=(5, 9, 13, 17))
     compute = ComputeConfig(threads=1, checkpoint_steps=4, max_failures=1)
