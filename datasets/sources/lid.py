@@ -4,17 +4,17 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
 from pydantic import Field
 
 from mcis.datasets.classes import read_classes
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.index import Listing
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
     Files,
     Maps,
-    SplitMasks,
+    check_once,
+    check_present,
     class_indices,
     complete_masks,
     inside,
@@ -26,12 +26,14 @@ from mcis.datasets.sources.source import Source
 
 
 class _Split(NamedTuple):
-    """The images of one list: paths below the root, class indices of each, ground-truth masks."""
+    """The images of one list: paths below the root, class indices and ground-truth mask of each; notes on the masks."""
 
     name: str
+    path: Path
     images: list[str]
     tags: list[list[int]]
-    masks: SplitMasks
+    masks: list[str | None]
+    notes: list[str]
 
 
 class LidConfig(Section):
@@ -87,23 +89,20 @@ def list_lid(
         for split, path in (("train", train_list), ("val", val_list), ("test", test_list))
         if path is not None
     ]
-    _check_once(splits)
-    notes = [note for split in splits for note in split.masks.notes]
+    check_once((split.path, split.images) for split in splits)
+    notes = [note for split in splits for note in split.notes]
     if not masks:
         notes = ["no folder of ground-truth masks: nothing is scored"]
-    return Listing(_rows(root, splits), names, tuple(notes))
-
-
-def _rows(root: Path, splits: list[_Split]) -> pa.Table:
     images = [image for split in splits for image in split.images]
-    return listing_table(
+    rows = listing_table(
         image_id=[f"lid/{image}" for image in images],
         uri=[f"{root}/{image}" for image in images],
         domain="target",
         split=[split.name for split in splits for _ in split.images],
         tags=[tags for split in splits for tags in split.tags],
-        mask_uri=[uri for split in splits for uri in split.masks.uris],
+        mask_uri=[uri for split in splits for uri in split.masks],
     )
+    return Listing(rows, names, tuple(notes))
 
 
 def _read_split(split: str, path: Path, files: Files, truth: Maps, classes: int, first_index: int) -> _Split:
@@ -112,15 +111,10 @@ def _read_split(split: str, path: Path, files: Files, truth: Maps, classes: int,
     prefix, suffix = _affixes(files.root, split, next(iter(entries)))
     images = [f"{prefix}{entry}{suffix}" for entry in entries]
     absent = [image for image in images if image not in files]
-    if absent:
-        raise UserError(
-            f"{path} names {len(absent)} image(s) that are not in {files.root}: {shown(absent)}",
-            "a file for each line (links that lead elsewhere do not count)",
-            "add the images or take them off the list",
-        )
+    check_present(path, absent, files.root, "a file for each line (links that lead elsewhere do not count)")
     stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
-    masks = complete_masks([truth.of(stem) for stem in stems], split)
-    return _Split(split, images, list(entries.values()), masks)
+    masks, notes = complete_masks([truth.of(stem) for stem in stems], split)
+    return _Split(split, path, images, list(entries.values()), masks, notes)
 
 
 def _affixes(root: Path, split: str, entry: str) -> tuple[str, str]:
@@ -150,17 +144,6 @@ def _entries(path: Path, classes: int, first_index: int) -> dict[str, list[int]]
             raise UserError(f"{where}: {text} a second time", "one line per image", "merge the lines")
         entries[entry] = class_indices(where, text, indices, classes, remedy, first_index)
     return entries
-
-
-def _check_once(splits: list[_Split]) -> None:
-    """Every image is in one split alone."""
-    first: dict[str, str] = {}
-    for split in splits:
-        for image in split.images:
-            if image in first:
-                where = f"the lists of {first[image]} and {split.name}"
-                raise UserError(f"{image} is in {where}", "each image in one split", "take it off one of them")
-            first[image] = split.name
 
 
 LID = Source(

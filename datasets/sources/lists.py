@@ -176,20 +176,36 @@ class Maps:
         return f"{self.root}/{name}" if self.files is not None and name in self.files else None
 
 
-class SplitMasks(NamedTuple):
-    """The ground-truth masks of images, None for images without, and notes about those that are missing."""
+def check_present(listed: Path, absent: Sequence[str], folder: Path, expected: str) -> None:
+    """Raises a UserError where a list names images that are absent from a folder."""
+    if absent:
+        raise UserError(
+            f"{listed} names {len(absent)} image(s) that are not in {folder}: {shown(absent)}",
+            expected,
+            "add the images or take them off the list",
+        )
 
-    uris: list[str | None]
-    notes: list[str]
+
+def check_once(lists: Iterable[tuple[Path, Sequence[str]]]) -> None:
+    """Raises a UserError where an image is listed twice, in one list or in two of them."""
+    first: dict[str, Path] = {}
+    for path, images in lists:
+        for image in images:
+            if image in first:
+                where = f"twice in {path}" if first[image] == path else f"in {path} and in {first[image]}"
+                raise UserError(
+                    f"image {image} is listed {where}", "each image once, in one split", "delete one of the lines"
+                )
+            first[image] = path
 
 
-def complete_masks(uris: Sequence[str | None], split: str) -> SplitMasks:
+def complete_masks(uris: Sequence[str | None], split: str) -> tuple[list[str | None], list[str]]:
     """The ground-truth masks of a split, or none of them where one is missing, because a score is of a whole split.
 
-    The split val is noted where it lacks a mask. Others may be without masks, and are noted where they lack some.
+    Returns:
+        The masks, None for images without, and the notes of `lacking_masks`.
     """
-    notes = lacking_masks(uris.count(None), len(uris), split)
-    return SplitMasks([None] * len(uris) if None in uris else list(uris), notes)
+    return [None] * len(uris) if None in uris else list(uris), lacking_masks(uris.count(None), len(uris), split)
 
 
 def lacking_masks(absent: int, images: int, split: str) -> list[str]:

@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.class_folders import ClassFolders, FolderImage, list_class_folders, read_class_folders
-from mcis.datasets.sources.lists import inside, nearest, read_lines, scan, source_folder
+from mcis.datasets.sources.lists import check_present, inside, nearest, read_lines, scan, source_folder
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.synsets import CALTECH, IMAGENET
 
@@ -153,12 +153,7 @@ def _listed(path: Path, folders: ClassFolders) -> list[FolderImage]:
         elif image in images:
             raise UserError(f"{path}, line {number}: {line} a second time", "each image once", "delete one line")
         images[image] = None
-    if absent:
-        raise UserError(
-            f"{path} names {len(absent)} image(s) that are not in {base}: {shown(absent)}",
-            "an image that lies there for each line (links that lead elsewhere do not count)",
-            "add the images or take them off the list",
-        )
+    check_present(path, absent, base, "an image that lies there for each line (links that lead elsewhere do not count)")
     if without_class:
         raise UserError(
             f"{path} names {len(without_class)} image(s) of folders that stand for no class: {shown(without_class)}",

@@ -7,14 +7,11 @@ Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
-
-import pyarrow as pa
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import listing_table
+from mcis.datasets.sources.lists import check_once, check_present, complete_masks, listing_table
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.voc_lists import TAGS, Devkit, DevkitList, existing_folder, names_in, read_ids
 
@@ -23,42 +20,6 @@ MASKS = "SegmentationClassAug"
 
 SBD_HOME = "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours"
 """The address of SBD's benchmark.tgz, without the name."""
-
-
-class _Labels(NamedTuple):
-    """The tags of a list's images, the paths of their ground-truth masks, and notes about both."""
-
-    tags: list[list[int]]
-    masks: list[str | None]
-    notes: list[str]
-
-
-class _MaskFolder(NamedTuple):
-    """A folder of ground-truth masks, their suffix, and the names in it."""
-
-    path: Path
-    suffix: str
-    names: set[str]
-
-
-class _Masks(NamedTuple):
-    """Where ground-truth masks are.
-
-    Attributes:
-        folders: the ones that exist, the first that has an image's mask counts.
-        complete: one of them that was named for all masks, so that a mask which it lacks is still expected there, and
-            the evaluation names it.
-    """
-
-    folders: list[_MaskFolder]
-    complete: Path | None
-
-    def of(self, image_id: str) -> str | None:
-        """The path of an image's mask, None where it has none."""
-        for path, suffix, names in self.folders:
-            if f"{image_id}{suffix}" in names:
-                return str(path / f"{image_id}{suffix}")
-        return str(self.complete / f"{image_id}.png") if self.complete else None
 
 
 def list_voc(
@@ -100,26 +61,36 @@ def list_voc(
     truth = _masks(devkit.root, masks, sbd_folder)
     names = {"train": train_list, "val": val_list} | ({"test": test_list} if test_list else {})
     lists = [_read_list(devkit, split, name, val_list, sbd_folder) for split, name in names.items()]
-    labels = [_label(devkit, listed, truth, tags_from, difficult) for listed in lists]
-    _check_once(lists)
-    _check_classes(devkit.classes, lists[0], labels[0])
-    notes = [] if truth.folders else [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
-    for listed, of_list in zip(lists, labels, strict=True):
-        notes += [*listed.notes, *of_list.notes]
-    return Listing(_rows(devkit, lists, labels, saliency), devkit.classes, tuple(notes))
-
-
-def _rows(devkit: Devkit, lists: Sequence[DevkitList], labels: Sequence[_Labels], saliency: str) -> pa.Table:
+    # A folder `masks` is meant for all: a mask that is nowhere is expected there, and the evaluation names it.
+    expected = devkit.root / masks if (devkit.root / masks).is_dir() else None
+    tags: list[list[int]] = []
+    uris: list[str | None] = []
+    notes: list[str] = []
+    for listed in lists:
+        of_list = [truth.get(i, f"{expected}/{i}.png" if expected else None) for i in listed.ids]
+        if listed.split == "test":
+            tags += [[] for _ in listed.ids]
+            uris += [None for _ in listed.ids]
+        else:
+            tags += TAGS[tags_from](devkit, listed, of_list, difficult)
+            complete, lacking = complete_masks(of_list, listed.split)
+            uris += complete
+            notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
+    check_once((listed.path, listed.ids) for listed in lists)
+    _check_classes(devkit.classes, lists[0], tags)
+    if not truth and not expected:
+        notes = [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
     ids = [image_id for listed in lists for image_id in listed.ids]
-    return listing_table(
+    rows = listing_table(
         image_id=ids,
         uri=[str(devkit.images / f"{image_id}.jpg") for image_id in ids],
         domain="target",
         split=[listed.split for listed in lists for _ in listed.ids],
-        tags=[tags for of_list in labels for tags in of_list.tags],
-        mask_uri=[mask for of_list in labels for mask in of_list.masks],
+        tags=tags,
+        mask_uri=uris,
         saliency_uri=_saliency(devkit.root / saliency, lists),
     )
+    return Listing(rows, devkit.classes, (*notes, *(note for listed in lists for note in listed.notes)))
 
 
 def _open_devkit(root: Path, classes: Path | None) -> Devkit:
@@ -142,48 +113,13 @@ def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path |
     if not ids:
         raise UserError(f"{path} lists no image", "at least one image id", f"name another list by `{split}_list`")
     absent = [image_id for image_id in ids if f"{image_id}.jpg" not in devkit.image_names]
-    if absent:
-        raise UserError(
-            f"{path.name} names {len(absent)} image(s) that are not in {devkit.images}: {shown(absent)}",
-            f"<id>.jpg for each of the {len(ids)} ids",
-            "add the images or take their ids off the list",
-        )
+    check_present(path, absent, devkit.images, f"<id>.jpg for each of the {len(ids)} ids")
     return DevkitList(split, path, ids, notes)
 
 
-def _label(devkit: Devkit, listed: DevkitList, truth: _Masks, tags_from: str, difficult: bool) -> _Labels:
-    """The tags and masks of a list's images; those of the test split have neither."""
-    if listed.split == "test":
-        return _Labels([[] for _ in listed.ids], [None for _ in listed.ids], [])
-    masks = [truth.of(image_id) for image_id in listed.ids]
-    tags = TAGS[tags_from](devkit, listed, masks, difficult)
-    absent = masks.count(None)
-    if not absent or not truth.folders:
-        return _Labels(tags.indices, masks, tags.notes)
-    note = (
-        f"no ground-truth mask for {absent} of {len(masks)} images of {listed.path.name}: split {listed.split} is not "
-        f"scored (a folder {MASKS}, or SBD by `sbd`, would change that)"
-    )
-    return _Labels(tags.indices, [None for _ in listed.ids], [*tags.notes, note])
-
-
-def _check_once(lists: Sequence[DevkitList]) -> None:
-    """Every image is listed once."""
-    first: dict[str, Path] = {}
-    for listed in lists:
-        for image_id in listed.ids:
-            if image_id in first:
-                path, before = listed.path, first[image_id]
-                where = f"twice in {path}" if before == path else f"in {path} and in {before.name}"
-                raise UserError(
-                    f"image {image_id} is listed {where}", "each image once, in one split", "delete one of the lines"
-                )
-            first[image_id] = listed.path
-
-
-def _check_classes(names: tuple[str, ...], train: DevkitList, labels: _Labels) -> None:
-    """Every class has a training image."""
-    tagged = {tag for tags in labels.tags for tag in tags}
+def _check_classes(names: tuple[str, ...], train: DevkitList, tags: Sequence[Sequence[int]]) -> None:
+    """Every class has a training image; the first of the `tags` are of those."""
+    tagged = {tag for of_image in tags[: len(train.ids)] for tag in of_image}
     empty = [name for index, name in enumerate(names) if index not in tagged]
     if empty:
         raise UserError(
@@ -238,13 +174,16 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
     return sorted(set(ids) - held_out)
 
 
-def _masks(root: Path, masks: str, sbd: Path | None) -> _Masks:
-    """The folders that hold ground-truth masks: `masks`, and where that is the default, the devkit's own and SBD's."""
+def _masks(root: Path, masks: str, sbd: Path | None) -> dict[str, str]:
+    """Image id -> its ground-truth mask in `masks`, and where that is the default, else the devkit's own or SBD's."""
     candidates = [(root / masks, ".png")]
     if masks == MASKS:
         candidates += [(root / "SegmentationClass", ".png")] + ([(sbd / "cls", ".mat")] if sbd else [])
-    folders = [_MaskFolder(path, suffix, names_in(path)) for path, suffix in candidates if path.is_dir()]
-    return _Masks(folders, root / masks if (root / masks).is_dir() else None)
+    found: dict[str, str] = {}
+    for folder, suffix in reversed(candidates):
+        names = [name for name in names_in(folder) if name.endswith(suffix)]
+        found |= {name.removesuffix(suffix): str(folder / name) for name in names}
+    return found
 
 
 VOC = Source(

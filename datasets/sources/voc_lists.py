@@ -11,6 +11,8 @@ from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import class_indices, read_lines
 from mcis.datasets.storage.files import read_bytes
 
+Tags = list[list[int]]
+"""The class indices of each image of a list, ascending."""
 _MAX_XML = 2**20
 """Largest annotation that is parsed, bytes; VOC's have a few thousand."""
 
@@ -32,7 +34,7 @@ class DevkitList(NamedTuple):
         split: that its images are of.
         path: of the file `<name>.txt`.
         ids: of its images, in its order.
-        notes: about the list.
+        notes: about the list; what reads its tags adds to them.
     """
 
     split: str
@@ -57,31 +59,19 @@ def existing_folder(path: Path, what: str, remedy: str) -> Path:
     return path
 
 
-def split_lines(path: Path, remedy: str) -> list[tuple[int, list[str]]]:
-    """The lines that are not blank, each with its number from 1 and cut into words.
-
-    Raises:
-        UserError: no such file, or no UTF-8.
-    """
-    expected = "a UTF-8 text file with one image id per line"
-    if not path.is_file():
-        raise UserError(f"no list {path}", expected, remedy)
-    return [(number, line.split()) for number, line in read_lines(path, expected, remedy, may_be_empty=True)]
-
-
 def read_ids(path: Path, remedy: str) -> list[str]:
     """The image ids of a list, one per line, in its order.
 
     Raises:
         UserError: no such file, no UTF-8, or a line of several words.
     """
-    lines = split_lines(path, remedy)
-    for number, words in lines:
-        if len(words) > 1:
+    lines = read_lines(path, "a UTF-8 text file with one image id per line", remedy, may_be_empty=True)
+    for number, line in lines:
+        if len(words := line.split()) > 1:
             raise UserError(
                 f"{path}, line {number}: {shown(words)}", "one image id per line", "leave the id alone on its line"
             )
-    return [words[0] for _, words in lines]
+    return [line for _, line in lines]
 
 
 def names_in(folder: Path) -> set[str]:
@@ -89,19 +79,12 @@ def names_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-class ListTags(NamedTuple):
-    """The class indices of each image of a list, ascending, and notes about them."""
-
-    indices: list[list[int]]
-    notes: list[str]
-
-
-def _tags_auto(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
+def _tags_auto(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
     return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks, difficult)
 
 
-def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
+def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     path = listed.tags_path
     _refuse_difficult(difficult, f"the tags of {listed.path.name} come from {path.name}")
     remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
@@ -113,10 +96,10 @@ def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]
             f"a line for each of the {len(listed.ids)} images of {listed.path.name}",
             "add the missing lines; an image without any class gets a line with its id alone",
         )
-    return ListTags([tags[image_id] for image_id in listed.ids], [])
+    return [tags[image_id] for image_id in listed.ids]
 
 
-def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
+def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     remedy = f"restore the devkit's, or write {listed.tags_path.name}"
     folder = existing_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
     names = names_in(folder)
@@ -130,8 +113,9 @@ def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | No
         )
     images = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
     tags = [image.tags(difficult=difficult) for image in images]
-    note = f"tags of {listed.path.name} are those of the objects in {folder.name}"
-    return ListTags(tags, [note, *_difficult_notes(listed.path.name, images, difficult)])
+    listed.notes.append(f"tags of {listed.path.name} are those of the objects in {folder.name}")
+    listed.notes.extend(_difficult_notes(listed.path.name, images, difficult))
+    return tags
 
 
 def _difficult_notes(name: str, images: Sequence["_Objects"], difficult: bool) -> list[str]:
@@ -160,7 +144,7 @@ def _refuse_difficult(difficult: bool, why: str) -> None:
         )
 
 
-def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> ListTags:
+def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
     name = listed.path.name
     _refuse_difficult(difficult, f"the tags of {name} come from masks")
@@ -170,8 +154,8 @@ def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]
             "a mask for each image whose tags are to come from masks",
             "add the masks, or take tags from lists or xml by `tags_from`",
         )
-    tags = [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
-    return ListTags(tags, [f"tags of {name} were read off ground-truth masks: the truth of every image was opened"])
+    listed.notes.append(f"tags of {name} were read off ground-truth masks: the truth of every image was opened")
+    return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
 
 
 def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[str, list[int]]:
@@ -187,20 +171,24 @@ def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[st
     """
     correct = "correct the list, or name the right class file by `classes`"
     tags: dict[str, list[int]] = {}
-    for number, (image_id, *indices) in split_lines(path, remedy):
-        where = f"{path}, line {number}"
+    for number, line in read_lines(path, "lines '<id> <class index> ...'", remedy, may_be_empty=True):
+        where, (image_id, *indices) = f"{path}, line {number}", line.split()
         if image_id in tags:
             raise UserError(f"{where}: {image_id} a second time", "one line per image", "merge the lines")
         tags[image_id] = class_indices(where, image_id, indices, len(classes), correct)
     return tags
 
 
-_TagReader = Callable[[Devkit, DevkitList, Sequence[str | None], bool], ListTags]
-"""Of a devkit, a list, the masks of its images, and whether objects marked difficult count."""
+TAGS: dict[str, Callable[[Devkit, DevkitList, Sequence[str | None], bool], Tags]] = {
+    "auto": _tags_auto,
+    "lists": _tags_listed,
+    "xml": _tags_annotated,
+    "masks": _tags_masked,
+}
+"""What reads the tags of a list's images, by the name of where they come from.
 
-
-TAGS: dict[str, _TagReader] = {"auto": _tags_auto, "lists": _tags_listed, "xml": _tags_annotated, "masks": _tags_masked}
-"""What reads the tags of a list's images, by the name of where they come from."""
+Of a devkit, a list, the masks of its images, and whether objects marked difficult count; it adds to the list's notes.
+"""
 
 
 class _Annotation(ElementTree.TreeBuilder):

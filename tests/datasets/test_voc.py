@@ -116,8 +116,8 @@ WRONG: list[tuple[Change, str, str]] = [
     (gone("JPEGImages"), r"no folder .*/JPEGImages", "`root`"),
     (gone(LISTS), rf"no folder .*/{LISTS}", "`root`"),
     (gone(f"{LISTS}/train_aug.txt"), r"no list .*/train_aug\.txt", "`train_list`"),
-    (gone(f"{LISTS}/val.txt"), r"no list .*/val\.txt", "`val_list`"),
-    (gone(f"{LISTS}/val_cls.txt"), r"no list .*/val_cls\.txt", "val_cls.txt"),
+    (gone(f"{LISTS}/val.txt"), r"no file .*/val\.txt", "`val_list`"),
+    (gone(f"{LISTS}/val_cls.txt"), r"no file .*/val_cls\.txt", "val_cls.txt"),
     (gone("classes.txt"), r"no file of class names at .*/classes\.txt", "classes.txt"),
     (only("train_aug.txt", "\n \n"), r"train_aug\.txt lists no image", "`train_list`"),
     (only("val.txt", ""), r"val\.txt lists no image", "`val_list`"),
@@ -202,9 +202,9 @@ def test_images_of_the_test_list_have_neither_tags_nor_masks(devkit: Path) -> No
     assert (last["image_id"], last["split"], last["tags"], last["mask_uri"]) == ("x0", "test", [], None)
     assert found[:-1] == listed(devkit).table.to_pylist()
     append(devkit, "test.txt", "v0")
-    with pytest.raises(UserError, match=r"image v0 is listed in .*/test\.txt and in val\.txt"):
+    with pytest.raises(UserError, match=r"image v0 is listed in .*/test\.txt and in .*/val\.txt"):
         listed(devkit, test_list="test")
-    with pytest.raises(UserError, match=r"no list .*/other\.txt") as caught:
+    with pytest.raises(UserError, match=r"no file .*/other\.txt") as caught:
         listed(devkit, test_list="other")
     assert "`test_list`" in caught.value.remedy
 
@@ -246,7 +246,7 @@ def test_a_split_that_lacks_masks_is_listed_without_masks_and_noted(devkit: Path
     found = listed(devkit)
     assert [uri is None for uri in found.table["mask_uri"].to_pylist()] == [True] * 4 + [False] * 2
     (note,) = found.notes
-    assert "3 of 4 images of train_aug.txt" in note
+    assert "3 of 4 images of split train" in note
 
 
 def test_a_mask_that_the_complete_folder_lacks_is_left_to_the_evaluation(devkit: Path) -> None:
@@ -283,7 +283,7 @@ def test_annotations_give_the_tags_where_lists_are_absent(devkit: Path) -> None:
     found = listed(devkit)
     assert found.table.to_pylist() == expected
     assert found.notes == ("tags of train_aug.txt are those of the objects in Annotations",)
-    with pytest.raises(UserError, match=r"no list .*/train_aug_cls\.txt"):
+    with pytest.raises(UserError, match=r"no file .*/train_aug_cls\.txt"):
         listed(devkit, tags_from="lists")
 
 

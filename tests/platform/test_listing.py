@@ -100,7 +100,7 @@ def test_notes_of_the_voc_lists_name_keys(devkit: dict[str, Path]) -> None:
     (root / "SegmentationClassAug").rename(root / "SegmentationClass")
     next((root / "SegmentationClass").glob("train_*")).unlink()
     (note,) = listed("voc", devkit).notes
-    assert "no ground-truth mask for 1 of 6 images of train_aug.txt" in note
+    assert "no ground-truth mask for 1 of 6 images of split train" in note
     assert "data.sbd" in note
 
 
