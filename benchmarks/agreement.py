@@ -72,8 +72,9 @@ def figures(confusion: np.ndarray, boundary: np.ndarray) -> dict[str, Any]:
         name: round(statistics.fmean(v for v in values if v is not None), 2)
         for name, values in (("miou", iou), ("boundary_miou", edges))
     }
-    by_label = {"iou": iou, "boundary_iou": edges, "precision": percent(hits, columns), "recall": percent(hits, rows)}
-    return means | {name: named(values) for name, values in by_label.items()} | {"confusion": confusion.tolist()}
+    further = {"precision": named(percent(hits, columns)), "recall": named(percent(hits, rows))}
+    by_label = {"iou": named(iou), "boundary_iou": named(edges), "figures": further}
+    return means | by_label | {"confusion": confusion.tolist()}
 
 
 def plain(paths: list[Path], predictions: Path, mapped: Callable[..., Iterable[Any]] = map) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ Parsed = Callable[..., Any]
 def score(what: Scored, miou: float, **meaning: Any) -> Score:
     origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
     images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
-    images |= {"precision": {}, "recall": {}, "confusion": ()}
+    images |= {"figures": {}, "confusion": ()}
     return Score(what=what, miou=miou, **origin | images | meaning)
 
 
@@ -146,7 +146,7 @@ def test_losses_are_told_for_each_step_beside_the_bound(tmp_path: Path, parsed: 
     hits = {"background": 80 / 95, "square": 45 / 80, "star": 30 / 50}
     iou = {"background": 100 * hits["background"], "circle": None, "square": 56.25, "star": 60.0}
     miou = 100 * sum(hits.values()) / 3
-    figures: dict[str, Any] = {"iou": iou, "precision": iou, "recall": iou, "confusion": confusion}
+    figures: dict[str, Any] = {"iou": iou, "figures": {"precision": iou, "recall": iou}, "confusion": confusion}
     edges: dict[str, Any] = {"boundary_miou": 40.0, "boundary_iou": iou}
     scores = [
         score("localization_maps", miou - 5, name="R = 3", split="train", images=480, **figures),

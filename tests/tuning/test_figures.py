@@ -18,7 +18,7 @@ from mcis.tuning.figures import (
 
 def score(what: Scored, miou: float, **meaning: Any) -> Score:
     of_all: dict[str, Any] = {"name": "any", "split": "train", "images": 9, "iou": {}}
-    of_all |= {"precision": {}, "recall": {}, "confusion": ()}
+    of_all |= {"figures": {}, "confusion": ()}
     origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": "abc"}
     return Score(what=what, miou=miou, **of_all | origin | meaning)
 
