@@ -19,12 +19,8 @@ SIZE = 16
 
 def batch(count: int) -> CropBatch:
     rng = np.random.default_rng(0)
-    return CropBatch(
-        images=rng.integers(0, 256, (count, 4, 4, 3), np.uint8),
-        labels=rng.integers(0, 256, (count, 4, 4), np.uint8),
-        index=np.arange(count),
-        epoch=np.arange(count) // 3,
-    )
+    images, labels = (rng.integers(0, 256, (count, 4, 4, *more), np.uint8) for more in ((3,), ()))
+    return CropBatch(images=images, labels=labels, index=np.arange(count), epoch=np.arange(count) // 3)
 
 
 def test_a_micro_batch_has_the_rows_of_every_column() -> None:
@@ -46,17 +42,8 @@ def decoder(tmp_path: Path) -> CropDecoder:
     masks = [encode_labels(np.full((SIZE, SIZE), number, np.uint8)) for number in range(7)]
     (tmp_path / "masks").mkdir()
     pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-0.parquet")
-    return CropDecoder(
-        ids,
-        uris,
-        Shards(tmp_path / "masks"),
-        seed=5,
-        batch=4,
-        shard=WorkerShard(1, 3, 2, 9),
-        size=SIZE,
-        scales=(1.0,),
-        mirror=True,
-    )
+    shards, shard = Shards(tmp_path / "masks"), WorkerShard(1, 3, 2, 9)
+    return CropDecoder(ids, uris, shards, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), mirror=True)
 
 
 def test_images_are_read_at_the_size_of_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:

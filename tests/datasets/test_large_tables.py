@@ -12,20 +12,11 @@ from hypothesis import strategies as st
 from mcis.datasets.tables import large_tables
 from mcis.datasets.tables.large_tables import Texts, digest, in_shards, repeated, take
 
-SCHEMA = pa.schema(
-    [pa.field("text", pa.string()), pa.field("tags", pa.list_(pa.uint16())), pa.field("number", pa.int64())]
-)
+SCHEMA = pa.schema({"text": pa.string(), "tags": pa.list_(pa.uint16()), "number": pa.int64()})
 quick = settings(deadline=None, max_examples=60)
-tables = st.lists(
-    st.fixed_dictionaries(
-        {
-            "text": st.none() | st.text(max_size=4),
-            "tags": st.none() | st.lists(st.integers(0, 3), max_size=3),
-            "number": st.none() | st.integers(-2, 2),
-        }
-    ),
-    max_size=12,
-).map(lambda rows: pa.Table.from_pylist(rows, SCHEMA))
+COLUMNS = {"text": st.text(max_size=4), "tags": st.lists(st.integers(0, 3), max_size=3), "number": st.integers(-2, 2)}
+table_rows = st.fixed_dictionaries({name: st.none() | values for name, values in COLUMNS.items()})
+tables = st.lists(table_rows, max_size=12).map(lambda rows: pa.Table.from_pylist(rows, SCHEMA))
 
 
 def cut(table: pa.Table, at: list[int]) -> list[pa.Table]:
@@ -52,13 +43,8 @@ def test_tables_of_other_values_have_another_digest(one: pa.Table, other: pa.Tab
 
 
 def test_a_digest_has_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    digests = [
-        digest([pa.table({"a": pa.array([1, 2, 3], pa.int64())})]),
-        digest([pa.table({"b": pa.array([1, 2, 3], pa.int64())})]),
-        digest([pa.table({"a": pa.array([1, 2, 3], pa.uint64())})]),
-        digest([pa.table({"a": pa.array([1, 2, None], pa.int64())})]),
-        digest([pa.table({"a": pa.array([1, 2, 0], pa.int64())})]),
-    ]
+    of_tables = [("a", 3, pa.int64()), ("b", 3, pa.int64()), ("a", 3, pa.uint64()), ("a", None, None), ("a", 0, None)]
+    digests = [digest([pa.table({name: pa.array([1, 2, last], kind)})]) for name, last, kind in of_tables]
     assert len(set(digests)) == len(digests)
     monkeypatch.setattr(large_tables.in_shards, "__defaults__", (2,))
     of_shards = digest([pa.table({"a": pa.chunked_array([[1], [2, 3]])})])

@@ -33,15 +33,12 @@ def test_features_are_compared_pair_by_pair(radius: int) -> None:
     features = random(2, 3, 5, 6).double()
     got = semantic_affinities(features, radius)
     for plane, (dy, dx) in enumerate(directions(radius)):
-        for y in range(5):
-            for x in range(6):
-                there = 0 <= y + dy < 5 and 0 <= x + dx < 6
-                for image in range(2):
-                    expected = 0.0
-                    if there:
-                        difference = features[image, :, y, x] - features[image, :, y + dy, x + dx]
-                        expected = math.exp(-difference.abs().mean())
-                    assert got[image, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
+        for image, y, x in np.ndindex(2, 5, 6):
+            expected = 0.0
+            if 0 <= y + dy < 5 and 0 <= x + dx < 6:
+                difference = features[image, :, y, x] - features[image, :, y + dy, x + dx]
+                expected = math.exp(-difference.abs().mean())
+            assert got[image, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("radius", [2, 5])
@@ -49,12 +46,11 @@ def test_the_highest_boundary_on_the_line_counts(radius: int) -> None:
     boundaries = random(1, 1, 7, 6, seed=1).double()
     got = boundary_affinities(boundaries, radius)
     for plane, direction in enumerate(directions(radius)):
-        for y in range(7):
-            for x in range(6):
-                passed = [(y + dy, x + dx) for dy, dx in line(direction)]
-                inside = 0 <= passed[-1][0] < 7 and 0 <= passed[-1][1] < 6
-                expected = 1 - max(boundaries[0, 0, yy, xx].item() for yy, xx in passed) if inside else 0.0
-                assert got[0, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
+        for y, x in np.ndindex(7, 6):
+            passed = [(y + dy, x + dx) for dy, dx in line(direction)]
+            inside = 0 <= passed[-1][0] < 7 and 0 <= passed[-1][1] < 6
+            expected = 1 - max(boundaries[0, 0, yy, xx].item() for yy, xx in passed) if inside else 0.0
+            assert got[0, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("direction", directions(6))
@@ -76,16 +72,15 @@ def test_losses_are_means_over_the_three_kinds_of_pairs(seed: int, radius: int) 
     for image in range(2):
         pairs: dict[str, list[float]] = {"background": [], "foreground": [], "different": []}
         for plane, (dy, dx) in enumerate(directions(radius)):
-            for y in range(5):
-                for x in range(4):
-                    if not (0 <= y + dy < 5 and 0 <= x + dx < 4):
-                        continue
-                    one, other = int(labels[image, y, x]), int(labels[image, y + dy, x + dx])
-                    value = affinities[image, plane, y, x].item()
-                    if 255 in (one, other):
-                        continue
-                    kind = "different" if one != other else "foreground" if one else "background"
-                    pairs[kind].append(-math.log(max(1e-5, 1 - value if kind == "different" else value)))
+            for y, x in np.ndindex(5, 4):
+                if not (0 <= y + dy < 5 and 0 <= x + dx < 4):
+                    continue
+                one, other = int(labels[image, y, x]), int(labels[image, y + dy, x + dx])
+                value = affinities[image, plane, y, x].item()
+                if 255 in (one, other):
+                    continue
+                kind = "different" if one != other else "foreground" if one else "background"
+                pairs[kind].append(-math.log(max(1e-5, 1 - value if kind == "different" else value)))
         for kind, values in pairs.items():
             weight = 0.5 if kind == "different" else 0.25
             expected[kind] += weight * (sum(values) / len(values) if values else 0.0)
