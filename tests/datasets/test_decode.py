@@ -98,9 +98,8 @@ SHOWN = {
 @pytest.mark.parametrize("orientation", [*SHOWN, 99])
 def test_exif_orientation_is_applied(form: str, orientation: int):
     expected = np.zeros((W, H, 3) if 5 <= orientation <= 8 else (H, W, 3), np.uint8)
-    for r in range(H):
-        for c in range(W):
-            expected[SHOWN.get(orientation, SHOWN[1])(r, c, H, W)] = RAMP[r, c]
+    for r, c in np.ndindex(H, W):
+        expected[SHOWN.get(orientation, SHOWN[1])(r, c, H, W)] = RAMP[r, c]
     exif = Image.Exif()
     exif[0x0112] = orientation
     np.testing.assert_array_equal(decode_rgb(encoded(RAMP, form, exif=exif)), expected)
@@ -119,10 +118,7 @@ def test_sixteen_bit_gray_is_scaled_to_the_nearest():
     values = np.linspace(0, 65535, H * W).astype(np.uint16).reshape(H, W)
     expected = np.rint(values / 257).astype(np.uint8)
     for form in ("PNG", "TIFF"):
-        rgb = decode_rgb(encoded(values, form))
-        assert rgb.shape == (H, W, 3)
-        for channel in range(3):
-            np.testing.assert_array_equal(rgb[..., channel], expected)
+        np.testing.assert_array_equal(decode_rgb(encoded(values, form)), expected[..., None].repeat(3, axis=2))
     np.testing.assert_array_equal(decode_rgb(encoded(values.astype(np.int32), "TIFF"))[..., 0], expected)
 
 
@@ -142,9 +138,8 @@ def test_sixteen_bit_gray_keeps_its_transparent_value_white():
 
 def test_integers_and_floats_of_unknown_range_are_rejected():
     wide = np.full((H, W), 70_000, np.int32)
-    assert rejection(decode_rgb, encoded(wide, "TIFF")).kind == "unsupported"
-    assert rejection(decode_rgb, encoded(-wide, "TIFF")).kind == "unsupported"
-    assert rejection(decode_rgb, encoded(wide.astype(np.float32), "TIFF")).kind == "unsupported"
+    for values in (wide, -wide, wide.astype(np.float32)):
+        assert rejection(decode_rgb, encoded(values, "TIFF")).kind == "unsupported"
 
 
 def test_gray_and_black_and_white():
@@ -299,9 +294,7 @@ def test_sizes_are_limited_by_the_header_before_decoding():
 def test_limits_are_arguments_and_inclusive():
     data = encoded(RAMP)
     assert decode_rgb(data, min_side=H, max_pixels=H * W).shape == RAMP.shape
-    assert (
-        rejection(decode_rgb, data, min_side=H + 1).reason == "too small: 48x40 pixels, both sides must be at least 41"
-    )
+    assert rejection(decode_rgb, data, min_side=H + 1).reason.startswith("too small: 48x40 pixels, ")
     assert rejection(decode_rgb, data, max_pixels=H * W - 1).kind == "too large"
 
 

@@ -104,10 +104,9 @@ def test_seeds_follow_from_their_keys_as_draws_do() -> None:
 def test_draws_are_evenly_spread(varied: str) -> None:
     """Along each part of a key: 40 bins, and likewise the sum of neighbors, which shows what a lattice would hide."""
     n = 40_000
-    if varied == "seed":
-        drawn = np.array([uniforms(draw(1), seed, 0, np.array([3]))[0, 0] for seed in range(n)])
-    elif varied == "purpose":
-        drawn = np.array([uniforms(draw(purpose), 0, 0, np.array([3]))[0, 0] for purpose in range(n)])
+    if varied in ("seed", "purpose"):
+        keys = ((1, k) if varied == "seed" else (k, 0) for k in range(n))
+        drawn = np.array([uniforms(draw(purpose), seed, 0, np.array([3]))[0, 0] for purpose, seed in keys])
     elif varied == "column":
         drawn = uniforms(draw(1), 0, 0, np.array([3]), count=n)[0]
     elif varied == "first":

@@ -28,9 +28,8 @@ def imagenet(tmp_path: Path) -> Path:
     """Three images of two VOC classes, and two of a fish; no file holds anything."""
     root = tmp_path / "ILSVRC"
     images = root / "Data/CLS-LOC/train"
-    fill(
-        images, *(f"{DOG}/{DOG}_{i}.JPEG" for i in (10, 2)), f"{CAT}/{CAT}_1.JPEG", f"{TENCH}/a.JPEG", f"{TENCH}/b.JPEG"
-    )
+    names = (f"{DOG}/{DOG}_10", f"{DOG}/{DOG}_2", f"{CAT}/{CAT}_1", f"{TENCH}/a", f"{TENCH}/b")
+    fill(images, *(f"{name}.JPEG" for name in names))
     return root
 
 
@@ -56,9 +55,8 @@ def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) ->
     rows = found.table.to_pylist()
     assert [r["image_id"] for r in rows] == [f"single/{DOG}/{DOG}_10", f"single/{DOG}/{DOG}_2", f"single/{CAT}/{CAT}_1"]
     assert [r["tags"] for r in rows] == [[11], [11], [7]]
-    assert {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows} == {
-        ("source", "train", None, None)
-    }
+    others = {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows}
+    assert others == {("source", "train", None, None)}
     assert rows[0]["uri"] == str(imagenet / f"Data/CLS-LOC/train/{DOG}/{DOG}_10.JPEG")
     assert any(f"left out 1 folder(s) that stand for no class: {TENCH}" in note for note in found.notes)
     assert any("none of class aeroplane, " in note and "dog" not in note for note in found.notes)

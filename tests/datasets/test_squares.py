@@ -98,11 +98,11 @@ def test_a_shard_that_made_room_is_decoded_and_a_damaged_one_is_named(tmp_path: 
         images(np.array([5]))
 
 
+NoMoreFiles = Callable[[], contextlib.AbstractContextManager[None]]
+
+
 def test_a_shard_that_cannot_be_opened_at_present_is_not_damaged(
-    tmp_path: Path,
-    uris: list[str],
-    no_pauses: None,
-    no_more_files: Callable[[], contextlib.AbstractContextManager[None]],
+    tmp_path: Path, uris: list[str], no_pauses: None, no_more_files: NoMoreFiles
 ) -> None:
     images, wanted = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, (0, 10))), expected(uris, [0])
     with no_more_files(), pytest.raises(UserError, match=r"\.arrow could not be read, however often"):
@@ -138,6 +138,12 @@ def test_a_file_that_was_replaced_is_noticed_though_size_and_time_are_the_same(t
 # --- squares of bytes
 
 
+def encoded(image: Image.Image | NDArray[np.uint8], form: str = "PNG", **options: object) -> bytes:
+    stream = BytesIO()
+    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, form, **options)
+    return stream.getvalue()
+
+
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
 def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
@@ -147,20 +153,12 @@ def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
         picture = picture.convert(mode)
     exif = Image.Exif()
     exif[0x0112] = 6
-    stream = BytesIO()
-    picture.save(stream, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    data = stream.getvalue()
+    data = encoded(picture, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
     whole = Image.fromarray(decode_rgb(data)).resize((33, 33), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(decode_square(data, 33), np.asarray(whole))
     assert decode_shape(data) == decode_rgb(data).shape[:2]
     with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
         decode_square(data[: len(data) // 2], 33)
-
-
-def encoded(pixels: NDArray[np.uint8]) -> bytes:
-    stream = BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
 
 
 def test_a_square_forgets_the_aspect_ratio_and_averages() -> None:

@@ -24,13 +24,8 @@ def test_a_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
     assert found.classes == CLASSES
     assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
     rows = found.table.to_pylist()
-    assert [r["image_id"] for r in rows] == [
-        "web/cat/a b.JPG",
-        "web/cat/x.html",
-        "web/dog/b.gif",
-        "web/dog/b.jpg",
-        "web/dog/page",
-    ]
+    names = ["cat/a b.JPG", "cat/x.html", "dog/b.gif", "dog/b.jpg", "dog/page"]
+    assert [r["image_id"] for r in rows] == [f"web/{name}" for name in names]
     assert [r["tags"] for r in rows] == [[0], [0], [2], [2], [2]]
     assert rows[0]["uri"] == str(tmp_path / "cat/a b.JPG")
     assert {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows} == {("web", "train", None, None)}
@@ -38,16 +33,8 @@ def test_a_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
 
 
 def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
-    fill(
-        tmp_path / "web",
-        "dog/a.jpg",
-        "dog/.b.jpg",
-        "dog/inner/c.jpg",
-        "cat/a.jpg",
-        "cow/a.jpg",
-        "kitten/a.jpg",
-        "list.txt",
-    )
+    names = ("dog/.b.jpg", "dog/inner/c.jpg", "list.txt")
+    fill(tmp_path / "web", *(f"{name}/a.jpg" for name in (*CLASSES, "kitten")), *names)
     fill(tmp_path, "secret")
     (tmp_path / "web/dog/link.jpg").symlink_to(tmp_path / "secret")
     (tmp_path / "web/dog/inside.jpg").symlink_to("a.jpg")
@@ -55,12 +42,8 @@ def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
     with (tmp_path / "web/cat" / os.fsdecode(b"\xff.jpg")).open("w"):
         pass
     found = list_web(tmp_path / "web", CLASSES)
-    assert found.table["image_id"].to_pylist() == [
-        "web/cat/a.jpg",
-        "web/cow/a.jpg",
-        "web/dog/a.jpg",
-        "web/dog/inside.jpg",
-    ]
+    listed = [f"web/{name}.jpg" for name in ("cat/a", "cow/a", "dog/a", "dog/inside")]
+    assert found.table["image_id"].to_pylist() == listed
     root = f"web images in {tmp_path / 'web'}"
     assert set(found.notes) == {
         f"{root}: left out 2 file(s) or folder(s) that are no image",
@@ -76,14 +59,9 @@ def test_a_saliency_map_is_taken_where_its_stem_is_unique(tmp_path: Path) -> Non
     fill(tmp_path / "maps", "dog/b.png", "dog/c.png", "cat/b.png", "cat/d.png")
     found = list_web(tmp_path / "web", CLASSES, saliency=tmp_path / "maps")
     maps = {r["image_id"]: r["saliency_uri"] for r in found.table.to_pylist()}
-    assert maps == {
-        "web/cat/b.jpg": str(tmp_path / "maps/cat/b.png"),
-        "web/cat/d": str(tmp_path / "maps/cat/d.png"),
-        "web/cow/e.jpg": None,
-        "web/dog/b.gif": None,
-        "web/dog/b.jpg": None,
-        "web/dog/c.jpg": str(tmp_path / "maps/dog/c.png"),
-    }
+    expected = {"web/cat/b.jpg": "cat/b.png", "web/cat/d": "cat/d.png", "web/dog/c.jpg": "dog/c.png"}
+    without = dict.fromkeys(("web/cow/e.jpg", "web/dog/b.gif", "web/dog/b.jpg"))
+    assert maps == {name: str(tmp_path / "maps" / path) for name, path in expected.items()} | without
     assert any("2 share a stem with another" in note for note in found.notes)
     assert f"web images in {tmp_path / 'web'}: no saliency map for 3 of 6" in found.notes
 

@@ -47,34 +47,20 @@ def imagenet() -> Shapes:
     return shapes | norm("bn7", 4096)
 
 
-def trained_by_torch(layers: Shapes) -> Shapes:
-    """The file of a network that torch trained: ImageNet's tensors, counters of batches, and further layers."""
+def trained_by_torch(**layers: tuple[int, int]) -> Shapes:
+    """The file of a network that torch trained: ImageNet's tensors, counters of batches, and further 1x1 layers."""
     shapes = imagenet()
     counters: Shapes = {
         name.replace("running_var", "num_batches_tracked"): () for name in shapes if name.endswith("running_var")
     }
-    return shapes | counters | layers
+    return shapes | counters | {f"{name}.weight": (*channels, 1, 1) for name, channels in layers.items()}
 
 
 FILES = {
     "ImageNet": imagenet(),
-    "resnet38_cls.pth": trained_by_torch({"fc8.weight": (20, 4096, 1, 1)}),
-    "resnet38_aff.pth": trained_by_torch(
-        {
-            "f8_3.weight": (64, 512, 1, 1),
-            "f8_4.weight": (128, 1024, 1, 1),
-            "f8_5.weight": (256, 4096, 1, 1),
-            "f9.weight": (448, 448, 1, 1),
-        }
-    ),
-    "resnet38_SEAM.pth": trained_by_torch(
-        {
-            "fc8.weight": (21, 4096, 1, 1),
-            "f8_3.weight": (64, 512, 1, 1),
-            "f8_4.weight": (128, 1024, 1, 1),
-            "f9.weight": (192, 195, 1, 1),
-        }
-    ),
+    "resnet38_cls.pth": trained_by_torch(fc8=(20, 4096)),
+    "resnet38_aff.pth": trained_by_torch(f8_3=(64, 512), f8_4=(128, 1024), f8_5=(256, 4096), f9=(448, 448)),
+    "resnet38_SEAM.pth": trained_by_torch(fc8=(21, 4096), f8_3=(64, 512), f8_4=(128, 1024), f9=(192, 195)),
 }
 
 
