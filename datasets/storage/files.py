@@ -112,25 +112,22 @@ def stamp(uri: str) -> Stamp | None:
     Raises:
         UserError: its file system does not answer for half a minute, or refuses access.
     """
-    if "://" not in uri:
-        with contextlib.suppress(OSError, ValueError):  # it is asked for once more below, where errors are told apart
-            state = os.stat(uri)
+
+    def ask() -> Stamp | None:
+        path = path_on_disk(uri) if is_remote(uri) else uri
+        if path is not None:
+            state = os.stat(path)
             return Stamp(state.st_size, state.st_mtime_ns)
+        system, place = locate(uri)
+        info = ask_remote(functools.partial(system.get_file_info, place))
+        return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
+
     try:
-        return retry_io(uri, functools.partial(_stamp, uri))
+        return retry_io(uri, ask)
     except PermissionError as error:
         raise access_refused(uri, error) from None
     except (OSError, ValueError):  # ValueError: no path, as it holds a null byte, or no such URI; reading it says which
         return None
-
-
-def _stamp(uri: str) -> Stamp | None:
-    if path := path_on_disk(uri):
-        state = os.stat(path)
-        return Stamp(state.st_size, state.st_mtime_ns)
-    system, place = locate(uri)
-    info = ask_remote(functools.partial(system.get_file_info, place))
-    return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:

@@ -126,8 +126,12 @@ def _lines(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator
             below += _lines(value, f"{key}.", origins)
             continue
         yield from _comment(field.description or "")
+        if value is None:
+            yield f"# {name} is None"
+            continue
+        plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         origin = "" if origins[key] == "default" else f"  # {_one_line(origins[key])}"
-        yield f"# {name} is None" if value is None else f"{name} = {_plain(value).as_string()}{origin}"
+        yield f"{name} = {tomlkit.item(plain).as_string()}{origin}"
     yield from below
 
 
@@ -137,8 +141,3 @@ def _comment(text: str) -> list[str]:
 
 def _one_line(text: str) -> str:
     return "".join(c if c.isprintable() else " " for c in text)
-
-
-def _plain(value: Any) -> tomlkit.items.Item:
-    """A value as TOML knows it: paths are texts, tuples lists."""
-    return tomlkit.item(list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value)

@@ -49,32 +49,21 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
 
 
 def split_rows(
-    context: RunContext,
+    of: RunContext | Path,
     split: str,
     *,
     tagged: bool = False,
     columns: list[str] | None = None,
     only: NDArray[np.int64] | None = None,
 ) -> pa.Table:
-    """Rows of the index of one split, in order; with `tagged`, those with at least one tag.
+    """Rows of an index of one split, in order; with `tagged`, those with at least one tag.
 
     Args:
+        of: a run that has the index, or the index's file.
         columns: that are wanted; None = all. Of millions of images they take most of a stage's memory.
         only: which of these rows are wanted, counted from 0, and in which order; None = all.
     """
-    file = context.inputs["index"] / "index.parquet"
-    return rows_of_split(file, split, tagged=tagged, columns=columns, only=only)
-
-
-def rows_of_split(
-    file: Path,
-    split: str,
-    *,
-    tagged: bool = False,
-    columns: list[str] | None = None,
-    only: NDArray[np.int64] | None = None,
-) -> pa.Table:
-    """As `split_rows`, of the file of an index."""
+    file = of if isinstance(of, Path) else of.inputs["index"] / "index.parquet"
     wanted = INDEX_SCHEMA.names if columns is None else columns
     read = list(dict.fromkeys([*wanted, "split", "tags"]))
     parts = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()]

@@ -4,7 +4,9 @@ Whatever lies in runs/ is listed; what is damaged, or nothing that mcis wrote, s
 """
 
 import datetime
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -84,23 +86,27 @@ def records(workspace: Workspace) -> dict[str, RunRecord | UserError | None]:
 
 def entries(workspace: Workspace) -> list[Entry]:
     """All that lies in runs/, by name; the trials of a study behind it."""
-    sizes: dict[str, int] = {}
-    found = [_entry(workspace, name, record, sizes) for name, record in records(workspace).items()]
+    found = [_entry(workspace, name, record) for name, record in records(workspace).items()]
     studies = {entry.name for entry in found if entry.kind == "study"}
+    size_of = functools.cache(lambda output: bytes_in(workspace.store / output))
+
+    def whole(entry: Entry, trials: Sequence[Entry] = ()) -> Entry:
+        outputs = entry.outputs.union(*(trial.outputs for trial in trials))
+        size = sum(each.bytes for each in (entry, *trials)) + sum(map(size_of, outputs))
+        return replace(entry, outputs=outputs, bytes=size, trials=len(trials))
+
     rows: list[Entry] = []
     for entry in found:
-        if entry.name in studies:
-            trials = [trial for trial in found if trial.kind == "run" and trial.study == entry.name]
-            outputs = entry.outputs.union(*(trial.outputs for trial in trials))
-            own = sum(each.bytes - _bytes_of(workspace, each.outputs, sizes) for each in (entry, *trials))
-            size = own + _bytes_of(workspace, outputs, sizes)
-            rows += [replace(entry, outputs=outputs, bytes=size, trials=len(trials)), *trials]
+        if entry.kind == "study":
+            trials = [each for each in found if each.kind == "run" and each.study == entry.name]
+            rows += [whole(entry, trials), *map(whole, trials)]
         elif entry.kind != "run" or entry.study not in studies:
-            rows.append(entry)
+            rows.append(whole(entry))
     return rows
 
 
-def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None, sizes: dict[str, int]) -> Entry:
+def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None) -> Entry:
+    """The row of one folder, with the bytes of this folder alone."""
     folder = RunFolder(workspace.runs / name)
     if record is None:
         return Entry(name=name, state="foreign", problem="nothing that mcis wrote")
@@ -109,7 +115,6 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
     try:
         names = read_experiment(folder.config).names if folder.config.exists() else {}
         holder = run_holder(workspace, name)
-        outputs = frozenset(output for names in record.outputs.values() for output in names)
         return Entry(
             name=name,
             kind=record.kind,
@@ -122,8 +127,8 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
             holder=holder,
             reached=next(reversed(record.reached), None),
             scores=_scores(folder, record),
-            outputs=outputs,
-            bytes=bytes_in(folder.path) + _bytes_of(workspace, outputs, sizes),
+            outputs=frozenset(output for names in record.outputs.values() for output in names),
+            bytes=bytes_in(folder.path),
             problem=None if holder else record.reason,
         )
     except (UserError, OSError) as error:
@@ -148,10 +153,3 @@ def _scores(folder: RunFolder, record: RunRecord) -> dict[str, float]:
             f"{folder.scores} is damaged", "scores as mcis wrote them", "repeat the command of the run"
         ) from None
     return found
-
-
-def _bytes_of(workspace: Workspace, outputs: frozenset[str], sizes: dict[str, int]) -> int:
-    """Bytes of folders below store/, finished or not, which `sizes` keeps."""
-    for name in outputs - sizes.keys():
-        sizes[name] = bytes_in(workspace.store / name)
-    return sum(sizes[name] for name in outputs)

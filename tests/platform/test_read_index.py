@@ -8,7 +8,7 @@ import pytest
 
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables import large_tables
-from mcis.platform.outputs.read_index import of_split, rows_of_split
+from mcis.platform.outputs.read_index import of_split, split_rows
 from mcis.platform.runs.files import OpenedTable, write_batches
 
 ROWS = 23
@@ -33,11 +33,11 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_rows_of_a_split_do_not_depend_on_the_files_groups(file: Path, split: str, tagged: bool) -> None:
     whole = pa.concat_tables(OpenedTable(file).batches())
     expected = of_split(whole, split, tagged=tagged)
-    assert rows_of_split(file, split, tagged=tagged).equals(expected)
-    names = rows_of_split(file, split, tagged=tagged, columns=["image_id"])
+    assert split_rows(file, split, tagged=tagged).equals(expected)
+    names = split_rows(file, split, tagged=tagged, columns=["image_id"])
     assert names.equals(expected.select(["image_id"]))
     for only in ([], [0], [3, 0, 2], list(range(len(expected)))[::-1]):
         wanted = np.array([row for row in only if row < len(expected)], np.int64)
-        found = rows_of_split(file, split, tagged=tagged, only=wanted)
+        found = split_rows(file, split, tagged=tagged, only=wanted)
         assert found.equals(expected.take(pa.array(wanted)))
         assert found.schema.equals(INDEX_SCHEMA)
