@@ -9,7 +9,7 @@ import numpy as np
 from mcis.datasets.errors import UserError
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.outputs.counts import read_counts
-from mcis.platform.reporting.run_data import Bound
+from mcis.platform.reporting.losses import Bound
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace

@@ -10,12 +10,19 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import is_there
 from mcis.platform.config.experiment import read_experiment, read_origins
-from mcis.platform.reporting.run_data import ConfigValue
 from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
 _OF_A_SEED = ("seed", "compute.", "tracking.", "localize.keep_features")
 """Beginnings of the keys in which the runs of a case may differ: all but `seed` change no result but for rounding."""
+
+
+class ConfigValue(NamedTuple):
+    """A dotted key of the configuration, its value as text, and where the value comes from."""
+
+    key: str
+    value: str
+    origin: str
 
 
 class Run(NamedTuple):

@@ -15,9 +15,8 @@ from mcis.platform.reporting.compared_images import ComparedImage, ComparedImage
 from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.panels import cells, labels, legend
-from mcis.platform.reporting.plots import THEMES, Bars, iou_chart
-from mcis.platform.reporting.run_view import CELL_HEIGHT, MOST_BARS
+from mcis.platform.reporting.panels import CELL_HEIGHT, cells, labels, legend
+from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, iou_chart
 from mcis.platform.runs.files import disk_errors, fingerprint, write_text
 from mcis.platform.runs.scores import headings_of
 

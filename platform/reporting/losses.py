@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from mcis.models.metrics import losses, mean
-from mcis.platform.reporting.run_data import Bound
 from mcis.platform.runs.scores import Score, Scored, grouped
 
 LOST = ("missed", "spurious", "confused")
@@ -21,6 +20,13 @@ class LabelRow(NamedTuple):
     boundary_iou: float | None
     figures: list[float | None]
     lost: list[float | None]
+
+
+class Bound(NamedTuple):
+    """An upper bound: a run that trained the same network on the ground truth, and its scores of segmentation."""
+
+    run: str
+    scores: Sequence[Score]
 
 
 class Step(NamedTuple):

@@ -20,6 +20,8 @@ from mcis.platform.runs.scores import percent
 COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
 """The cells of a panel, from left to right."""
 
+CELL_HEIGHT = 240
+"""Pixels of a panel's picture in a page, where it is shown at about 200 px width: sharp on a dense screen."""
 _GAP = 10
 """Pixels between pictures in a row."""
 _DIMMED = np.array([0.36, 0.39, 0.44])

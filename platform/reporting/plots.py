@@ -1,9 +1,10 @@
 """Plots of the pages: IoU per class, losses, thresholds, training curves, the gallery; for a light and a dark page."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,7 +14,6 @@ from numpy.typing import NDArray
 
 from mcis.platform.reporting.losses import LOST, Step
 from mcis.platform.reporting.panels import COLUMNS, Panel, cells, drawable, legend
-from mcis.platform.reporting.run_data import TrainingLog
 from mcis.platform.runs.scores import Curve, Scored
 
 STAGE_TITLES: dict[Scored, str] = {
@@ -46,11 +46,52 @@ THEMES = {
         ("#f2ac3c", "#6ba6ff", "#2fc79a", "#f07fbf", "#b295f5", "#cdb07a", "#6fd0ec", "#ff8a94"),
     ),
 }  # fmt: skip
+MOST_BARS = 40
+"""Labels that the chart of IoU holds; with more, some are drawn."""
+_NO_TERMS = {"step", "epoch", "loss", "val_map", "train_map", "learning_rate", "images_per_second", "waiting", "time"}
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
 _PIXEL = 1 / 96
 """Inches of a CSS pixel."""
 Draw = Callable[[Figure, Theme], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingLog:
+    """The N records of a training's steps.jsonl as columns, (N,) each; NaN where a record lacks a value.
+
+    Attributes:
+        step, epoch: updates so far, and passes over the data, which are fractional.
+        loss, terms: the loss, and the terms that it is the sum of, by name.
+        val_map: mean average precision on val tags in percent.
+        learning_rate, images_per_second: of the step; images of this training per second.
+        waiting: share of the time, in [0, 1], spent waiting for data.
+    """
+
+    step: NDArray[np.float64]
+    epoch: NDArray[np.float64]
+    loss: NDArray[np.float64]
+    terms: Mapping[str, NDArray[np.float64]]
+    val_map: NDArray[np.float64]
+    learning_rate: NDArray[np.float64]
+    images_per_second: NDArray[np.float64]
+    waiting: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    @classmethod
+    def of_records(cls, records: Sequence[Mapping[str, Any]]) -> Self:
+        """Reads records of a step log; a key that is neither an attribute nor in `_NO_TERMS` is a term of the loss."""
+        terms = dict.fromkeys(key for record in records for key in record if key not in _NO_TERMS)
+        names = ("step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting")
+        return cls(
+            terms={term: _column(records, term) for term in terms}, **{name: _column(records, name) for name in names}
+        )
+
+
+def _column(records: Iterable[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+    return np.array([record.get(key) for record in records], np.float64)
 
 
 class Plot(NamedTuple):

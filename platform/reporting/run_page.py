@@ -7,34 +7,102 @@ pictures of localization maps and never HTML; without it the page is whole but f
 """
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from math import isfinite
+from operator import attrgetter
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any, NamedTuple, TypeAlias, Union
 
-from PIL import Image
+import numpy as np
 
-from mcis.platform.reporting.html import encode, render
-from mcis.platform.reporting.losses import steps
-from mcis.platform.reporting.panels import Panel, cells, side_by_side
+from mcis.platform.reporting.explorer import MOST_BYTES, MOST_IMAGES, Explorer, ExplorerData, explorer_data
+from mcis.platform.reporting.html import encode, render, script
+from mcis.platform.reporting.losses import LOST, Bound, steps
+from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, Steps, cells, labels, legend, side_by_side
 from mcis.platform.reporting.plots import (
+    MOST_BARS,
     STAGE_COLORS,
     STAGE_TITLES,
+    THEMES,
     Bars,
     Plot,
+    TrainingLog,
+    best_point,
     gallery,
     iou_chart,
     loss_chart,
     threshold_chart,
     training_chart,
-)  # fmt: skip
-from mcis.platform.reporting.run_data import ReportData
-from mcis.platform.reporting.run_view import MOST_BARS, run_view, training_name
-from mcis.platform.reporting.score_table import iou_table
+)
 from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.scores import Curve, Score, Scored, grouped, headings_of, percent, same_origin, short_commit
 from mcis.platform.runs.workspace import RunFolder
 
+Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
+"""Numbers by name, nested as deep as needed: {"images": {"train": 480, "val": 120}, ...}."""
+
+_TITLES: dict[Scored, str] = {**STAGE_TITLES, "baseline": "Baselines, without a classifier"}
+_NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
+"""Headings of columns of numbers, which are aligned on the right."""
+_MOST_REJECTS = 300
+"""Rows of the table of rejects; the counts by reason cover all of them."""
 _PANEL_HEIGHT = 160
 """Pixels of a panel's picture in its file."""
 _PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|losses|thresholds|training-\w+)\.png")
+
+
+class Reject(NamedTuple):
+    """An image that is not used, as REJECTS_SCHEMA has it."""
+
+    image_id: str
+    uri: str
+    split: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportData:
+    """What the page shows. Scores and IoU are in percent, shares in [0, 1], times in seconds.
+
+    Attributes:
+        name, setting, recipe, created (ISO 8601), git: what ran, when, and from which commit.
+        classes: K names; class index k is label k + 1.
+        notes: warnings in plain words.
+        counts: by stage.
+        seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
+        training: the logs of the trainings "classifier", "affinity network" and "segmenter", those that took part.
+        config: each value's dotted key, the value as text, and where it comes from.
+        curves: mIoU of localization maps over thresholds, by label.
+        environment: versions and machine, by name.
+        attention: how some localization maps were made.
+        explorer: images whose maps a reader can set against thresholds; None where there are none.
+        bound: what the same network reaches that was trained on the ground truth; None where no run has it.
+    """
+
+    name: str
+    setting: str
+    recipe: str
+    created: str
+    git: str | None
+    classes: tuple[str, ...]
+    scores: Sequence[Score]
+    counts: Mapping[str, Counts]
+    rejects: Sequence[Reject]
+    notes: Sequence[str]
+    seconds: Mapping[str, float]
+    computed: Mapping[str, bool]
+    training: Mapping[str, TrainingLog]
+    curves: Mapping[str, Curve]
+    config: Sequence[tuple[str, str, str]]
+    environment: Mapping[str, str]
+    panels: Sequence[Panel]
+    attention: Sequence[Steps] = ()
+    explorer: Explorer | None = None
+    bound: Bound | None = None
 
 
 def write_report(data: ReportData, folder: RunFolder) -> Path:
@@ -43,13 +111,16 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
     Raises:
         UserError: the disk is full or cannot be written.
     """
-    plots = _plots(data)
-    content = {f"{name}.png": plot.light for name, plot in plots.items()}
+    view = _view(data)
+    content = {f"{name}.png": plot.light for name, plot in view["plots"].items()}
     if data.panels:
         content["gallery.png"] = gallery(data.panels, data.classes)
-    rows = [(f"panel-{n:02}", _row(panel, data.classes)) for n, panel in enumerate(data.panels, 1)]
-    rows += [(f"attention-{n:02}", [of.picture for of in steps.tiles]) for n, steps in enumerate(data.attention, 1)]
-    content |= {f"{name}.png": encode(side_by_side(pictures), "PNG") for name, pictures in rows}
+    rows = {
+        f"panel-{n:02}.png": [cell.picture for cell in cells(panel, data.classes, _PANEL_HEIGHT).values()]
+        for n, panel in enumerate(data.panels, 1)
+    }
+    rows |= {f"attention-{n:02}.png": [of.picture for of in steps.tiles] for n, steps in enumerate(data.attention, 1)}
+    content |= {name: encode(side_by_side(pictures), "PNG") for name, pictures in rows.items()}
     for name, png in content.items():
         with written_aside(folder.pictures / name, durable=False) as aside:
             aside.write_bytes(png)
@@ -57,25 +128,192 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
         if path.name not in content and _PICTURE_NAME.fullmatch(path.name):
             path.unlink()  # an earlier report's: this run has no such picture, or fewer panels
     with written_aside(folder.report) as aside:
-        aside.write_text(render("run_page.html.j2", run_view(data, plots)), encoding="utf-8")
+        aside.write_text(render("run_page.html.j2", view), encoding="utf-8")
     return folder.report
 
 
-def _row(panel: Panel, classes: Sequence[str]) -> list[Image.Image]:
-    return [cell.picture for cell in cells(panel, classes, _PANEL_HEIGHT).values()]
-
-
-def _plots(data: ReportData) -> dict[str, Plot]:
-    """All plots that the data has points for, by the name of their file."""
+def _view(data: ReportData) -> dict[str, Any]:
+    """The template's variables; its plots are by the name of their file."""
+    explorer, meanings = _explorer_view(data), [score.meaning() for score in data.scores]
+    same = same_origin(meanings)
+    groups = [
+        (what, title, [(s, meaning) for s, meaning in zip(data.scores, meanings, strict=True) if s.what == what])
+        for what, title in _TITLES.items()
+    ]
+    tiles = [_tile(data.scores, what) for what in STAGE_TITLES]
+    shown = [tile for tile in tiles if tile["score"] and tile["score"].iou]
+    order = _iou_order([tile["score"] for tile in shown])
     plots: dict[str, Plot] = {}
-    order, scores = iou_table(data.scores)
     if order:
-        half = MOST_BARS // 2
-        names = order if len(order) <= MOST_BARS else order[:half] + order[-half:]
-        bars = [Bars(STAGE_TITLES[what], s.iou, s.miou, STAGE_COLORS[what]) for what, s in scores.items()]
+        names = order if len(order) <= MOST_BARS else order[: MOST_BARS // 2] + order[-MOST_BARS // 2 :]
+        bars = [Bars(of["title"], of["score"].iou, of["score"].miou, STAGE_COLORS[of["what"]]) for of in shown]
         plots["iou"] = iou_chart(names, bars)
-    if lost := steps(data.scores, data.bound):
+    lost = steps(data.scores, data.bound)
+    if lost:
         plots["losses"] = loss_chart(lost)
-    if curves := {name: curve for name, curve in data.curves.items() if curve.thresholds}:
-        plots["thresholds"] = threshold_chart(curves)
-    return plots | {training_name(network): training_chart(log) for network, log in data.training.items()}
+    if swept := {name: curve for name, curve in data.curves.items() if curve.thresholds}:
+        plots["thresholds"] = threshold_chart(swept)
+    plots |= {_training_name(network): training_chart(log) for network, log in data.training.items()}
+    return {
+        "data": data,
+        "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
+        "commit": short_commit(data.git) if data.git else "not known",
+        "tiles": tiles,
+        "missing": _missing(data),
+        "training": [_training_view(network, log) for network, log in data.training.items()],
+        "times": [
+            (_words(stage), data.seconds.get(stage), data.computed.get(stage))
+            for stage in dict.fromkeys([*data.seconds, *data.computed])
+        ],
+        "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
+        "origins": Counter(origin for _, _, origin in data.config).most_common(),
+        "plots": plots,
+        "splits": _gallery_by_split(data.panels, data.classes, explorer.shown if explorer else []),
+        "labels_shown": legend(data.panels, data.classes),
+        "explorer": explorer,
+        "script": script("explorer_numbers.js", "explorer.js"),
+        "most_explored": (MOST_IMAGES, MOST_BYTES),
+        "score_groups": [group for group in groups if group[2]],
+        "headings": headings_of(meanings, but=same),
+        "same_origin": same,
+        "numbers": _NUMBERS,
+        "iou_columns": [(tile["what"], tile["title"], tile["score"]) for tile in shown],
+        "iou_order": order,
+        "most_bars": MOST_BARS,
+        "steps": lost,
+        "lost": list(LOST),
+        "curves": [(name, len(curve.thresholds), best_point(curve)) for name, curve in data.curves.items()],
+        "label_of": {label.name: label for label in labels(data.classes).values()},
+        "counts": [(_words(name), list(_flat(counts))) for name, counts in data.counts.items()],
+        "reject_reasons": Counter(reject.reason for reject in data.rejects).most_common(),
+        "rejects": data.rejects[:_MOST_REJECTS],
+        **THEMES,
+    }
+
+
+def _is_number(value: float | None) -> bool:
+    """Whether a figure was computed: neither None nor NaN."""
+    return value is not None and isfinite(value)
+
+
+def _candidates(scores: Sequence[Score], what: Scored) -> list[Score]:
+    """Scores with a mIoU that may stand for a stage: of segmentation, where possible, not on training images."""
+    computed = [score for score in scores if score.what == what and _is_number(score.miou)]
+    if what == "segmentation":
+        return [score for score in computed if not score.split.startswith("train")] or computed
+    return computed
+
+
+def _tile(scores: Sequence[Score], what: Scored) -> dict[str, Any]:
+    """A stage's tile of the page's head: its best of `of` scores and how that was made, or why there is none.
+
+    Beside pseudo masks it has the baselines of the same split.
+    """
+    candidates = _candidates(scores, what)
+    best = max(candidates, key=attrgetter("miou"), default=None)
+    how = "scored without truth: no mIoU" if any(s.what == what for s in scores) else "no score in this run"
+    if best:
+        how = " · ".join(f"{heading} {text}" for heading, text in best.made().items())
+    baselines = _candidates(scores, "baseline") if best and what == "pseudo_masks" else []
+    baselines = [baseline for baseline in baselines if best and baseline.split == best.split]
+    shown = {"what": what, "title": STAGE_TITLES[what], "score": best, "how": how}
+    return shown | {"of": len(candidates), "baselines": baselines}
+
+
+def _iou_order(scores: Sequence[Score]) -> list[str]:
+    """The names of labels in falling order of the last score's IoU."""
+
+    def rank(name: str) -> list[float]:
+        values = [score.iou.get(name) for score in reversed(scores)]
+        return [-1.0 if value is None else value for value in values]
+
+    return sorted(dict.fromkeys(name for score in scores for name in score.iou), key=rank, reverse=True)
+
+
+def _missing(data: ReportData) -> list[str]:
+    """What a whole run has and this one lacks, in plain words."""
+    absent = []
+    for what, title in STAGE_TITLES.items():
+        scores = [score for score in data.scores if score.what == what]
+        if not scores:
+            absent.append(f"{title}: not scored; the run ended before, or there is no truth to score against.")
+        elif not any(_is_number(score.miou) for score in scores):
+            absent.append(f"{title}: no mIoU, for there is no truth to score against.")
+    absent += [f"Training of the {n}: no records." for n in ("classifier", "segmenter") if not data.training.get(n)]
+    if not data.panels:
+        absent.append("Gallery: no images.")
+    elif all(panel.truth is None for panel in data.panels):
+        absent.append("Truth: not known for the gallery's images.")
+    return absent
+
+
+def _explorer_view(data: ReportData) -> ExplorerData | None:
+    """What the page embeds for its script, with the curve of its maps; None where that is no image."""
+    if data.explorer is None:
+        return None
+    scores = [score for score in data.scores if score.what == "localization_maps"]
+    score = next((score for score in scores if score.related == data.explorer.related), None)
+    curve: dict[str, Any] | None = None
+    if score and score.threshold is not None and score.name in data.curves and _is_number(score.miou):
+        mious = [miou if _is_number(miou) else None for miou in data.curves[score.name].mious]
+        curve = {"name": score.name, "split": score.split, "images": score.images, "mious": mious}
+        curve |= {"threshold": score.threshold, "miou": score.miou}
+    embedded = explorer_data(data.explorer, data.classes, curve, data.attention)
+    return embedded if embedded.shown else None
+
+
+def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str], explored: Sequence[str]) -> list[dict[str, Any]]:
+    """Panels by split, with the columns that any of the split's has; `explored` are the ids that can be tried out."""
+    label_of, splits = labels(classes), []
+    for split in dict.fromkeys(panel.split for panel in panels):
+        members = [(panel, cells(panel, classes, CELL_HEIGHT)) for panel in panels if panel.split == split]
+        columns = [column for column in COLUMNS if any(column in row for _, row in members)]
+        shown = [
+            {
+                "id": panel.image_id,
+                "explore": explored.index(panel.image_id) if panel.image_id in explored and panel.maps else None,
+                "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
+                "cells": [(column, row.get(column)) for column in columns],
+            }
+            for panel, row in members
+        ]
+        splits.append({"name": split, "columns": columns, "panels": shown})
+    return splits
+
+
+def _training_name(network: str) -> str:
+    """The name of the file that holds the curves of a network's training."""
+    return f"training-{re.sub(r'[^a-z0-9]', '_', network.lower())}"
+
+
+def _training_view(network: str, log: TrainingLog) -> dict[str, Any]:
+    """Facts of a training with at least one record, and words for its plot; `broken`: a loss was not a number."""
+    losses = log.loss.tolist()
+    first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
+    facts = [("steps", grouped(int(log.step[-1]))), ("epochs", f"{log.epoch[-1]:.4g}"), ("loss", f"{first} → {last}")]
+    precision, speeds, waits = (
+        column[~np.isnan(column)].tolist() for column in (log.val_map, log.images_per_second, log.waiting)
+    )
+    if precision:
+        facts.append(("mAP on val tags", f"{precision[-1]:.1f}"))
+    if speeds:
+        facts.append(("images per second", f"{median(speeds):,.0f}"))
+    if waits:
+        facts.append(("waiting for data", percent(fmean(waits))))
+    alt = f"Loss of the {network} over {len(log)} records, from {first} to {last}"
+    alt += f"; terms: {', '.join(log.terms)}" if log.terms else ""
+    shown = {"network": network, "facts": facts, "plot": _training_name(network), "alt": alt}
+    return shown | {"broken": not all(map(isfinite, losses))}
+
+
+def _flat(counts: Counts, above: str = "") -> Iterator[tuple[str, float]]:
+    """Counts with the names that lead to them, joined by arrows."""
+    for name, value in counts.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{name} → ")
+        else:
+            yield above + name, value
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -14,8 +14,8 @@ from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.explorer import explorer_of_run
 from mcis.platform.reporting.gallery import panels_of_run
-from mcis.platform.reporting.run_data import ConfigValue, Reject, ReportData, TrainingLog
-from mcis.platform.reporting.run_page import write_report
+from mcis.platform.reporting.plots import TrainingLog
+from mcis.platform.reporting.run_page import Reject, ReportData, write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json, read_table, write_json, write_text
 from mcis.platform.runs.progress import console, read_records
@@ -97,7 +97,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         computed={**context.computed, "report": True},
         training=training,
         curves={name: Curve(*points) for name, points in curves.items()},
-        config=[ConfigValue(key, str(value), context.origins[key]) for key, value in leaves(config)],
+        config=[(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(config.compute.device),
         panels=panels,
         attention=attention,

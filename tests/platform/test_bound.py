@@ -4,7 +4,7 @@ import shutil
 from typing import Any
 
 from mcis.platform.reporting.bound import upper_bound
-from mcis.platform.reporting.run_data import Bound
+from mcis.platform.reporting.losses import Bound
 
 
 def test_the_bound_is_a_run_of_the_same_network_on_the_truth(small: Any) -> None:

@@ -30,8 +30,7 @@ from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.reporting import explorer as explorer_module
 from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_data
 from mcis.platform.reporting.panels import Panel, Tile, labels
-from mcis.platform.reporting.run_data import ReportData
-from mcis.platform.reporting.run_page import write_report
+from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Curve, Score
 from mcis.platform.runs.workspace import RunFolder, Workspace

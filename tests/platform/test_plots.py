@@ -15,13 +15,13 @@ from mcis.platform.reporting.plots import (
     THEMES,
     Bars,
     Plot,
+    TrainingLog,
     gallery,
     iou_chart,
     loss_chart,
     threshold_chart,
     training_chart,
 )
-from mcis.platform.reporting.run_data import TrainingLog
 from mcis.platform.runs.scores import Curve
 
 IOU: dict[str, float | None] = {"circle": 80.0, "square": 40.0, "star": None}

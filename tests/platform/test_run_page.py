@@ -12,9 +12,10 @@ import pytest
 from PIL import Image
 
 from mcis.platform.reporting.gallery import spread
+from mcis.platform.reporting.losses import Bound
 from mcis.platform.reporting.panels import Panel, Steps, Tile
-from mcis.platform.reporting.run_data import Bound, ConfigValue, Reject, ReportData, TrainingLog
-from mcis.platform.reporting.run_page import write_report
+from mcis.platform.reporting.plots import TrainingLog
+from mcis.platform.reporting.run_page import Reject, ReportData, write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.workspace import RunFolder
 
@@ -73,7 +74,7 @@ def data() -> ReportData:
         computed={"index": False, "train_classifier": True},
         training=dict.fromkeys(("classifier", "segmenter"), TrainingLog.of_records(records)),
         curves={"single round": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
-        config=[ConfigValue("classifier.epochs", "8", "recipe small"), ConfigValue("seed", "0", "default")],
+        config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
         environment={"python": "3.11"},
         panels=[panel("a"), panel("b", split="val", maps=(), pseudo_mask=None)],
     )
@@ -244,7 +245,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         seconds={HOSTILE: 1.0},
         training={HOSTILE: TrainingLog.of_records([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
         curves={HOSTILE: Curve([0.1], [1.0]), "_hidden": Curve([0.2], [2.0])},
-        config=[ConfigValue(HOSTILE, HOSTILE, HOSTILE)],
+        config=[(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
         attention=[Steps(HOSTILE, HOSTILE, (Tile(HOSTILE, Image.new("RGB", (20, 10))),))],
