@@ -12,7 +12,7 @@ READERS: dict[str, set[str]] = {
     "decode_mat_labels": {"datasets/images/masks.py"},
     "read_truth": {"platform/outputs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
-        "platform/reporting/compared_images.py",  # the pictures of a comparison
+        "platform/reporting/comparison_page.py",  # the pictures of a comparison
         "platform/reporting/gallery.py",  # the report's pictures
         "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
         "platform/stages/evaluation/workers.py",

@@ -18,9 +18,8 @@ _OF_A_SEED = ("seed", "compute.", "tracking.", "localize.keep_features")
 
 
 class ConfigValue(NamedTuple):
-    """A dotted key of the configuration, its value as text, and where the value comes from."""
+    """A value of the configuration as text, and where it comes from."""
 
-    key: str
     value: str
     origin: str
 
@@ -67,13 +66,6 @@ class Case(NamedTuple):
         return [run.scores[key] for run in self.runs if key in run.scores]
 
 
-class KeyRow(NamedTuple):
-    """A key of the configuration, and its value in each case; None where a case has no value there."""
-
-    key: str
-    values: list[ConfigValue | None]
-
-
 def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) -> list[Case]:
     """Opens what is to be compared.
 
@@ -107,18 +99,16 @@ def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) 
     ]
 
 
-def differing_keys(cases: Sequence[Case]) -> list[KeyRow]:
-    """The keys of the configuration whose values differ between cases, in the order of the runs' files."""
+def differing_keys(cases: Sequence[Case]) -> dict[str, list[ConfigValue | None]]:
+    """The keys of the configuration whose values differ between cases, and the value of each case, None for none."""
     keys = dict.fromkeys(key for case in cases for run in case.runs for key in run.configuration)
-    rows = [KeyRow(key, [_value(case, key) for case in cases]) for key in keys]
-    return [row for row in rows if len({value and value.value for value in row.values}) > 1]
+    rows = {key: [_value(case, key) for case in cases] for key in keys}
+    return {key: values for key, values in rows.items() if len({value and value.value for value in values}) > 1}
 
 
 def _value(case: Case, key: str) -> ConfigValue | None:
     values = [run.configuration[key] for run in case.runs if key in run.configuration]
-    if not values:
-        return None
-    return ConfigValue(key, merged(value.value for value in values), merged(value.origin for value in values))
+    return ConfigValue(merged(of.value for of in values), merged(of.origin for of in values)) if values else None
 
 
 def merged(texts: Iterable[str]) -> str:
@@ -174,9 +164,7 @@ def _configuration(folder: RunFolder) -> dict[str, ConfigValue]:
     experiment, origins = read_experiment(folder.config), read_origins(folder.config)
     values = experiment.names | experiment.values
     return {
-        key: ConfigValue(key, str(value), origins.get(key, "default"))
-        for key, value in values.items()
-        if value is not None
+        key: ConfigValue(str(value), origins.get(key, "default")) for key, value in values.items() if value is not None
     }
 
 
@@ -202,11 +190,8 @@ def _case(runs: Sequence[Run]) -> Case:
         return Case(runs[0].name, tuple(runs))
     names = ", ".join(run.name for run in runs)
     remedy = "name runs of one configuration and several seeds with commas, and others apart"
-    other = [
-        row.key
-        for row in differing_keys([Case(run.name, (run,)) for run in runs])
-        if not row.key.startswith(_OF_A_SEED)
-    ]
+    differing = differing_keys([Case(run.name, (run,)) for run in runs])
+    other = [key for key in differing if not key.startswith(_OF_A_SEED)]
     if other:
         raise UserError(f"{names} differ in {shown(other)}", "runs of one case that differ in their seed alone", remedy)
     if len({run.seed for run in runs}) < len(runs):

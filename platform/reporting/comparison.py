@@ -13,7 +13,7 @@ from mcis.models.bootstrap import bootstrap_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
 from mcis.platform.outputs.counts import ImageCounts, read_counts
-from mcis.platform.reporting.compared_runs import Case, KeyRow, Run, differing_keys, merged
+from mcis.platform.reporting.compared_runs import Case, ConfigValue, Run, differing_keys, merged
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Score, Scored, headings_of, same_origin
 
@@ -110,7 +110,7 @@ class Comparison:
     """What cases have in common and what not; the first of them is the baseline."""
 
     cases: Sequence[Case]
-    keys: Sequence[KeyRow]
+    keys: Mapping[str, Sequence[ConfigValue | None]]
     scores: Sequence[ComparedScore]
     settings: Settings
 

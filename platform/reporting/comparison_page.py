@@ -1,31 +1,175 @@
 """The page of a comparison: configuration, scores, differences, IoU per class and images -> one self-contained file.
 
-A pure function of `Comparison` and its images. Names come from outside, so the template escapes everything and the page
-forbids itself, by its content security policy, to load or run anything.
+Its images are those whose scores differ most between cases and some at random, with every case's mask. Names come from
+outside, so the template escapes everything and the page forbids itself, by its content security policy, to load or run
+anything.
 """
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.platform.reporting.compared_images import ComparedImage, ComparedImages
+from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.tables.shards import Shards
+from mcis.platform.outputs.counts import PLAIN, WITH_CRF
+from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.panels import CELL_HEIGHT, cells, labels, legend
+from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, iou_chart
-from mcis.platform.runs.files import disk_errors, fingerprint, write_text
+from mcis.platform.runs.files import disk_errors, fingerprint, read_table, write_text
 from mcis.platform.runs.scores import headings_of
 
 _GENERATOR = "mcis compare"
 """How a page says that it is one; only such a file is written over."""
 _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
-_TITLES = {"segmentation": ("Predictions", "prediction"), "pseudo_masks": ("Pseudo masks", "pseudo mask")}
-"""What is shown -> title of the gallery, and the column of its panels."""
+_MAX_SIDE = 480
+"""Pixels of the longer side at which images are read: twice what the page shows."""
+_MASKS = {
+    "segmentation": ("predict", "predictions", "prediction"),
+    "pseudo_masks": ("pseudo_masks", "masks", "pseudo mask"),
+}
+"""What is shown -> the stage that made it, its table, and the column of panels that it takes."""
+
+
+class Shown(NamedTuple):
+    """A case's mask of an image, as the prediction or pseudo mask of a panel; of several seeds, the first one's.
+
+    Attributes:
+        run: whose mask it is.
+        which: of segmentation `plain` or `with CRF`.
+        miou: of this image, percent; NaN where the image has no truth.
+    """
+
+    case: str
+    run: str
+    which: str
+    panel: Panel
+    miou: float
+
+
+class ComparedImage(NamedTuple):
+    """An image as a panel without masks but its truth, and the masks of all cases; `differs_most`: it was not drawn."""
+
+    panel: Panel
+    differs_most: bool
+    masks: list[Shown]
+
+
+class ComparedImages(NamedTuple):
+    """Images by what is shown of them.
+
+    Attributes:
+        what: `segmentation` or `pseudo_masks`.
+        common: how many images all cases have a mask of.
+    """
+
+    what: str
+    common: int
+    images: list[ComparedImage]
+
+
+def compared_images(comparison: Comparison, count: int) -> list[ComparedImages]:
+    """Images of which every case has a mask: half of them those that differ most, the others drawn by the seed.
+
+    Args:
+        count: of images, at most, for the predictions and for the pseudo masks each; 0 = none.
+
+    Raises:
+        UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
+    """
+    whats = [what for what in _MASKS if any(score.what == what for score in comparison.scores)]
+    try:
+        return [_compared(comparison, what, count) for what in whats] if count else []
+    except UserError as error:
+        raise UserError(error.found, error.expected, f"{error.remedy}, or show no images by --images 0") from None
+
+
+def choose(
+    image_ids: Sequence[str], mious: Sequence[Mapping[str, float]], count: int, *, seed: int
+) -> list[tuple[str, bool]]:
+    """Chooses up to `count` images, half of them, rounded up, by the range of their scores, the largest first.
+
+    Each comes with whether it was chosen by its range. Images of equal ranges come in the order of their ids, and one
+    on which the cases are equal does not differ most. The others are drawn by (seed, position of the image) alone.
+
+    Args:
+        image_ids: sorted.
+        mious: by image, of each case; an image that one of them lacks or has as NaN has no range.
+    """
+    scores = np.array([[of.get(image_id, np.nan) for image_id in image_ids] for of in mious])
+    ranges = scores.max(axis=0) - scores.min(axis=0)
+    order = np.argsort(-np.nan_to_num(ranges), kind="stable")
+    most = [int(i) for i in order[: (count + 1) // 2] if ranges[i] > 0]
+    drawn = np.argsort(uniforms(Draw.COMPARED_IMAGES, seed, 0, np.arange(len(image_ids)))[:, 0], kind="stable")
+    others = [int(i) for i in drawn if i not in most][: count - len(most)]
+    return [(image_ids[i], True) for i in most] + [(image_ids[i], False) for i in others]
+
+
+def _compared(comparison: Comparison, what: str, count: int) -> ComparedImages:
+    stage, table, column = _MASKS[what]
+    runs = [case.runs[0] for case in comparison.cases]
+    if any(stage not in run.outputs for run in runs):
+        return ComparedImages(what, 0, [])
+    tables = [Shards(run.outputs[stage] / table) for run in runs]
+    common = sorted(set.intersection(*(set(of) for of in tables)))
+    mious = [_mious(comparison, what, run.name) for run in runs]
+    compared = [of for of in mious if of]  # of a run that is not compared there are none
+    chosen = dict(choose(common, compared, count, seed=comparison.settings.seed))
+    panels, images = _panels(comparison, list(chosen)), []
+    for image_id, differs_most in chosen.items():
+        panel, masks = panels[image_id], []
+        for case, masks_of_case, miou in zip(comparison.cases, tables, mious, strict=True):
+            mask, which = _mask(masks_of_case, image_id)
+            added: dict[str, Any] = {column.replace(" ", "_"): resize_labels(mask, *panel.image.shape[:2])}
+            shown = replace(panel, **added)
+            masks.append(Shown(case.label, case.runs[0].name, which, shown, miou.get(image_id, np.nan)))
+        images.append(ComparedImage(panel, differs_most, masks))
+    return ComparedImages(what, len(common), images)
+
+
+def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
+    """A run's mIoU by image, of the masks that are shown: after the CRF where there is one."""
+    scores = {score.title: score.image_mious for score in comparison.scores if score.what == what}
+    names = [f"segmentation, {WITH_CRF}", f"segmentation, {PLAIN}", "pseudo masks"]
+    return next((scores[name][run] for name in names if run in scores.get(name, {})), {})
+
+
+def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
+    """The photographs and the truth of images of the baseline's index."""
+    classes = tuple(comparison.scores[0].rows[0].iou)[1:]
+    columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
+    index = read_table(comparison.cases[0].runs[0].outputs["index"] / "index.parquet", columns)
+    panels = {}
+    for row in index.filter(pc.is_in(index["image_id"], pc.cast(list(image_ids), "string"))).to_pylist():
+        image_id, photograph, truth = row["image_id"], read_rgb(row["uri"], max_side=_MAX_SIDE), None
+        if row["mask_uri"]:
+            truth = resize_labels(truth_of_row(row, len(classes)), *photograph.shape[:2])
+        tags = tuple(classes[k] for k in row["tags"])
+        panels[image_id] = Panel(image_id=image_id, split=row["split"], tags=tags, image=photograph, truth=truth)
+    return panels
+
+
+def _mask(table: Shards, image_id: str) -> tuple[NDArray[np.uint8], str]:
+    """The labels of an image in a table of predictions or pseudo masks, and which of the former they are."""
+    rows = table.rows(image_id)
+    assert rows is not None, f"no mask of {image_id}, which the table lists"
+    row = rows.to_pylist()[0]
+    if "labels" in row:
+        return decode_labels(row["labels"]), ""
+    return decode_labels(row["crf"] or row["plain"]), WITH_CRF if row["crf"] else PLAIN
 
 
 def default_file(cases: Sequence[Case]) -> Path:
@@ -93,7 +237,7 @@ def _class_view(comparison: Comparison, score: ComparedScore) -> dict[str, Any]:
 def _gallery_view(images: ComparedImages, classes: tuple[str, ...]) -> dict[str, Any]:
     panels = [shown.panel for image in images.images for shown in image.masks]
     return {
-        "title": _TITLES[images.what][0],
+        "title": "Predictions" if images.what == "segmentation" else "Pseudo masks",
         "common": images.common,
         "legend": legend(panels, classes),
         "images": [_image_view(image, images.what, classes) for image in images.images],
@@ -108,12 +252,12 @@ def _image_view(image: ComparedImage, what: str, classes: tuple[str, ...]) -> di
     for mask in image.masks:
         facts = ["" if mask.run == mask.case else mask.run, mask.which]
         facts += [] if math.isnan(mask.miou) else [f"mIoU here {mask.miou:.1f}"]
-        cell = cells(mask.panel, classes, CELL_HEIGHT)[_TITLES[what][1]]
+        cell = cells(mask.panel, classes, CELL_HEIGHT)[_MASKS[what][2]]
         shown.append((mask.case, cell._replace(alt=f"{mask.case}: {cell.alt}"), ", ".join(filter(None, facts))))
     return {
         "id": panel.image_id,
         "split": panel.split,
         "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
-        "why": "differs most" if image.chosen.differs_most else "drawn at random",
+        "why": "differs most" if image.differs_most else "drawn at random",
         "cells": shown,
     }

@@ -12,16 +12,6 @@ LOST = ("missed", "spurious", "confused")
 """How points are lost, see `models.metrics.Losses`; in the order of the columns and bars."""
 
 
-class LabelRow(NamedTuple):
-    """The figures of a label, percent; None for what the label or the score does not have."""
-
-    name: str
-    iou: float | None
-    boundary_iou: float | None
-    figures: list[float | None]
-    lost: list[float | None]
-
-
 class Bound(NamedTuple):
     """An upper bound: a run that trained the same network on the ground truth, and its scores of segmentation."""
 
@@ -39,8 +29,8 @@ class Step(NamedTuple):
         lost: means over the labels by LOST, percent; with `miou` they sum to 100.
         gain: points of mIoU above the step before; None where that is of other images.
         run: the run of the upper bound; None for the run's own steps.
-        figures: names of the further figures of a label.
-        labels: the figures of each label, background first.
+        figures: headings of the figures of a label.
+        labels: each label's figures, percent, background first; None for what the label or the score does not have.
     """
 
     what: Scored
@@ -51,7 +41,7 @@ class Step(NamedTuple):
     gain: float | None
     run: str | None
     figures: list[str]
-    labels: list[LabelRow]
+    labels: list[tuple[str, list[float | None]]]
 
 
 def steps(scores: Sequence[Score], bound: Bound | None) -> list[Step]:
@@ -71,18 +61,13 @@ def steps(scores: Sequence[Score], bound: Bound | None) -> list[Step]:
 
 def _step(score: Score, run: str | None, gain: float | None) -> Step:
     lost = losses(np.array(score.confusion))
-    rows = [
-        LabelRow(
-            name,
-            score.iou[name],
-            score.boundary_iou[name] if score.boundary_iou else None,
-            [of.get(name) for of in score.figures.values()],
-            [None if np.isnan(part[label]) else float(part[label]) for part in lost],
-        )
-        for label, name in enumerate(score.iou)
-    ]
-    name = score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}"
+    rows: list[tuple[str, list[float | None]]] = []
+    for label, name in enumerate(score.iou):
+        boundary = score.boundary_iou[name] if score.boundary_iou else None
+        further = [of.get(name) for of in score.figures.values()]
+        of_label = [None if np.isnan(part[label]) else float(part[label]) for part in lost]
+        rows.append((name, [score.iou[name], boundary, *further, *of_label]))
+    title = score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}"
     images = f"{score.split}, {grouped(score.images)} images"
-    return Step(
-        score.what, name, images, score.miou, [mean(part) for part in lost], gain, run, list(score.figures), rows
-    )
+    figures = ["IoU", "boundary IoU", *score.figures, *LOST]
+    return Step(score.what, title, images, score.miou, [mean(part) for part in lost], gain, run, figures, rows)

@@ -17,9 +17,9 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
-from mcis.platform.reporting.compared_images import ComparedImages, choose, compared_images
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Difference, Settings, compare
+from mcis.platform.reporting.comparison_page import ComparedImages, choose, compared_images
 from mcis.platform.runs.scores import Score, Scored
 from mcis.platform.runs.workspace import Workspace
 
@@ -95,7 +95,7 @@ def test_an_interval_that_contains_0_is_no_difference(low: float, high: float, v
 def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "copied")
     comparison = compared(root, "a-s0", str(tmp_path / "copied" / "runs" / "a-s0"))
-    assert comparison.keys == []
+    assert comparison.keys == {}
     assert {(d.difference, d.low, d.high, d.verdict) for d in comparison.differences} == {(0, 0, 0, "no difference")}
 
 
@@ -204,9 +204,9 @@ def test_the_largest_differences_come_first_then_others_at_random() -> None:
     third = first | {"i4": 55.0, "i0": 49.5}
     del second["i3"]
     chosen = choose(IDS, [first, second, third], 4, seed=0)
-    assert [of.image_id for of in chosen[:2]] == ["i4", "i2"]
-    assert [of.differs_most for of in chosen] == [True, True, False, False]
-    assert [of.image_id for of in choose(IDS, [first, second, third], 6, seed=0)][:3] == ["i4", "i2", "i5"]
+    assert [image_id for image_id, _ in chosen[:2]] == ["i4", "i2"]
+    assert [differs_most for _, differs_most in chosen] == [True, True, False, False]
+    assert [image_id for image_id, _ in choose(IDS, [first, second, third], 6, seed=0)][:3] == ["i4", "i2", "i5"]
 
 
 @settings(deadline=None, max_examples=30)
@@ -216,11 +216,11 @@ def test_the_largest_differences_come_first_then_others_at_random() -> None:
 def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, seed: int, values: list[float]) -> None:
     mious = [dict(zip(IDS, values, strict=True)), dict.fromkeys(IDS, 0.0)]
     chosen = choose(IDS, mious, count, seed=seed)
-    assert len({of.image_id for of in chosen}) == len(chosen) == min(count, 6)
+    assert len({image_id for image_id, _ in chosen}) == len(chosen) == min(count, 6)
     assert chosen == choose(IDS, mious[::-1], count, seed=seed)
     differing = {image_id for image_id, value in mious[0].items() if value > 0}
-    assert {of.image_id for of in chosen if of.differs_most} <= differing
-    assert sum(of.differs_most for of in chosen) == min((count + 1) // 2, len(differing))
+    assert {image_id for image_id, differs_most in chosen if differs_most} <= differing
+    assert sum(differs_most for _, differs_most in chosen) == min((count + 1) // 2, len(differing))
 
 
 def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> None:
@@ -234,7 +234,7 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
         (masks, "pseudo_masks", "masks", "labels"),
     ):
         for image in of.images:
-            name, panel = image.chosen.image_id, image.panel
+            name, panel = image.panel.image_id, image.panel
             np.testing.assert_array_equal(panel.image, Image.open(root.parent / "data" / f"0-{name}.jpg"))
             np.testing.assert_array_equal(panel.truth, Image.open(root.parent / "data" / f"0-{name}.png"))
             assert [mask.run for mask in image.masks] == ["a-s0", "b-s0"]
@@ -244,7 +244,7 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
                 labels = mask.panel.prediction if stage == "predict" else mask.panel.pseudo_mask
                 np.testing.assert_array_equal(labels, decode_labels(rows[column][0].as_py()))
                 assert 0 < mask.miou < 100
-        most = [image for image in of.images if image.chosen.differs_most]
+        most = [image for image in of.images if image.differs_most]
         ranges = [abs(image.masks[0].miou - image.masks[1].miou) for image in most]
         assert ranges == sorted(ranges, reverse=True)
     assert {mask.which for image in predictions.images for mask in image.masks} == {"with CRF"}

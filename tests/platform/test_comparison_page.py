@@ -10,10 +10,15 @@ from typer.testing import CliRunner, Result
 
 from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
-from mcis.platform.reporting.compared_images import ComparedImages, compared_images
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Settings, compare
-from mcis.platform.reporting.comparison_page import check_file, default_file, write_page
+from mcis.platform.reporting.comparison_page import (
+    ComparedImages,
+    check_file,
+    compared_images,
+    default_file,
+    write_page,
+)
 from mcis.platform.runs.scores import Scored
 from mcis.platform.runs.workspace import RunFolder
 
