@@ -1,7 +1,7 @@
 """The batches of both trainings, as named records, and the decoders that make them from step numbers."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -60,10 +60,11 @@ class CropBatch(Batch):
     epoch: NDArray[np.int64]
 
 
+@dataclass(eq=False)
 class PairDecoder:
     """Decodes the pairs of a worker's steps.
 
-    Args:
+    Attributes:
         images: of the index, or their features.
         sampler: draws the pairs.
         batch: pairs per step, over all workers.
@@ -73,20 +74,15 @@ class PairDecoder:
             the device.
     """
 
-    batch_type = PairBatch
+    images: Squares | Features
+    sampler: PairSampler
+    _: KW_ONLY
+    batch: int
+    shard: WorkerShard
+    crop_scales: Sequence[float] | None = None
+    mirror: bool = False
 
-    def __init__(
-        self,
-        images: Squares | Features,
-        sampler: PairSampler,
-        *,
-        batch: int,
-        shard: WorkerShard,
-        crop_scales: Sequence[float] | None = None,
-        mirror: bool = False,
-    ):
-        self.images, self.sampler, self.batch, self.shard = images, sampler, batch, shard
-        self.crop_scales, self.mirror = crop_scales, mirror
+    batch_type = PairBatch
 
     @property
     def row_bytes(self) -> int:
@@ -137,10 +133,11 @@ def _unshared(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
     return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
 
 
+@dataclass(eq=False)
 class CropDecoder:
     """Decodes random crops of the training images and of their pseudo masks.
 
-    Args:
+    Attributes:
         image_ids, uris: of the training images.
         masks: table of their pseudo masks.
         seed: of all draws.
@@ -151,26 +148,20 @@ class CropDecoder:
         hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
     """
 
-    batch_type = CropBatch
+    image_ids: Sequence[str]
+    uris: Sequence[str]
+    masks: Shards
+    _: KW_ONLY
+    seed: int
+    batch: int
+    shard: WorkerShard
+    size: int
+    scales: Sequence[float]
+    mirror: bool
+    max_side: int | None = None
+    hashes: Sequence[str] | None = None
 
-    def __init__(
-        self,
-        image_ids: Sequence[str],
-        uris: Sequence[str],
-        masks: Shards,
-        *,
-        seed: int,
-        batch: int,
-        shard: WorkerShard,
-        size: int,
-        scales: Sequence[float],
-        mirror: bool,
-        max_side: int | None = None,
-        hashes: Sequence[str] | None = None,
-    ):
-        self.image_ids, self.uris, self.masks = image_ids, uris, masks
-        self.seed, self.batch, self.shard = seed, batch, shard
-        self.size, self.scales, self.mirror, self.max_side, self.hashes = size, scales, mirror, max_side, hashes
+    batch_type = CropBatch
 
     @property
     def row_bytes(self) -> int:

@@ -18,9 +18,8 @@ AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the tabl
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -94,10 +93,10 @@ def list_tagged(
     images = rows.filled("image")
     ids = _ids(rows, images, id)
     splits = _splits(rows)
-    tagged = _tagged(rows, classes, ignore_others)
+    tags_of_rows, names, tag_notes = _tagged(rows, classes, ignore_others)
     mask_uris, mask_notes = _masks(rows, splits)
     saliency_uris = _existing(rows, "saliency")
-    notes = [*_notes(rows, splits, tagged.names), *tagged.notes]
+    notes = [*_notes(rows, splits, names), *tag_notes]
     if "saliency" in rows.columns and (absent := saliency_uris.null_count):
         notes.append(f"{rows.path}: no saliency map for {absent} of {len(images)} images")
     listed = listing_table(
@@ -105,11 +104,11 @@ def list_tagged(
         uri=rows.uris("image", images),
         domain="target",
         split=splits,
-        tags=tagged.tags,
+        tags=tags_of_rows,
         mask_uri=mask_uris,
         saliency_uri=saliency_uris,
     )
-    found = Listing(listed, tagged.names, (*notes, *mask_notes))
+    found = Listing(listed, names, (*notes, *mask_notes))
     del rows, images
     give_back()
     return found
@@ -144,21 +143,15 @@ def _splits(rows: UserTable) -> pa.ChunkedArray:
     return splits
 
 
-class _Tagged(NamedTuple):
-    """The tags of every row as ascending class indices, list<uint16>, the K class names, and notes."""
-
-    tags: pa.ChunkedArray
-    names: tuple[str, ...]
-    notes: list[str]
-
-
-def _tagged(rows: UserTable, classes: Path | None, ignore_others: bool) -> _Tagged:
-    """The classes, from their file or of all tags, and the class indices of each row."""
-    numbers: dict[str, int] = {}
-    parts = [_numbered(chunk, numbers) for chunk in pieces(_tag_cells(rows))]
-    names = read_classes(classes) if classes else _names(rows, list(numbers))
-    index = {name: k for k, name in enumerate(names)}
-    others = sorted(set(numbers) - set(index))
+def _tagged(
+    rows: UserTable, classes: Path | None, ignore_others: bool
+) -> tuple[pa.ChunkedArray, tuple[str, ...], list[str]]:
+    """The tags of every row as ascending class indices, list<uint16>; the K class names, from their file or of all
+    tags; and notes."""
+    cells = _tag_cells(rows)
+    found = {tag for chunk in pieces(cells) for tag in _split(chunk)[1].unique().to_pylist()}
+    names = read_classes(classes) if classes else _names(rows, found)
+    others = sorted(found.difference(names))
     if others and not ignore_others:
         raise UserError(
             f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
@@ -166,17 +159,17 @@ def _tagged(rows: UserTable, classes: Path | None, ignore_others: bool) -> _Tagg
             f"{nearest(others, names)}correct the table or the class file, or leave such tags out by "
             "`ignore_others=true`",
         )
-    class_of = np.array([index.get(name, -1) for name in numbers], np.int64)
-    indices = pa.chunked_array([_indices(part, class_of) for part in parts], pa.list_(pa.uint16()))
+    indices = pa.chunked_array([_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
     if not others:
-        return _Tagged(indices, names, [])
-    count = sum(int((class_of[part.tags] < 0).sum()) for part in parts)
+        return indices, names, []
+    left = pa.array(others, pa.string())
+    count = sum(pc.is_in(_split(chunk)[1], left).true_count for chunk in pieces(cells))
     untagged = int(pc.sum(pc.equal(pc.list_value_length(indices), 0)).as_py())
     note = (
         f"{rows.path}: {count} tags of {len(others)} names that are no class were left out: {shown(others)}; "
         f"{untagged} of {len(indices)} images have no tag"
     )
-    return _Tagged(indices, names, [note])
+    return indices, names, [note]
 
 
 def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
@@ -194,38 +187,25 @@ def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
     return cells if is_list else rows.texts("tags")
 
 
-class _Part(NamedTuple):
-    """Tags of consecutive rows: how many rows, and of each tag its row, ascending, and its number among the names."""
-
-    rows: int
-    row: NDArray[np.int32]
-    tags: NDArray[np.int32]
-
-
-def _numbered(cells: pa.Array, numbers: dict[str, int]) -> _Part:
-    """Takes a chunk of cells, lists or texts, apart, and adds new tags to the `numbers` of all; drops empty ones."""
+def _split(cells: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
+    """The tags in a chunk of cells, lists or texts, without empty ones, and the row of each, ascending."""
     lists = pc.split_pattern_regex(cells, "[;,|]") if pa.types.is_string(cells.type) else cells
     counts = pc.list_value_length(lists).fill_null(0).to_numpy()
     tags = trimmed(lists.flatten().cast(pa.string()))
     row = np.repeat(np.arange(len(cells), dtype=np.int32), counts)[tags.is_valid().to_numpy(zero_copy_only=False)]
-    encoded = tags.drop_null().dictionary_encode()
-    of_chunk = [numbers.setdefault(name, len(numbers)) for name in encoded.dictionary.to_pylist()]
-    return _Part(len(cells), row, np.array(of_chunk, np.int32)[encoded.indices.to_numpy()])
+    return row, tags.drop_null()
 
 
-def _indices(part: _Part, class_of: NDArray[np.int64]) -> pa.Array:
-    """The class indices of each row, ascending and none twice, as list<uint16>.
-
-    Args:
-        class_of: by the number of a tag; -1 for one that is no class.
-    """
-    classes = class_of[part.tags]
-    keys = np.unique((part.row * np.int64(2**16) + classes)[classes >= 0])
-    start = np.searchsorted(keys, np.arange(part.rows + 1) * np.int64(2**16)).astype(np.int32)
+def _indices(cells: pa.Array, names: Sequence[str]) -> pa.Array:
+    """The class indices of each row of a chunk, ascending and none twice, as list<uint16>; other tags are left out."""
+    row, tags = _split(cells)
+    classes = pc.index_in(tags, value_set=pa.array(names, pa.string())).fill_null(-1).to_numpy()
+    keys = np.unique((row * np.int64(2**16) + classes)[classes >= 0])
+    start = np.searchsorted(keys, np.arange(len(cells) + 1) * np.int64(2**16)).astype(np.int32)
     return pa.ListArray.from_arrays(start, pa.array((keys % 2**16).astype(np.uint16)))
 
 
-def _names(rows: UserTable, tags: Sequence[str]) -> tuple[str, ...]:
+def _names(rows: UserTable, tags: Iterable[str]) -> tuple[str, ...]:
     """The class names where no file gives them: every tag of the table."""
     path = rows.path
     names = tuple(sorted(tags))
