@@ -25,10 +25,8 @@ def jpeg(height: int, width: int, **options: object) -> bytes:
 
 
 def listing(paths: list[Path]) -> pa.Table:
-    rows = [
-        {"image_id": p.stem, "uri": str(p), "domain": "target", "split": "train", "tags": [2, 7], "mask_uri": None}
-        for p in paths
-    ]
+    same = {"domain": "target", "split": "train", "tags": [2, 7], "mask_uri": None}
+    rows = [{"image_id": p.stem, "uri": str(p)} | same for p in paths]
     return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
 
 
@@ -53,13 +51,8 @@ def test_sound_images_get_size_and_hash(tmp_path: Path) -> None:
 
 def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
     whole = jpeg(64, 64)
-    contents = {
-        "sound.jpg": whole,
-        "empty.jpg": b"",
-        "text.jpg": b"<html>404</html>",
-        "cut.jpg": whole[: len(whole) // 2],
-        "flat.jpg": jpeg(64, 31),
-    }
+    contents = {"sound.jpg": whole, "empty.jpg": b"", "text.jpg": b"<html>404</html>", "flat.jpg": jpeg(64, 31)}
+    contents["cut.jpg"] = whole[: len(whole) // 2]
     paths = files(tmp_path, contents)
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "loop.jpg").symlink_to(tmp_path / "loop.jpg")

@@ -27,14 +27,9 @@ def named(root: Path, *given: str, out: str = "out") -> dict[str, str]:
 
 
 def test_a_folder_is_read_with_its_sub_folders_and_names_are_paths_in_it(root: Path) -> None:
-    assert named(root, "photos") == {
-        "photos/a.jpg": "a",
-        "photos/b.png": "b",
-        "photos/x/a.jpg": "x/a",
-        "photos/x/b.JPG": "x/b",
-        "photos/y/no suffix": "y/no suffix",
-        "photos/y/two.dots.jpg": "y/two.dots",
-    }
+    paths = ("a.jpg", "b.png", "x/a.jpg", "x/b.JPG", "y/no suffix", "y/two.dots.jpg")
+    names = ("a", "b", "x/a", "x/b", "y/no suffix", "y/two.dots")
+    assert named(root, "photos") == {f"photos/{path}": name for path, name in zip(paths, names, strict=True)}
     assert list_photographs([str(root)], leave_out=root / "out").notes == ["photographs: left out 1 hidden file(s)"]
 
 
@@ -98,18 +93,8 @@ def test_what_holds_no_photograph_is_an_error(root: Path, given: str, found: str
         list_photographs([str(root / given)], leave_out=root / "out")
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("2007_000032", "2007_000032"),
-        ("web/cat/a.jpg", "web/cat/a.jpg"),
-        ("/data/photos/a.jpg", "data/photos/a.jpg"),
-        ("s3://bucket/key.jpg", "s3/bucket/key.jpg"),
-        ("a/../b", "b"),
-        ("../b", None),
-        ("/../b", None),
-        ("s3://../../b", None),
-    ],
-)
-def test_a_name_lies_below_the_folder_or_nowhere(path: str, name: str | None) -> None:
-    assert name_below(path) == name
+def test_a_name_lies_below_the_folder_or_nowhere() -> None:
+    names = {"2007_000032": "2007_000032", "web/cat/a.jpg": "web/cat/a.jpg", "/data/a.jpg": "data/a.jpg"}
+    names |= {"s3://bucket/key.jpg": "s3/bucket/key.jpg", "a/../b": "b"}
+    assert {path: name_below(path) for path in names} == names
+    assert [name_below(path) for path in ("../b", "/../b", "s3://../../b")] == [None] * 3
