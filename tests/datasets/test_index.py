@@ -25,8 +25,8 @@ def jpeg(height: int, width: int, **options: object) -> bytes:
 
 
 def listing(paths: list[Path]) -> pa.Table:
-    same = {"domain": "target", "split": "train", "tags": [2, 7], "mask_uri": None}
-    rows = [{"image_id": p.stem, "uri": str(p)} | same for p in paths]
+    same: dict[str, object] = {"domain": "target", "split": "train", "tags": [2, 7], "mask_uri": None}
+    rows = [same | {"image_id": p.stem, "uri": str(p)} for p in paths]
     return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
 
 
