@@ -3,6 +3,8 @@
 One self-contained HTML page, on which every name is escaped and nothing is loaded or run.
 """
 
+import contextlib
+import os
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -10,17 +12,23 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from PIL import Image
 
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_rgb
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.index_facts import concerns, index_facts
+from mcis.platform.reporting.index_facts import codes_of, concerns, flat_tags, index_facts
 from mcis.platform.reporting.index_plots import size_chart, together_chart
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES
-from mcis.platform.reporting.thumbnails import choose_pictures
 
 _MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
 """Rows of the lists of rejects and copies; kinds of reasons; pairs of classes that occur together."""
+_SIDE, _MOST_PICTURES = 96, 1200
+"""Pixels of a thumbnail's long side; thumbnails that a page holds: about 8 MB."""
 _QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.0}
 
 
@@ -63,7 +71,7 @@ def browse_page(
         "sizes": size_chart(width, height) if len(index) else None,
         "quantiles": _QUANTILES,
         "size_rows": _size_rows(width, height) if len(index) else [],
-        "pictures": choose_pictures(index, classes, thumbnails, seed),
+        "pictures": _choose_pictures(index, classes, thumbnails, seed),
         "thumbnails": thumbnails,
         "copies": _copies_by_content(facts.copies.slice(0, _MOST_ROWS), classes),
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
@@ -103,3 +111,63 @@ def _copies_by_content(copies: pa.Table, classes: Sequence[str]) -> list[list[di
     """The images of each content."""
     rows = [row | {"tags": [classes[tag] for tag in row["tags"]]} for row in copies.to_pylist()]
     return [list(images) for _, images in groupby(rows, lambda row: row["content_hash"])]
+
+
+def _choose_pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, seed: int) -> dict[str, Any] | None:
+    """Thumbnails by class and domain, images without a tag last; which ones depends on (seed, class, image) alone.
+
+    Args:
+        thumbnails: per class and domain, at most; fewer where the page would hold too many.
+
+    Returns:
+        most: the number of thumbnails per class and domain.
+        classes: by class index, or K for images without a tag: each domain, how many images it has, and thumbnails.
+        broken: how many of the chosen files cannot be shown.
+    """
+    rows, tags = (numbers.astype(np.int64) for numbers in flat_tags(index))
+    untagged = np.setdiff1d(np.arange(len(index)), rows)
+    rows, tags = np.concatenate([rows, untagged]), np.concatenate([tags, np.full(len(untagged), len(classes))])
+    domain, domains = codes_of(index["domain"])
+    if thumbnails < 1 or not len(rows):
+        return None
+    codes = tags * len(domains) + domain[rows]
+    order = np.lexsort((uniforms(Draw.THUMBNAIL, seed, tags, rows)[:, 0], codes))
+    shelves, start, sizes = np.unique(codes[order], return_index=True, return_counts=True)
+    most = min(thumbnails, max(1, _MOST_PICTURES // len(shelves)))
+    chosen = [rows[order[first : first + min(most, size)]] for first, size in zip(start, sizes, strict=True)]
+    pictures = _thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes)
+    by_class: dict[int, list[tuple[str, int, list[dict[str, Any]]]]] = {}
+    for code, size, shown in zip(shelves.tolist(), sizes.tolist(), chosen, strict=True):
+        tag, domain_code = divmod(code, len(domains))
+        by_class.setdefault(tag, []).append((domains[domain_code], size, [pictures[row] for row in shown.tolist()]))
+    broken = sum(picture["reason"] is not None for picture in pictures.values())
+    return {"most": most, "classes": by_class, "broken": broken}
+
+
+def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, dict[str, Any]]:
+    """The images of some rows, by row: each with its picture, or the reason why there is none."""
+    images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
+    opened = in_threads(_open, (image["uri"] for image in images), threads=min(8, os.cpu_count() or 1))
+    with contextlib.closing(opened):
+        return {
+            row: {
+                "id": image["image_id"],
+                "split": image["split"],
+                "tags": [classes[tag] for tag in image["tags"]],
+                "picture": picture,
+                "reason": reason,
+            }
+            for row, image, (picture, reason) in zip(rows, images, opened, strict=True)
+        }
+
+
+def _open(uri: str) -> tuple[Image.Image | None, str | None]:
+    """A small picture, or why there is none."""
+    try:
+        picture = Image.fromarray(decode_rgb(read_bytes(uri), min_side=1, max_pixels=MOST_PIXELS))
+    except RejectedImage as error:
+        return None, error.reason
+    except Exception as error:  # file systems raise what they like, and one file must not end the page
+        return None, f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    picture.thumbnail((_SIDE, _SIDE))
+    return picture, None
