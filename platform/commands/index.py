@@ -47,13 +47,7 @@ def _location_is_an_argument(source: str) -> Iterator[None]:
 
 
 def _index(
-    source: str,
-    given: dict[str, Any],
-    *,
-    run: str,
-    workspace: Path,
-    assignments: list[str] | None,
-    verbose: bool,
+    source: str, given: dict[str, Any], *, run: str, workspace: Path, assignments: list[str] | None, verbose: bool
 ) -> None:
     """Builds an index as the first stage of a run and shows it; a run of the same configuration takes it over.
 
@@ -202,13 +196,7 @@ def index_browse(
         from mcis.platform.reporting.index_page import browse_page
 
         index = open_index(opened, name)
-        page = browse_page(
-            index.index,
-            index.rejects,
-            index.classes,
-            notes=index.notes,
-            title=f"Index of {name}",
-        )
+        page = browse_page(index.index, index.rejects, index.classes, notes=index.notes, title=f"Index of {name}")
         target = out or opened.run(name).index_page
         write_text(target, page)
         typer.echo(f"page: {target}")

@@ -6,13 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
-    Assignments,
-    WorkspaceFolder,
-    complete_run,
-    plain_errors,
-)
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, WorkspaceFolder, complete_run, plain_errors
 
 
 def predict(

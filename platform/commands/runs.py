@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import shlex
 from typing import Annotated
 
 import typer
@@ -72,10 +71,7 @@ def gc(
         for holder in runs_in_progress(opened):
             typer.echo(f"{holder} is in progress: --delete is refused until it has ended")
         if plan.garbage:
-            words = ["mcis", "gc", *(word for name in run or [] for word in ("--run", name)), "--delete"]
-            if workspace != DEFAULT_WORKSPACE:
-                words += ["--workspace", str(workspace)]
-            typer.echo(f"nothing was removed; to remove it: {shlex.join(words)}")
+            typer.echo("nothing was removed; to remove it, repeat the command with --delete")
         else:
             typer.echo("nothing to remove")
 

@@ -27,11 +27,7 @@ def read_vectors(folder: Path) -> NDArray[np.float32]:
 
 
 def draw_relations(
-    config: LocalizeConfig,
-    seed: int,
-    tags: Tags,
-    source: NDArray[np.bool_],
-    vectors: NDArray[np.float32] | None = None,
+    config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32] | None = None
 ) -> Relations:
     """The related images of all maps, as configured; arguments as of `related_images.draw`."""
     return draw(

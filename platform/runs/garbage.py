@@ -97,7 +97,7 @@ def _pointed(found: Mapping[str, RunRecord | UserError | None]) -> set[str]:
                 "runs that say what they point to, or any output might be theirs",
                 f"repeat the run's command once the file is removed, or remove the run too (--run {name})",
             )
-        pointed.update(output for outputs in (record.outputs if record else {}).values() for output in outputs)
+        pointed.update(record.pointed if record else ())
     return pointed
 
 

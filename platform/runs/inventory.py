@@ -127,7 +127,7 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
             holder=holder,
             reached=next(reversed(record.reached), None),
             scores=_scores(folder, record),
-            outputs=frozenset(output for names in record.outputs.values() for output in names),
+            outputs=record.pointed,
             bytes=bytes_in(folder.path),
             problem=None if holder else record.reason,
         )

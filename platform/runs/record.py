@@ -45,6 +45,11 @@ class RunRecord:
     outputs: dict[str, list[str]] = field(default_factory=dict)
     recomputed: list[str] = field(default_factory=list)
 
+    @property
+    def pointed(self) -> frozenset[str]:
+        """All outputs that the run points to."""
+        return frozenset(output for outputs in self.outputs.values() for output in outputs)
+
 
 _ADAPTER = TypeAdapter(RunRecord)
 
@@ -66,8 +71,7 @@ def read_record(file: Path) -> RunRecord | None:
         record = _ADAPTER.validate_json(json.dumps(read_json(file)), strict=True)
         for time in filter(None, (record.began, record.ended)):
             datetime.datetime.fromisoformat(time)
-        named = [name for names in record.outputs.values() for name in names]
-        for name in (*named, *record.current.values(), *record.reached.values()):
+        for name in (*record.pointed, *record.current.values(), *record.reached.values()):
             if name in ("", ".", "..") or "/" in name or "\0" in name:
                 raise ValueError(f"{name!r} is no folder of store/")
         return record

@@ -41,10 +41,6 @@ class StageModule(Protocol):
         """Computes the output into `context.part`; what an interrupted call left there is continued."""
 
 
-def _always(config: Config) -> bool:
-    return True
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
     """A stage of the pipeline.
@@ -68,7 +64,7 @@ class Stage:
     runs_once_reached: str | None = None
     kept: bool = True
     networks: bool = True
-    takes_part: Callable[[Config], bool] = _always
+    takes_part: Callable[[Config], bool] = lambda _: True
 
 
 def run_stage(
