@@ -2,7 +2,6 @@
 
 import collections
 import contextlib
-import glob
 import http.server
 import logging
 import os
@@ -17,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -75,6 +74,40 @@ def ray_local() -> Iterator[None]:
         yield
         ray.shutdown()
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]]]:
+    """Starts a head of its own, which asks for a token, for a block: `with ray_head(log, port, *options) as env`.
+
+    Yields the environment of its clients, of which `variables` are a part; all its processes are killed in the end.
+    """
+
+    @contextlib.contextmanager
+    def head(log: Path, port: int, *options: str, **variables: str) -> Iterator[dict[str, str]]:
+        folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")  # Ray's sockets need a short path
+        programs = Path(sys.executable).parent
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | variables
+        environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
+        environment |= {"RAY_USAGE_STATS_ENABLED": "0", "PATH": f"{programs}:{environment['PATH']}"}
+        start = [str(programs / "ray"), "start", "--head", f"--port={port}", f"--temp-dir={folder}", "--block"]
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [*start, "--object-store-memory=300000000", *options],
+                env=environment, stdout=out, stderr=out, start_new_session=True,
+            )  # fmt: skip
+        try:
+            while "Ray runtime started" not in log.read_text():
+                assert process.poll() is None, log.read_text()
+                time.sleep(0.1)
+            yield environment | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            subprocess.run(["pkill", "-9", "-f", folder], check=False)  # nodes that its autoscaler has started
+            shutil.rmtree(folder, ignore_errors=True)
+
+    return head
 
 
 @pytest.fixture(scope="session")
@@ -171,48 +204,6 @@ def tracking_server(tmp_path: Path) -> Iterator[Callable[..., TrackingServer]]:
     yield start
     for server in servers:
         server.stop()
-
-
-@pytest.fixture
-def postgresql() -> Iterator[tuple[str, dict[str, str]]]:
-    """An empty PostgreSQL database of its own on loopback: its address, and the variable with its password."""
-    folders = [Path(path) for path in glob.glob("/usr/lib/postgresql/*/bin")]
-    found = shutil.which("initdb", path=os.pathsep.join(map(str, folders)) + os.pathsep + os.environ.get("PATH", ""))
-    if found is None:
-        pytest.skip("PostgreSQL is not installed")
-    programs = Path(found).parent
-    user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses root
-    folder = Path(tempfile.mkdtemp(prefix="mcis-postgresql-", dir="/tmp"))
-    password = secrets.token_urlsafe(24)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    try:
-        (folder / "password").write_text(password)
-        if user:
-            for path in (folder, folder / "password"):
-                shutil.chown(path, **user)
-
-        def run(program: str, *arguments: str) -> None:
-            command: list[Any] = [programs / program, *arguments]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **user)  # type: ignore[call-overload]
-            assert done.returncode == 0, done.stdout + done.stderr
-
-        data, log = str(folder / "data"), str(folder / "log")
-        run("initdb", "-D", data, "-U", "mcis", "-A", "scram-sha-256", "--pwfile", str(folder / "password"))
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        # Its output goes to the log alone: a pipe would stay open as long as the server.
-        started = subprocess.run(
-            [programs / "pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start"],
-            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user,  # type: ignore[call-overload]
-        )  # fmt: skip
-        assert started.returncode == 0, (folder / "log").read_text()
-        try:
-            yield f"postgresql+psycopg2://mcis@127.0.0.1:{port}/postgres", {"PGPASSWORD": password}
-        finally:
-            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

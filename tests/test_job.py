@@ -6,11 +6,9 @@ import json
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,60 +30,31 @@ COMMANDS: Any = typer.main.get_command(app)
 PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
 RAY = str(Path(sys.executable).parent / "ray")
 TINY = (
-    "classifier.epochs=1",
-    "classifier.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
-    "segmenter.channels=24",
-    "segmenter.steps=2",
-    "segmenter.batch=4",
-    "segmenter.width=16",
-    "segmenter.crop=64",
+    "classifier.epochs=1", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
+    "segmenter.channels=24", "segmenter.steps=2", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
     "pseudo_masks.smallest=0",
-)
+)  # fmt: skip
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[dict[str, str]]:
+def cluster(ray_head: Callable[..., Any], tmp_path: Path) -> Iterator[dict[str, str]]:
     """A head node of its own on loopback; yields the environment of its clients."""
-    folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")  # Ray's sockets need a short path
-    token = tmp_path / "token"
-    token.write_text("0123456789abcdef" * 4)
-    token.chmod(0o600)
-    ray = str(Path(sys.executable).parent / "ray")
-    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    options = ["--num-cpus=4", "--dashboard-host=127.0.0.1", f"--dashboard-port={DASHBOARD}"]
+    options += ["--dashboard-agent-listen-port=28365"]  # the usual one may be another Ray's, and then no job starts
     # The nodes have what the wheel needs; Ray's pip would install all of it again beside the wheel.
-    env |= {"PATH": f"{Path(sys.executable).parent}:{env['PATH']}", "PIP_NO_DEPS": "1"}
-    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0"}
-    start = [ray, "start", "--head", f"--port={PORT}", "--dashboard-host=127.0.0.1", f"--dashboard-port={DASHBOARD}"]
-    start += ["--dashboard-agent-listen-port=28365"]  # the usual one may be another Ray's, and then no job starts
-    start += ["--num-cpus=4", f"--temp-dir={folder}", "--object-store-memory=500000000", "--block"]
-    with (tmp_path / "head.log").open("w") as log:
-        head = subprocess.Popen(start, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        listing = [ray, "job", "list", "--address", f"http://127.0.0.1:{DASHBOARD}"]
-        for _ in range(60):
-            if subprocess.run(listing, env=env, capture_output=True).returncode == 0:
-                break
-            assert head.poll() is None, (tmp_path / "head.log").read_text()
+    with ray_head(tmp_path / "head.log", PORT, *options, PIP_NO_DEPS="1") as env:
+        del env["RAY_ADDRESS"]
+        listing = [RAY, "job", "list", "--address", f"http://127.0.0.1:{DASHBOARD}"]
+        while subprocess.run(listing, env=env, capture_output=True).returncode:
             time.sleep(2)
         yield env
-    finally:
-        head.terminate()
-        try:
-            head.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(head.pid, 9)
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def submitted(root: Path, workspace: Path, *more: str) -> list[str]:
     """`mcis submit` of a tiny run."""
     command = [sys.executable, "-m", "mcis.platform.cli", "submit", "voc", "--name", "job", "--voc", str(root)]
     command += ["--recipe", "small", "--workspace", str(workspace), "--address", f"http://127.0.0.1:{DASHBOARD}"]
-    for value in (*TINY, f"data.classes={root / 'classes.txt'}", *more):
-        command += ["--set", value]
-    return command
+    return [*command, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *more))]
 
 
 def jobs(env: dict[str, str]) -> list[str]:
@@ -100,30 +69,24 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
     root, workspace = tmp_path / "VOC2012", tmp_path / "workspace"
     synthetic.draw(root, train=16, val=4, size=64, classes=2)
     refused = {name: value for name, value in cluster.items() if not name.startswith("RAY_AUTH")}
-    without = subprocess.run(
-        [*submitted(root, workspace), "--wait", "0"], env=refused, capture_output=True, text=True, cwd=tmp_path
-    )
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    how: dict[str, Any] = {"env": cluster, "text": True, "cwd": tmp_path, **pipes}
+    without = subprocess.run([*submitted(root, workspace), "--wait", "0"], **how | {"env": refused})
     assert without.returncode == 1
     assert "takes no job" in without.stderr
 
     call = submitted(root, workspace, "classifier.epochs=400", "compute.stop_if_nothing_is_learnt=false")
-    with subprocess.Popen(
-        call, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as following:
+    with subprocess.Popen(call, **how) as following:
         wait_for(lambda: any((workspace / "store").glob("train_classifier-*/steps.jsonl")), following)
         following.send_signal(signal.SIGINT)
         out, errors = following.communicate(timeout=60)
     assert following.returncode == 130, out + errors
     assert "goes on; the same command shows it again" in errors
     (number,) = jobs(cluster)
-    with subprocess.Popen(
-        call, env=cluster, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as following:
+    with subprocess.Popen(call, **how) as following:
         assert following.stdout is not None
         assert f"job {number} is at work on it since before" in following.stdout.readline()
-        other = subprocess.run(
-            submitted(root, workspace, "seed=7"), env=cluster, capture_output=True, text=True, cwd=tmp_path
-        )
+        other = subprocess.run(submitted(root, workspace, "seed=7"), **how)
         assert other.returncode == 1
         assert "with another command" in other.stderr
         stop = [RAY, "job", "stop", number, "--address", f"http://127.0.0.1:{DASHBOARD}"]
@@ -131,7 +94,7 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
         out, errors = following.communicate(timeout=120)
     assert following.returncode == 1, out + errors
     assert f"job {number}: STOPPED" in out
-    done = subprocess.run(call, env=cluster, capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(call, **how)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "index: is there already" in done.stdout
     assert "SUCCEEDED" in done.stdout

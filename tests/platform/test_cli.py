@@ -66,9 +66,6 @@ def test_an_experiment_is_saved_shown_and_changed(root: Path, tmp_path: Path) ->
     ):
         assert value in lines[key]
         assert origin in lines[key]
-    other = runner.invoke(app, ["config", "show", "voc+web", "--config", str(path)])
-    assert other.exit_code == 1
-    assert f"setting voc+web is given beside {path}, which is of setting voc" in other.output
 
 
 READING = {

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.synthetic import devkit as synthetic
 from mcis.models.counts import Counts, add_counts, map_counts
 from mcis.models.grids import Grid, Grids
 from mcis.models.localization import SCALES, score_maps
 from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
-from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.outputs.tables import ImageMaps
@@ -33,7 +31,7 @@ from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Curve, Score
-from mcis.platform.runs.workspace import RunFolder, Workspace
+from mcis.platform.runs.workspace import RunFolder
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -42,12 +40,7 @@ CLASSES = ("circle", "square", "star")
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\udcff<!--<script>"
 SHOWN = "</script><img src=x onerror=alert(1)>\u2028\N{REPLACEMENT CHARACTER}\\udcff<!--<script>"
 BINS = 32
-TINY = (
-    "classifier.epochs=1 classifier.channels=24 classifier.input_size=64 classifier.batch=8 localize.related=2 "
-    "segmenter.channels=24 segmenter.steps=2 segmenter.batch=4 segmenter.width=16 segmenter.crop=64 "
-    f"pseudo_masks.smallest=0 evaluate.thresholds={BINS} report.panels=8 compute.threads=1 "
-    "compute.stop_if_nothing_is_learnt=false"
-).split()
+MANY = ("localize.related=2", f"evaluate.thresholds={BINS}", "report.panels=8")
 RELATED = Tile("other", Image.new("RGB", (30, 20), "red"))
 
 
@@ -288,21 +281,6 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
 
 
 @pytest.mark.slow
-def test_the_browser_refuses_text_as_html_and_other_scripts(browser: "Chrome", tmp_path: Path) -> None:
-    opened(browser, page_of(tmp_path, [image_of("a", 0)], "maximum"))
-    attempt = """try { document.body.innerHTML = "<b>x</b>"; return "done"; } catch (error) { return error.name; }"""
-    assert browser.execute_script(attempt) == "TypeError"
-    browser.execute_script("""const made = document.createElement("img");
-        made.src = "https://example.org/x.png";
-        document.body.append(made);""")
-    wait(browser, "return [...document.images].at(-1).complete")
-    assert browser.execute_script("return [...document.images].at(-1).naturalWidth") == 0
-    told = " ".join(entry["message"] for entry in browser.get_log("browser"))
-    assert "TrustedHTML" in told
-    assert "img-src data:" in told
-
-
-@pytest.mark.slow
 def test_without_a_script_the_page_is_what_it_was(browser: "Chrome", tmp_path: Path) -> None:
     page = page_of(tmp_path, [image_of("a", 0)], "maximum")
     browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
@@ -319,12 +297,9 @@ def test_without_a_script_the_page_is_what_it_was(browser: "Chrome", tmp_path: P
 
 
 @pytest.fixture(scope="module")
-def ended(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> pipeline.RunResult:
-    """A tiny run, from images to its report, with maps of two related images."""
-    root = tmp_path_factory.mktemp("data") / "VOC2012"
-    synthetic.draw(root, train=16, val=4, size=64, classes=3)
-    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-    return pipeline.run(resolve("voc", "small", options, TINY), Workspace(tmp_path_factory.mktemp("workspace")), "tiny")
+def ended(small: Any) -> pipeline.RunResult:
+    """A run whose maps were made with two related images."""
+    return small.run("explored", *MANY)
 
 
 @pytest.mark.slow
@@ -359,9 +334,11 @@ def test_a_run_s_page_scores_each_image_as_the_run_did(browser: "Chrome", ended:
 
 
 @pytest.mark.slow
-def test_a_click_shows_the_images_that_maps_were_made_with(browser: "Chrome", ended: pipeline.RunResult) -> None:
+def test_a_click_shows_the_images_that_maps_were_made_with(
+    browser: "Chrome", small: Any, ended: pipeline.RunResult
+) -> None:
     page = ended.context.folder.report
-    made = relations_of_run(resolve("voc", "small", assignments=TINY).config, ended.context)
+    made = relations_of_run(small.settings(*MANY).config, ended.context)
     assert made is not None
     ids = made.rows["image_id"].to_pylist()
     opened(browser, page)

@@ -4,15 +4,13 @@ with the scores of a run that nothing disturbed."""
 import contextlib
 import functools
 import json
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +22,15 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.runs.results import flaw
 
 SMALL = (
-    "classifier.channels=24",
-    "segmenter.channels=24",
-    "classifier.input_size=64",
-    "classifier.batch=8",
+    "classifier.channels=24", "segmenter.channels=24", "classifier.input_size=64", "classifier.batch=8",
     "compute.threads=1",
-)
+)  # fmt: skip
 
 
 def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
     out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "small"]
     out += ["--voc", str(root), "--workspace", str(workspace), "--set", f"data.classes={root / 'classes.txt'}"]
-    for assignment in (*SMALL, *assignments):
-        out += ["--set", assignment]
-    return out
+    return [*out, *(f"--set={value}" for value in (*SMALL, *assignments))]
 
 
 @pytest.fixture
@@ -54,20 +47,6 @@ def tracked(workspace: Path) -> list[Any]:
     experiment = client.get_experiment_by_name("mcis")
     assert experiment is not None
     return sorted(client.search_runs([experiment.experiment_id]), key=lambda run: str(run.info.run_name))
-
-
-@pytest.mark.slow
-def test_a_killed_run_that_is_repeated_is_one_run_of_mlflow(root: Path, tmp_path: Path) -> None:
-    workspace = tmp_path / "workspace"
-    call = [*command(root, workspace, "classifier.epochs=150"), "--until", "train_classifier"]
-    with running(call, lambda: steps_logged(workspace)) as run:
-        run.kill()
-    (killed,) = tracked(workspace)
-    assert killed.info.status == "RUNNING"
-    for _ in range(2):
-        run_to_the_end(call)
-        (repeated,) = tracked(workspace)
-        assert (repeated.info.run_id, repeated.info.status) == (killed.info.run_id, "FINISHED")
 
 
 @pytest.mark.slow
@@ -89,17 +68,10 @@ def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Pat
 
 
 QUICK = (
-    "classifier.epochs=400",
-    "segmenter.steps=60",
-    "segmenter.batch=4",
-    "segmenter.width=16",
-    "segmenter.crop=64",
-    "pseudo_masks.smallest=0",
-    "report.panels=2",
-    "compute.shard_rows=4",
-    "compute.stop_if_nothing_is_learnt=false",
-    "tracking.model=false",
-)
+    "classifier.epochs=400", "segmenter.steps=60", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
+    "pseudo_masks.smallest=0", "report.panels=2", "compute.shard_rows=4",
+    "compute.stop_if_nothing_is_learnt=false", "tracking.model=false",
+)  # fmt: skip
 """A whole run of seconds, whose classifier is trained for 800 steps."""
 
 
@@ -239,42 +211,20 @@ def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
     assert half_written(workspace) == []
 
 
-@contextlib.contextmanager
-def head(port: int, log: Path) -> Iterator[dict[str, str]]:
-    """A head node of its own, killed at the end of the block; yields the environment of its commands."""
-    folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")  # Ray's sockets need a short path
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
-    start = [str(Path(sys.executable).parent / "ray"), "start", "--head", f"--port={port}", f"--temp-dir={folder}"]
-    start += ["--include-dashboard=false", "--num-cpus=4", "--object-store-memory=200000000", "--block"]
-    with log.open("w") as out:
-        process = subprocess.Popen(start, env=environment, stdout=out, stderr=out, start_new_session=True)
-    try:
-        for _ in range(600):
-            if "Ray runtime started" in log.read_text():
-                break
-            assert process.poll() is None, log.read_text()
-            time.sleep(0.1)
-        yield environment | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 @pytest.mark.slow
 def test_a_run_whose_clusters_head_is_killed_and_started_again_ends_soon_and_repeated_ends_the_same(
-    root: Path, workspace: Path, tmp_path: Path, undisturbed: Any
+    root: Path, workspace: Path, tmp_path: Path, undisturbed: Any, ray_head: Callable[..., Any]
 ) -> None:
     """Ray's own calls would wait for ever: the new head answers, and knows nothing of what they wait for."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=50")
+    options = (port, "--include-dashboard=false", "--num-cpus=4")
     with contextlib.ExitStack() as first:
-        environment = first.enter_context(head(port, tmp_path / "head.log"))
+        environment = first.enter_context(ray_head(tmp_path / "head.log", *options))
         with running(call, lambda: steps_logged(workspace) > 15, environment) as run:
             first.close()
-            with head(port, tmp_path / "again.log"):
+            with ray_head(tmp_path / "again.log", *options):
                 shown, _ = run.communicate(timeout=120)
                 assert run.returncode == 1, shown
                 assert "no longer answers" in shown
@@ -315,11 +265,7 @@ def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_sam
 
 @pytest.mark.slow
 def test_a_run_whose_server_goes_for_good_ends_well_and_is_sent_once_there_is_one(
-    root: Path,
-    tmp_path: Path,
-    tracking_server: Callable[..., Any],
-    undisturbed: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    root: Path, tmp_path: Path, tracking_server: Callable[..., Any], undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.tracking import MlflowClient
 

@@ -1,4 +1,7 @@
-"""What is made of images that are read smaller: predictions of their files' size, pseudo masks of the smaller one."""
+"""What is made of images that are read smaller: predictions of their files' size, pseudo masks of the smaller one.
+
+And the ground truth is no saliency map.
+"""
 
 import hashlib
 import os
@@ -197,3 +200,21 @@ def test_stages_depend_on_the_size_alone_that_they_read(monkeypatch: pytest.Monk
             for side in ("null", 40)
         )
         assert plain != smaller
+
+
+@pytest.mark.parametrize("by", ["the same path", "a link"])
+def test_ground_truth_that_is_named_as_saliency_maps_is_refused(tmp_path: Path, by: str) -> None:
+    masks, saliency = tmp_path / "masks", tmp_path / "saliency"
+    masks.mkdir()
+    if by == "a link":
+        saliency.symlink_to(masks)
+    else:
+        saliency = masks / ".." / "masks"
+
+    def rows(folder: Path) -> pa.Table:
+        columns = {"image_id": ["a", "b"], "mask_uri": [str(masks / f"{i}.png") for i in "ab"]}
+        return pa.table(columns | {"saliency_uri": pa.array([str(folder / "a.png"), None], pa.string())})
+
+    pseudo_masks.check_saliency_is_no_truth(rows(tmp_path / "others"))
+    with pytest.raises(UserError, match="saliency maps of 1 of 2 training images are their ground-truth masks: a"):
+        pseudo_masks.check_saliency_is_no_truth(rows(saliency))

@@ -22,16 +22,6 @@ def test_the_library_goes_with_its_recipes() -> None:
             assert all({of.case, of.control} <= set(names) for of in differences_of(definition))
 
 
-def test_inference_is_the_papers_table_4() -> None:
-    resolved = resolve("voc", "paper")
-    cases = {case.name: case for case in cases_of(read_definition("inference"), resolved, "evaluate")}
-    assert {name: (case.related, case.paper) for name, case in cases.items()} == {
-        "basic": (0, 61.7), "single": (0, 64.7), "multi": (3, 66.2), "multi-contrastive": (3, 66.2),
-    }  # fmt: skip
-    assert configured(resolved, cases["basic"].values).classifier.attention == "none"
-    assert configured(resolved, cases["multi-contrastive"].values).localize.method.contrastive
-
-
 def test_settings_are_the_first_source_alone_and_with_each_other(tmp_path: Path) -> None:
     places = {"data.voc": "/voc", "data.single.root": "/single", "data.web.root": "/web"}
     resolved = resolve("voc+single+web", "paper", places)

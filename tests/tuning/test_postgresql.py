@@ -66,8 +66,8 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     client = MlflowClient(server.uri)
     experiment = client.get_experiment_by_name("mcis")
     assert experiment is not None
-    runs = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     found = client.search_runs([experiment.experiment_id])
+    runs = {run.info.run_name: run for run in found}
     assert sorted(str(run.info.run_name) for run in found) == [
         "run", "study", "study-none-identity-r1-s0", "study-none-single-s0",
     ]  # fmt: skip
@@ -81,17 +81,8 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     assert version.source == client.get_logged_model(output.model_id).artifact_location
     assert "MLmodel" in [Path(f.path).name for f in client.list_logged_model_artifacts(output.model_id)]
 
-    parent = runs["study"]
-    assert (parent.data.tags["study"], parent.data.tags["study.kind"]) == ("study", "effect")
-    assert {"study.csv", "study.json", "study.png"} == {file.path for file in client.list_artifacts(parent.info.run_id)}
     children = [runs["study-none-single-s0"], runs["study-none-identity-r1-s0"]]
-    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {parent.info.run_id}
-    assert {child.data.tags["study"] for child in children} == {"study"}
-    names = ("case", "related", "affinity")
-    assert [[child.data.params[name] for name in names] for child in children] == [
-        ["none-single", "0", "trained"],
-        ["none-identity-r1", "1", "identity"],
-    ]
+    assert {child.data.tags["mlflow.parentRunId"] for child in children} == {runs["study"].info.run_id}
     assert not any(child.outputs and child.outputs.model_outputs for child in children)
 
     secrets = [TOKEN.encode(), password["PGPASSWORD"].encode()]
