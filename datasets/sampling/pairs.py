@@ -23,7 +23,6 @@ KINDS = ("target-target", "source-source", "target-source")
 """Their names."""
 _KIND_BY_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
 """The kind by how many of the pair's images are of the domain source: 0, 1, 2."""
-_ROWS_PER_COUNT = 2**16
 
 
 class PairRows(NamedTuple):
@@ -129,14 +128,6 @@ class PairSampler:
             epoch=epoch,
             kind=_KIND_BY_SOURCES[m_is_source.astype(np.intp) + n_is_source],
         )
-
-    def kind_counts(self, epoch: int) -> NDArray[np.int64]:
-        """Pairs of each kind in an epoch, (3,), by drawing all of it: about a second for a million pairs."""
-        first, last = epoch * self._pairs, (epoch + 1) * self._pairs
-        drawn = np.zeros(3, np.int64)
-        for start in range(first, last, _ROWS_PER_COUNT):
-            drawn += np.bincount(self.rows(start, min(start + _ROWS_PER_COUNT, last)).kind, minlength=3)
-        return drawn
 
     def _half(self, turn: NDArray[np.int64], m: NDArray[np.int64]) -> _Half:
         """One of the classes of each m, and the number that chooses n."""

@@ -114,8 +114,6 @@ def test_rows_are_the_references(case: Case) -> None:
         assert common.any()
         if m == n and not case.options["partner_may_be_itself"]:
             assert (case.tags[:, common].sum(axis=0) == 1).any(), "itself, though its class has another image"
-    epoch = [slow_row(case, row) for row in range(len(sampler), 2 * len(sampler))]
-    assert sampler.kind_counts(1).tolist() == [sum(r[3] == k for r in epoch) for k in range(3)]
 
 
 @quick
@@ -204,7 +202,6 @@ def test_the_domains_change_nothing_but_the_sides() -> None:
     together = np.bincount(np.minimum(rows.m, rows.n) * 9 + np.maximum(rows.m, rows.n), minlength=81)
     # 35 degrees of freedom: 85 is beyond one chance in 100,000.
     assert chi_square(together, np.triu(np.ones((9, 9)), 1).reshape(-1) / 36) < 85
-    assert sampler.kind_counts(7).sum() == 9
 
 
 # --- class balance
