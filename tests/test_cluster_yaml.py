@@ -13,13 +13,10 @@ import mlflow.cli
 import pytest
 import ray.autoscaler
 import ray.scripts.scripts
-import typer.main
 import yaml
 from ray.autoscaler._private.constants import AUTOSCALER_METRIC_PORT
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.dashboard.consts import DASHBOARD_METRIC_PORT
-
-from mcis.platform.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
 SCHEMA = json.loads(Path(ray.autoscaler.__file__).with_name("ray-schema.json").read_text())
@@ -94,26 +91,3 @@ def test_ray_takes_the_options_of_its_start(config: Config) -> None:
     closed = "--dports 8090,44217,44227 -j DROP"
     assert any(closed in command for command in config["setup_commands"])
     assert {AUTOSCALER_METRIC_PORT, DASHBOARD_METRIC_PORT} == {44217, 44227}
-
-
-def test_the_commands_of_its_head_are_commands(config: Config) -> None:
-    head = (ROOT / "cluster.yaml").read_text().split("cluster_name:")[0]
-    lines = [
-        line.lstrip("# ").split("  #")[0] for line in head.replace("\\\n#", "").splitlines() if ".venv/bin/" in line
-    ]
-    assert len(lines) >= 9
-    names = set()
-    for line in lines:
-        program, *arguments = shlex.split(line[line.index(".venv/bin/") :].split("&&")[0].split("`")[0])
-        group: Any = {"mcis": typer.main.get_command(app), "ray": ray.scripts.scripts.cli}.get(Path(program).name)
-        if group is None:
-            continue  # pip
-        given = [argument for argument in arguments if argument != ">/dev/null"]
-        with group.make_context(program, list(given), resilient_parsing=True) as outer:
-            name, command, rest = group.resolve_command(outer, given)
-            with command.make_context(name, rest, parent=outer) as context:
-                if name == "submit":  # what is left is for another command of mcis
-                    left = [*context.args, "--name", "first"]
-                    group.get_command(outer, "run").make_context("run", left, parent=outer).close()
-        names.add(name)
-    assert names >= {"up", "down", "rsync-up", "rsync-down", "dashboard", "attach", "submit", "get-auth-token"}

@@ -14,7 +14,6 @@ import typer
 from mcis.platform.cli import app
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.settings import default_recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -113,12 +112,6 @@ def test_the_rule_of_the_page_on_extensions_is_the_projects() -> None:
     code = (ROOT / "models" / "threshold_masks.py").read_text()
     (block,) = [block for name, block in blocks("python") if name == "extend.md"]
     assert code.split('"""\n', 1)[1].strip() == block.strip()
-
-
-def test_the_help_of_recipe_lists_all_and_says_the_default() -> None:
-    recipe = next(p for p in typer.main.get_command(app).commands["run"].params if p.name == "recipe")  # type: ignore[attr-defined]
-    assert all(name in recipe.help for name in RECIPES)
-    assert all(f"{default_recipe(source)} of {source}" in recipe.show_default for source in ("tags", "lid"))
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:

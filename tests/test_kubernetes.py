@@ -3,7 +3,6 @@
 KubeRay's own definition of a RayJob is in no package; its pods, which are nearly all of it, Kubernetes checks.
 """
 
-import json
 import re
 import shlex
 import shutil
@@ -59,23 +58,6 @@ def test_kuberay_takes_the_job(manifest: dict[str, dict[str, Any]]) -> None:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
     assert cluster["rayVersion"] == version("ray")
     assert cluster["authOptions"] == {"mode": "token"}
-
-
-def test_the_job_waits_until_a_pod_has_brought_the_data(manifest: dict[str, dict[str, Any]]) -> None:
-    """As the head of the file says, step by step."""
-    job, pod = manifest["RayJob first"]["spec"], manifest["Pod data"]["spec"]
-    assert job["suspend"]
-    assert job["shutdownAfterJobFinishes"], "KubeRay suspends no other job"
-    said = (FOLDER / "rayjob.yaml").read_text()
-    patch = re.search(r"kubectl patch rayjob first --type merge -p '(.+)'", said)
-    assert patch
-    assert json.loads(patch[1]) == {"spec": {"suspend": False}}
-    (target,) = re.findall(r"kubectl cp \S+ data:(\S+)", said)
-    assert target in job["entrypoint"]
-    (container,) = pod["containers"]
-    assert f"mkdir -p {Path(target).parent} " in container["command"][-1], "kubectl makes no folder above"
-    assert pod["volumes"] == [{"name": "mcis", "persistentVolumeClaim": {"claimName": "mcis"}}]
-    assert container["volumeMounts"] == [{"name": "mcis", "mountPath": "/mnt/mcis"}]
 
 
 def test_the_job_is_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> None:

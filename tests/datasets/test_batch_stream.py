@@ -1,8 +1,5 @@
 """Streams of batches: shards of workers that add up, and threads and Ray Data tasks against a plain loop."""
 
-import os
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -209,51 +206,3 @@ def test_a_file_that_vanishes_ends_the_stream_with_the_users_error(
         list(batches(decode, batch=5, shard=shard, decode_in=decode_in))
     assert type(caught.value) is UserError
     assert "Traceback" not in str(caught.value)
-
-
-LARGE = """
-import sys
-import numpy as np
-from ray._private.internal_api import memory_summary
-from mcis.datasets.sampling.batch_stream import WorkerShard, by_tasks
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.runtime import ray_session
-sys.path.insert(0, sys.argv[1])
-import test_stream
-import ray, ray.cloudpickle
-
-ray.cloudpickle.register_pickle_by_value(test_stream)
-with ray_session(ComputeConfig(cpus=4, object_store_gb=0.08)):
-    stream = by_tasks(test_stream.Noise(), batch=4, shard=WorkerShard(0, 1, 0, 60))
-    for step, batch in enumerate(stream):
-        (expected,) = test_stream.Noise()(np.array([step])).columns().values()
-        np.testing.assert_array_equal(batch.noise, expected)
-    assert step == 59
-    assert "Spilled" in memory_summary(ray.get_runtime_context().gcs_address, stats_only=True), "all of it fitted"
-"""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class NoiseBatch(Batch):
-    noise: NDArray[np.uint8]
-
-
-class Noise:
-    """Four rows of 1 MiB a step, which differ."""
-
-    batch_type, row_bytes = NoiseBatch, 2**20
-
-    def __call__(self, steps: NDArray[np.int64]) -> NoiseBatch:
-        rows = [np.random.default_rng(step).integers(0, 256, (4, 2**20), np.uint8) for step in steps.tolist()]
-        return NoiseBatch(noise=np.concatenate(rows))
-
-
-@pytest.mark.slow
-def test_a_stream_that_is_larger_than_the_object_store_is_the_same(tmp_path: Path) -> None:
-    """Two windows of 96 MiB lie in a store of 80 MiB, in a Ray as commands start it."""
-    script = tmp_path / "large.py"
-    script.write_text(LARGE)
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, str(script), str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr[-3000:]

@@ -238,12 +238,6 @@ def test_a_cell_with_credentials_is_named_by_row_and_column_and_not_repeated(
     assert len(list_tagged(tmp_path / "t.csv").table) == 1
 
 
-def test_a_container_of_an_account_is_no_credential(tmp_path: Path) -> None:
-    uri = "abfs://container@acct.dfs.core.windows.net/b.jpg"
-    write_csv(tmp_path / "t.csv", [{"image": uri, "tags": "cat"}])
-    assert list_tagged(tmp_path / "t.csv", allow_absolute=True).table["uri"].to_pylist() == [uri]
-
-
 CELLS = [
     "a.jpg", "x/a b.jpg", "./a.jpg", "x//a.jpg", "x/./a.jpg", "x/../a.jpg", "../a.jpg", "a/", ".a", "..a", "...", ".",
     "x/..", "/a.jpg", "//a.jpg", "/x/../a.jpg", "FOLDER/a.jpg", "FOLDER/../a.jpg", "FOLDERS/a.jpg", "FOLDER",

@@ -173,21 +173,6 @@ def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) ->
 # --- layers
 
 
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [
-        ({}, {"w_p", "w_b.weight"}),
-        ({"head": "own"}, {"w_p", "w_b.weight", "common_head.weight"}),
-        ({"attention": "co"}, {"w_p"}),
-        ({"attention": "none"}, set()),
-    ],
-    ids=str,
-)
-def test_a_classifier_has_the_weights_of_its_terms(options: dict[str, Any], names: set[str]) -> None:
-    found = {name for name, _ in classifier(**options).named_parameters() if not name.startswith("backbone")}
-    assert found == {"phi.weight", "phi.bias", *names}
-
-
 def test_new_layers_start_as_the_recipe_says() -> None:
     torch.manual_seed(0)
     channels, classes = 96, 20

@@ -161,23 +161,6 @@ def test_the_fused_form_lays_out_no_affinity(width: int) -> None:
     assert not any("softmax" in name for name in names)
 
 
-# --- gradients
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_gradients_of_the_whole_chain(form: AffinityForm) -> None:
-    f_m, f_n, w_p = drawn(11, {"batch": 2, "c": 3, "m": (2, 2), "n": (1, 3)})
-    w_b = features(np.random.default_rng(12), 1, 3, 1, 1)
-
-    def chain(f_m: Tensor, f_n: Tensor, w_p: Tensor, w_b: Tensor) -> tuple[Tensor, ...]:
-        common = coattend(f_m, f_n, affinity(f_m, f_n, w_p, form=form, scale=2.0))
-        exclusive = [unshared(f, torch.nn.functional.conv2d(c, w_b)) for f, c in ((f_m, common.m), (f_n, common.n))]
-        return *common, *exclusive
-
-    inputs = [t.requires_grad_() for t in (f_m, f_n, w_p, w_b)]
-    assert torch.autograd.gradcheck(chain, inputs)
-
-
 # --- pairs of two domains
 
 

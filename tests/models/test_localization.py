@@ -92,24 +92,6 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) ->
     np.testing.assert_allclose(got, np.array(maps), atol=1e-9)
 
 
-def test_multi_round_has_the_gradients_of_the_long_way() -> None:
-    """The same map by way of the co-attentive features, (R, C, H, W), as in training."""
-    rng = np.random.default_rng(5)
-    inputs = [normal(rng, *s).requires_grad_() for s in ((3, 2, 3), (2, 3, 3, 2), (3, 3), (3,), ())]
-    target, related, w_p, weight, bias = inputs
-    repeated = target.expand(2, -1, -1, -1)
-    common = coattend(repeated, related, affinity(repeated, related, w_p, scale=2.0)).m
-    long_way = (torch.einsum("rchw,c->rhw", common, weight) + bias).mean(dim=0)
-    each = multi_round(affinity_query(target, w_p, scale=2.0), related, related, weight, bias)
-    short = each.mean(dim=0).view(target.shape[1:])
-    torch.testing.assert_close(short, long_way)
-    ahead = normal(rng, 2, 3)
-    for a, b in zip(
-        torch.autograd.grad(short, inputs, ahead), torch.autograd.grad(long_way, inputs, ahead), strict=True
-    ):
-        torch.testing.assert_close(a, b)
-
-
 @quick
 @given(rounds())
 def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Round) -> None:
@@ -258,25 +240,6 @@ def test_the_logarithm_is_one_scale_for_all_maps(values: list[float]) -> None:
 
     got = scale_maps(torch.tensor(values, dtype=torch.float64).reshape(2, 1, 2), "logarithm")
     np.testing.assert_allclose(got.flatten(), [score(a) for a in values], atol=1e-12)
-
-
-def test_a_class_that_is_surer_wins_by_the_logarithm_alone() -> None:
-    faint, sure = torch.tensor([[[0.1, 2.0]], [[20.0, 40.0]]])
-    maps = torch.stack([faint, sure])
-    assert scale_maps(maps, "maximum")[:, 0, 1].tolist() == [1, 1]
-    assert scale_maps(maps, "range")[:, 0, 1].tolist() == [1, 1]
-    scores = scale_maps(maps, "logarithm")
-    assert (scores[1] > scores[0]).all()
-    # What thresholds on scores mean as activations, as the configuration says.
-    activations = torch.tensor([[[0.0, 1.0, 8.4, 544.0]]])
-    torch.testing.assert_close(
-        scale_maps(activations, "logarithm"), torch.tensor([[[0.5, 0.55, 0.66, 0.95]]]), atol=1e-3, rtol=0
-    )
-
-
-def test_an_unknown_scale_lists_the_choices() -> None:
-    with pytest.raises(ValueError, match="unknown scale 'log'; choose one of maximum, range, logarithm"):
-        scale_maps(torch.zeros(1, 2, 2), "log")
 
 
 def test_the_configuration_offers_the_scales_that_there_are() -> None:
