@@ -104,15 +104,6 @@ def test_the_ui_names_the_page_of_the_runs(tmp_path: Path, monkeypatch: pytest.M
     assert len(commands) == 2
 
 
-def test_the_ui_of_a_server_is_the_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Workspace(tmp_path)
-    monkeypatch.setattr("mcis.platform.runs.tracking_store.experiment_page", lambda workspace: "#/experiments/3/runs")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.example.com/team/")
-    monkeypatch.setattr("os.execv", lambda *given: pytest.fail("no server is started"))
-    shown = runner.invoke(app, ["ui", "--workspace", str(tmp_path)])
-    assert shown.output.strip() == "runs: https://mlflow.example.com/team/#/experiments/3/runs"
-
-
 def completions(*words: str) -> list[str]:
     """What the shell offers for the last of some words."""
     environment = {

@@ -250,14 +250,6 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
     assert {mask.which for image in predictions.images for mask in image.masks} == {"with CRF"}
 
 
-def test_a_case_of_several_seeds_shows_its_first(root: Path) -> None:
-    predictions, _ = shown(root, "b-s0", "a-s1,a-s0")
-    assert {(mask.case, mask.run) for image in predictions.images for mask in image.masks} == {
-        ("b-s0", "b-s0"),
-        ("a (2 seeds)", "a-s0"),
-    }
-
-
 def test_only_images_of_all_runs_are_shown_and_none_where_none_are_asked_for(root: Path) -> None:
     predictions, _ = shown(root, "a-s0", "b-s0", "fewer", count=8)
     assert (predictions.common, len(predictions.images)) == (6, 6)

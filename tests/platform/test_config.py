@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from mcis.datasets.section import Section
-from mcis.platform.config.maps import LocalizeConfig, MethodConfig, PseudoMasksConfig
+from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import Optimizer
 
@@ -94,19 +94,6 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
 def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         Config.model_validate(values)
-
-
-@pytest.mark.parametrize(
-    ("method", "by", "words"),
-    [
-        (MethodConfig(contrastive=True), "class", "co-attention + contrastive"),
-        (MethodConfig(target="n"), "itself", "co-attention (target n) with itself"),
-        (MethodConfig(affinity="identity", target="n"), "class", "co-attention (W_P = I)"),
-        (MethodConfig(name="released"), "wrong_class", "released with wrong-class images"),
-    ],
-)
-def test_a_score_says_how_maps_are_made(method: MethodConfig, by: str, words: str) -> None:
-    assert LocalizeConfig.model_construct(method=method, related_by=by).description() == words
 
 
 def test_contradictions_between_sections_are_said_together() -> None:

@@ -280,22 +280,6 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
     assert browser.get_log("browser") == []
 
 
-@pytest.mark.slow
-def test_without_a_script_the_page_is_what_it_was(browser: "Chrome", tmp_path: Path) -> None:
-    page = page_of(tmp_path, [image_of("a", 0)], "maximum")
-    browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": True})
-    try:
-        browser.get(page.as_uri())
-        shown = {e.get_attribute("id"): e.is_displayed() for e in browser.find_elements("css selector", "section")}
-        assert not shown.pop("explore")
-        assert shown
-        assert all(shown.values())
-        hidden = 'nav a[href="#explore"], .panel button, #explore-tip'
-        assert not any(element.is_displayed() for element in browser.find_elements("css selector", hidden))
-    finally:
-        browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
-
-
 @pytest.fixture(scope="module")
 def ended(small: Any) -> pipeline.RunResult:
     """A run whose maps were made with two related images."""

@@ -142,20 +142,6 @@ def test_ids_that_name_no_file_of_their_own_are_an_error(ids: list[str], found: 
         names_of(ids, Path("out"))
 
 
-def test_images_that_would_be_one_file_are_named_before_anything_is_written(
-    images: dict[str, Path], tmp_path: Path
-) -> None:
-    """A photograph `web/1` and a crawled image `Web/1`: on some disks one mask would be written over the other."""
-    ids = {"web/1": images["plain"], "Web/1": images["s3://bucket/web/turned.jpg"]}
-    png = encode_labels(labels(60, 80, 2))
-    masks = {"image_id": list(ids), "labels": [png] * 2, "mask": [png] * 2, "cue": ["crf"] * 2}
-    masks |= {"ignored": [0.0] * 2, "foreground": [0.5] * 2, "by_maps": [1.0] * 2}
-    workspace = made(Workspace(tmp_path / "workspace"), ids, ("cat", "dog"), pseudo_masks=pa.table(masks))
-    with pytest.raises(UserError, match=r"the file of another: 'Web/1'"):
-        export(workspace, "made", "masks", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_classes_whose_maps_would_be_one_file_are_named() -> None:
     assert _files_of_classes(["cat", "sea/lion"]) == ["cat", "sea_lion"]
     with pytest.raises(UserError, match="sea/lion, Sea_lion"):

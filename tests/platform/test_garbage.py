@@ -1,7 +1,6 @@
 """`mcis gc`: what no run points to is shown, removed where asked for, and nothing else, whatever lies there."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -278,11 +277,3 @@ def test_beside_a_run_in_progress_nothing_is_removed_and_the_dry_run_says_so(wor
     assert done.exit_code == 1
     assert "run second (host" in done.output
     assert files(workspace) == before
-
-
-def test_the_host_is_in_temporary_names(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket, "gethostname", lambda: "node 7.example.org/../x")
-    name = aside_of(workspace.root / "a.json").name
-    match = ASIDE.fullmatch(name)
-    assert match
-    assert (match["host"], match["pid"]) == ("node-7-example-org----x", str(os.getpid()))

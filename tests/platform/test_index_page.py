@@ -197,16 +197,6 @@ def test_an_index_that_lacks_something_yields_a_page_that_says_so(
         assert word in text
 
 
-def test_thumbnails_may_be_left_out(parsed: Parsed) -> None:
-    text = browse_page(random_index(), NO_REJECTS, CLASSES, notes=[], thumbnails=0, title="t")
-    assert len(parsed(text).pictures) == 2
-
-
-def test_a_tag_without_a_class_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"tag 4 in an index of 4 classes; expected 0\.\.3"):
-        browse_page(index_of([{"tags": [4]}]), NO_REJECTS, CLASSES, notes=[], title="t")
-
-
 def test_terminal_tells_the_same_figures() -> None:
     index = random_index()
     facts = index_facts(index, rejects_of(["truncated: x"]), CLASSES)

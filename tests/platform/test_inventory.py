@@ -151,11 +151,6 @@ def test_foreign_folders_and_files_have_rows_that_say_so(workspace: Workspace) -
     assert "[red]" in output
 
 
-def test_an_empty_workspace(workspace: Workspace) -> None:
-    assert f"no runs in {workspace.root}" in shown(workspace)
-    assert shown(workspace, "--json") == []
-
-
 def test_listing_changes_nothing(workspace: Workspace) -> None:
     finished(workspace, "first", index=10)
     with hold_run(workspace, "second"):

@@ -300,12 +300,3 @@ def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(
     (disk / "ballast").unlink()
     run()
     assert read_table(disk / "out")["value"].to_pylist() == list(range(23))
-
-
-def test_an_empty_table_needs_no_worker(tmp_path: Path) -> None:
-    def make(*arguments: Any) -> Callable[[pa.Table], pa.Table]:
-        raise AssertionError("nothing is to be done")
-
-    result = map_table(TABLE.slice(0, 0), make, (), tmp_path / "out", label="none", compute=COMPUTE, shard_rows=5)
-    assert result == MapResult(0, 0.0)
-    assert shards(tmp_path) == []

@@ -12,7 +12,6 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor, trained_run
@@ -129,17 +128,6 @@ def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_o
     run = trained(2, *trained_with, sides=sides)
     assert trained_run(run, assignments).max_side == side
     assert Predictor.load(run, assignments).max_side == side
-
-
-def test_an_image_is_a_path_or_an_array(trained: Callable[..., Path], photos: Path) -> None:
-    predictor = Predictor.load(trained(2))
-    labels = predictor(photos / "x" / "a.png")
-    assert (labels.shape, labels.dtype) == ((70, 50), np.uint8)
-    np.testing.assert_array_equal(predictor(np.asarray(Image.open(photos / "x" / "a.png"))), labels)
-    with pytest.raises(UserError, match=r"broken\.jpg: not an image"):
-        predictor(photos / "broken.jpg")
-    with pytest.raises(ValueError, match="expected uint8"):
-        predictor(np.zeros((4, 4), np.uint8))
 
 
 def test_the_lines_of_the_documentation_run(

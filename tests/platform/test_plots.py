@@ -70,15 +70,6 @@ def test_plots_are_drawn_twice_as_dense_for_a_light_and_a_dark_page(plot: Plot) 
         assert np.median(shown.reshape(-1, 3), axis=0).tolist() == list(ImageColor.getrgb(THEMES[name].paper))
 
 
-def test_bars_are_as_long_as_their_iou() -> None:
-    plot = iou_chart(["circle", "square", "star", "absent"], [BARS])
-    blue = (pixels(plot.light) == ImageColor.getrgb(THEMES["light"].series[1])).all(axis=2).sum(axis=1)
-    long = blue > 60  # rows through a bar; the legend's sample and the line of the mean are shorter
-    lengths = np.split(blue, np.flatnonzero(np.diff(long)) + 1)[1::2]
-    circle, square = (np.median(rows) for rows in lengths)  # none for star and absent
-    assert circle / square == pytest.approx(2, rel=0.02)
-
-
 def test_bars_of_losses_are_stacked_to_a_hundred() -> None:
     step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, None, [], [])
     shown = pixels(loss_chart([step, step._replace(run="bound")]).light)
@@ -102,14 +93,6 @@ def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
     assert not TrainingLog.of_records([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]).terms
     without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]
     assert training_chart(training()).light == training_chart(TrainingLog.of_records(without_time)).light
-
-
-def test_mean_average_precision_has_a_chart_of_its_own_where_it_is_known() -> None:
-    without = training_chart(training())
-    assert training_chart(training(val_map=None)).light == without.light
-    validated = [record | ({"val_map": 50.0} if i % 4 == 3 else {}) for i, record in enumerate(records())]
-    plot = training_chart(TrainingLog.of_records(validated))
-    assert plot.height > without.height
 
 
 @pytest.mark.filterwarnings("error")

@@ -1,21 +1,19 @@
-"""Progress: records of a growing file, each handed over once; bars on a terminal and lines in a log."""
+"""Progress: records of a growing file, each handed over once; lines in a log."""
 
 import json
 import threading
 import time
 from collections.abc import Callable
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.expectations import expectations
 from mcis.platform.runs import progress
-from mcis.platform.runs.progress import bar, follow, read_records
+from mcis.platform.runs.progress import bar, follow
 
 EVERY = 0.01
 
@@ -56,18 +54,6 @@ class Steps:
 
     def __call__(self, records: list[dict[str, Any]]) -> None:
         self.seen += [record["step"] for record in records]
-
-
-# --- records
-
-
-def test_records_are_read_but_for_the_first_ones(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    assert read_records(path) == []
-    path.write_bytes(lines(1, 2, 3))
-    assert read_records(path) == [{"step": 1}, {"step": 2}, {"step": 3}]
-    assert read_records(path, 2) == [{"step": 3}]
-    assert read_records(path, 4) == [], "a restart has cut it back"
 
 
 # --- following
@@ -137,7 +123,7 @@ def test_records_that_are_never_taken_end_the_block_with_the_error(tmp_path: Pat
         append(path, lines(1))
 
 
-# --- bars
+# --- lines
 
 
 def test_a_log_gets_a_line_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,21 +135,3 @@ def test_a_log_gets_a_line_every_tenth(capsys: pytest.CaptureFixture[str]) -> No
     assert printed[0].startswith("  classifier: 40/400 ")
     assert printed[-1].startswith("  classifier: 400/400 ")
     assert all("images/s" in line and "s left loss 0.5" in line for line in printed)
-
-
-def test_a_jump_is_one_line_and_no_work_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    with bar("index", 10, "images") as shown:
-        shown.update(9)
-        shown.update(9)
-    with bar("empty", 0, "images") as shown:
-        shown.update(0)
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-def test_a_terminal_gets_a_bar_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = StringIO()
-    monkeypatch.setattr(progress, "console", Console(file=screen, force_terminal=True, width=120))
-    with bar("localize", 50, "images") as shown:
-        shown.update(25, "note of the day")
-        shown.update(50, "note of the day")
-    assert all(text in screen.getvalue() for text in ("localize", "50/50", "images/s", "note of the day"))

@@ -292,18 +292,6 @@ def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData
     assert not list(tmp_path.glob(".*"))
 
 
-def test_many_classes_keep_the_chart_readable_and_the_table_whole(tmp_path: Path, parsed: Parsed) -> None:
-    classes = tuple(f"class {k}" for k in range(200))
-    iou = {name: k / 2 for k, name in enumerate(classes)}
-    page = parsed(
-        write_report(bare(classes=classes, scores=[score("segmentation", 50.0, iou=iou)]), RunFolder(tmp_path))
-    )
-    assert [row[0] for row in page.rows["classes"][1:-1]] == list(classes[::-1])
-    assert "20 best and the 20 worst of 200" in page.text
-    with Image.open(tmp_path / "pictures" / "iou.png") as chart:
-        assert chart.height < 2 * 1200
-
-
 @pytest.mark.parametrize("several", range(7))
 def test_as_many_images_are_shown_as_are_asked_for(several: int) -> None:
     """However many of six have several tags: none, some, or all of them."""

@@ -55,19 +55,6 @@ def test_fingerprints_stay_as_they_are() -> None:
 # --- writing
 
 
-def test_a_reader_sees_the_old_file_until_the_new_one_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("old")
-    with written_aside(path) as aside:
-        aside.write_text("ne")
-        assert path.read_text() == "old"
-        with aside.open("a") as file:
-            file.write("w")
-        assert path.read_text() == "old"
-    assert path.read_text() == "new"
-    assert names(tmp_path) == ["a.txt"]
-
-
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
 def test_a_failure_leaves_the_old_file_and_no_debris(tmp_path: Path, error: type[BaseException]) -> None:
     path = tmp_path / "a.txt"
@@ -127,13 +114,6 @@ def test_a_full_disk_is_known_by_whatever_error_a_library_makes_of_it(
         write(full_disk)
     with pytest.raises(ValueError, match="no disk"), disk_errors(full_disk):
         raise ValueError("no disk")
-
-
-def test_a_workspace_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file cannot be written.*Not a directory") as caught:
-        Workspace(tmp_path / "file")
-    assert "--workspace" in caught.value.remedy
 
 
 # --- reading
@@ -245,8 +225,3 @@ def test_the_outputs_that_a_run_has_reached_are_remembered_wherever_the_workspac
     moved = Workspace(workspace.root.rename(workspace.root.with_name("moved")))
     assert moved.outputs("run") == {"index": moved.output("index", "k1")}
     assert moved.output("index", "k1") != folder
-
-
-def test_a_name_that_is_too_long_is_the_users_error(workspace: Workspace) -> None:
-    with pytest.raises(UserError, match="File name too long"):
-        workspace.run("a" * 300)
