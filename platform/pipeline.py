@@ -8,6 +8,7 @@ from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.runtime import check_gpus
+from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import OfStudy, bookkept, index_is_made
@@ -15,6 +16,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.locks import refuse_if_running
+from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score
 from mcis.platform.runs.stage import Stage, run_stage
@@ -176,6 +178,8 @@ def run(
                 context = run_stage(stage, config, context, recompute=stage.name in recompute, before=before)
                 if stage.name == "index":
                     index_is_made(resolved, context)
+                if stage.name == "train_classifier":  # also one that an earlier call has trained
+                    tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
                 problem = problem or _teaches_nothing(stage, config, context)
         if problem:
             raise problem
