@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mcis.platform.commands.doctor import Check
-from mcis.platform.reporting.index_facts import IndexFacts, concerns, index_facts
+from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.runs.files import byte_text, free_bytes
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score
@@ -145,38 +145,21 @@ def show_checks(checks: list[Check]) -> None:
 def show_index(
     index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], notes: Sequence[str], console: Console = console
 ) -> None:
-    """An index in figures: images by domain and split, by class, rejects by kind of reason, copies; notes last."""
+    """An index in figures: images by class, domain and split, rejects by kind of reason, copies; notes last."""
     facts = index_facts(index, rejects, classes)
-    console.print(_images_table(facts))
-    console.print(_classes_table(facts, classes))
+    columns = (*(facts.names() if len(facts.groups) > 1 else []), "all")
+    names = ("every image", *classes, "without a tag")
+    counts = (facts.images, *facts.per_class, facts.untagged)
+    rows = [(name, *(n if len(n) > 1 else []), n.sum()) for name, n in zip(names, counts, strict=True)]
+    console.print(table_of("Images", ("class", *columns), rows, numbers=columns))
     if facts.reject_kinds:
         console.print(table_of("Rejects", ("kind of reason", "images"), facts.reject_kinds.items(), numbers=["images"]))
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
     console.print(f"contents in more than one split: {facts.across}")
     console.print(f"contents whose copies have different tags: {facts.disagreeing}")
-    for note in (*notes, *concerns(facts, classes)):
+    for note in notes:
         console.print(f"[yellow]note[/yellow]  {plain(note)}")
-
-
-def _images_table(facts: IndexFacts) -> Table:
-    splits = list(dict.fromkeys(group.split for group in facts.groups))
-    rows = []
-    for domain in (*dict.fromkeys(group.domain for group in facts.groups), None):
-        of = {"domain": domain} if domain else {}
-        by_split = [int(facts.images[facts.columns(**of, split=split)].sum()) for split in splits]
-        rows.append((domain or "all", *by_split, sum(by_split)))
-    table = table_of("Images", ("domain", *splits, "all"), rows, numbers=(*splits, "all"))
-    table.rows[-1].style = "bold"
-    return table
-
-
-def _classes_table(facts: IndexFacts, classes: tuple[str, ...]) -> Table:
-    several = len(facts.groups) > 1
-    columns = (*(facts.names() if several else []), "all")
-    counts = zip((*classes, "without a tag"), (*facts.per_class, facts.untagged), strict=True)
-    rows = [(name, *(images if several else []), images.sum()) for name, images in counts]
-    return table_of("Images per class", ("class", *columns), rows, numbers=columns)
 
 
 def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:

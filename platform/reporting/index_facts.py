@@ -11,14 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from scipy import sparse
 
-from mcis.datasets.index import shown
-from mcis.datasets.tables.large_tables import hashes, rows_alike, take, whole
-from mcis.platform.runs.scores import grouped
+from mcis.datasets.tables.large_tables import hashes, take, whole
 
 _DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
 """The order of groups; other names come after these."""
-_TAGS_AT_ONCE = 2**16
 
 
 class Group(NamedTuple):
@@ -55,17 +53,10 @@ class IndexFacts:
     disagreeing: int
     copies: pa.Table
 
-    def columns(self, **of: str) -> NDArray[np.int64]:
-        """The groups of a domain, of a split, or of both, as positions."""
-        fits = [all(getattr(group, name) == value for name, value in of.items()) for group in self.groups]
-        return np.flatnonzero(fits)
-
     def names(self) -> list[str]:
-        """The names of the groups: domain and split, each where it differs between groups."""
-        several = [len(set(values)) > 1 for values in zip(*self.groups, strict=True)]
-        if not any(several):
-            several = [False, True]
-        return [" ".join(v for v, told in zip(group, several, strict=True) if told) for group in self.groups]
+        """The names of the groups: domain and split, or the split alone where all are of one domain."""
+        one = len({group.domain for group in self.groups}) == 1
+        return [group.split if one else " ".join(group) for group in self.groups]
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
@@ -78,82 +69,42 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     rows, tags = flat_tags(index)
     if len(tags) and tags.max() >= len(classes):
         raise ValueError(f"tag {tags.max()} in an index of {len(classes)} classes; expected 0..{len(classes) - 1}")
-    lengths = np.bincount(rows, minlength=len(index))
+    tagged = np.bincount(rows, minlength=len(index)) > 0
     per_class = np.bincount(tags * len(groups) + group[rows], minlength=len(classes) * len(groups))
+    has = sparse.csr_array((np.ones(len(tags), np.int64), (rows, tags)), shape=(len(index), len(classes)))
     reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
         images=np.bincount(group, minlength=len(groups)),
-        untagged=np.bincount(group[lengths == 0], minlength=len(groups)),
+        untagged=np.bincount(group[~tagged], minlength=len(groups)),
         per_class=per_class.reshape(len(classes), len(groups)),
-        together=count_together(rows, tags, len(index), len(classes)),
+        together=(has.T @ has).toarray(),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
         **_copies(index),
     )
 
 
-def count_together(rows: NDArray[np.int32], tags: NDArray[np.int32], images: int, classes: int) -> NDArray[np.int64]:
-    """Images that have both of two classes, (K, K); on the diagonal, those that have the class.
-
-    Args:
-        rows, tags: every tag with the row that has it, rows ascending; some tags at a time are counted with every tag
-            of their image, which few tags per image make cheap.
-        images, classes: N and K.
-    """
-    lengths = np.bincount(rows, minlength=images)
-    start = np.cumsum(lengths) - lengths
-    total = np.zeros(classes * classes, np.int64)
-    for first in range(0, len(rows), _TAGS_AT_ONCE):
-        part, part_rows = tags[first : first + _TAGS_AT_ONCE], rows[first : first + _TAGS_AT_ONCE]
-        counts = lengths[part_rows]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        others = tags[np.repeat(start[part_rows], counts) + within]
-        total += np.bincount(np.repeat(part, counts) * classes + others, minlength=classes * classes)
-    return total.reshape(classes, classes)
-
-
-def concerns(facts: IndexFacts, classes: Sequence[str]) -> list[str]:
-    """What makes an index less useful for training, in plain sentences."""
-    train = facts.columns(split="train")
-    if not len(train):
-        return ["No image is in split train: nothing can be learnt from this index."]
-    sentences, per_class = [], facts.per_class[:, train].sum(axis=1)
-    few = {n: [name for name, images in zip(classes, per_class, strict=True) if images == n] for n in (0, 1)}
-    if few[0]:
-        sentences.append(f"Without a training image: {shown(few[0])}.")
-    if few[1]:
-        sentences.append(f"With a single training image, whose only partner is itself: {shown(few[1])}.")
-    if untagged := int(facts.untagged[train].sum()):
-        sentences.append(f"{grouped(untagged)} training image(s) without a tag are in no pair.")
-    if facts.across:
-        sentences.append(f"{grouped(facts.across)} content(s) in more than one split: scores on them say too much.")
-    if facts.disagreeing:
-        sentences.append(f"{grouped(facts.disagreeing)} content(s) with different tags on their copies.")
-    return sentences
-
-
-def codes_of(column: pa.ChunkedArray | pa.Array) -> tuple[NDArray[np.int64], list[Any]]:
+def codes_of(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[Any]]:
     """Each value's position in the list of distinct values, and that list."""
-    encoded = (whole(column) if isinstance(column, pa.ChunkedArray) else column).dictionary_encode()
+    encoded = whole(column).dictionary_encode()
     return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
 
 
-def _groups(index: pa.Table) -> tuple[NDArray[np.int16], tuple[Group, ...]]:
+def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[Group, ...]]:
     """The group of each image, (N,), and the groups in their order."""
     domain, domains = codes_of(index["domain"])
     split, splits = codes_of(index["split"])
     code = domain * len(splits) + split
-    present = np.flatnonzero(np.bincount(code))
-    named = [Group(domains[code // len(splits)], splits[code % len(splits)]) for code in present]
+    group_of = {n: Group(domains[n // len(splits)], splits[n % len(splits)]) for n in np.unique(code).tolist()}
 
-    def rank(position: int) -> tuple[Any, ...]:
-        orders = zip((_DOMAINS, _SPLITS), named[position], strict=True)
-        return tuple((order.index(name) if name in order else len(order), name) for order, name in orders)
+    def rank(n: int) -> list[tuple[int, str]]:
+        orders = zip((_DOMAINS, _SPLITS), group_of[n], strict=True)
+        return [(order.index(name) if name in order else len(order), name) for order, name in orders]
 
-    order = sorted(range(len(named)), key=rank)
-    rank_of = np.zeros(len(domains) * len(splits), np.int16)
-    rank_of[present[order]] = np.arange(len(named))
-    return rank_of[code], tuple(named[i] for i in order)
+    ordered = sorted(group_of, key=rank)
+    place = np.zeros(len(domains) * len(splits), np.int64)
+    place[ordered] = np.arange(len(ordered))
+    return place[code], tuple(group_of[n] for n in ordered)
 
 
 def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -165,30 +116,28 @@ def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
 
 def _copies(index: pa.Table) -> dict[str, Any]:
     """The fields of IndexFacts on images of equal content; those with an empty hash are left out."""
-    hashed = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
-    hash_of = hashes(index["content_hash"])
-    shared = hashed[rows_alike(hash_of[hashed])]
-    order = np.argsort(hash_of[shared], kind="stable")  # images of equal content are a run, in the order of the index
-    begins = np.diff(hash_of[shared][order], prepend=0) != 0
-    begins[:1] = True
-    run, first = np.cumsum(begins) - 1, order[begins]
-
-    def differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which contents have images with different values."""
-        out = np.zeros(len(first), bool)
-        out[run[1:][~begins[1:] & (np.diff(values[shared][order]) != 0)]] = True
-        return out
-
-    across = differ(codes_of(index["split"])[0])
-    disagree = differ(_sets(whole(index["tags"])))
-    chosen = np.flatnonzero((across | disagree)[run])
-    chosen = chosen[np.lexsort((first[run[chosen]], ~across[run[chosen]]))]
+    row = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
+    columns = {
+        "row": row,
+        "content": hashes(index["content_hash"])[row],
+        "split": codes_of(index["split"])[0][row],
+        "tags": _sets(whole(index["tags"]))[row],
+    }
+    ends = [(name, function) for name in ("row", "split", "tags") for function in ("min", "max")]
+    contents = pa.table(columns).group_by("content").aggregate(ends)
+    across, disagree = (pc.not_equal(contents[f"{name}_min"], contents[f"{name}_max"]) for name in ("split", "tags"))
+    listed = contents.append_column("across", across).append_column("disagree", disagree)
+    listed = listed.filter(pc.or_(across, disagree)).sort_by([("across", "descending"), ("row_min", "ascending")])
+    place = {content: n for n, content in enumerate(listed["content"].to_pylist())}
+    chosen = np.flatnonzero(np.isin(columns["content"], listed["content"].to_numpy()))
+    places = np.array([place[content] for content in columns["content"][chosen].tolist()], np.int64)
+    order = np.argsort(places, kind="stable")
     wanted = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
-    copies = take(index.select([name for name in wanted if name in index.column_names]), shared[order[chosen]])
-    for name, values in (("across", across), ("disagree", disagree)):
-        copies = copies.append_column(name, pa.array(values[run[chosen]]))
-    counts = {"repeats": len(shared) - len(first), "across": int(across.sum()), "disagreeing": int(disagree.sum())}
-    return counts | {"copies": copies}
+    copies = take(index.select([name for name in wanted if name in index.column_names]), row[chosen[order]])
+    for name in ("across", "disagree"):
+        copies = copies.append_column(name, listed[name].take(pa.array(places[order])))
+    sums = {"across": int(pc.sum(across).as_py() or 0), "disagreeing": int(pc.sum(disagree).as_py() or 0)}
+    return {"repeats": len(row) - len(contents), **sums, "copies": copies}
 
 
 def _sets(tags: pa.ListArray) -> NDArray[np.int64]:

@@ -20,10 +20,9 @@ from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.index_facts import codes_of, concerns, flat_tags, index_facts
-from mcis.platform.reporting.index_plots import size_chart, together_chart
+from mcis.platform.reporting.index_facts import codes_of, flat_tags, index_facts
 from mcis.platform.reporting.panels import labels
-from mcis.platform.reporting.plots import THEMES
+from mcis.platform.reporting.plots import THEMES, together_chart
 
 _MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
 """Rows of the lists of rejects and copies; kinds of reasons; pairs of classes that occur together."""
@@ -63,12 +62,11 @@ def browse_page(
         "facts": facts,
         "groups": facts.names(),
         "rejected": len(rejects),
-        "notes": [*notes, *concerns(facts, classes)],
+        "notes": notes,
         "classes": [label_of[k + 1] for k in range(len(classes))],
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
         "together": together_chart(facts.together, classes) if pairs else None,
         "strongest": pairs,
-        "sizes": size_chart(width, height) if len(index) else None,
         "quantiles": _QUANTILES,
         "size_rows": _size_rows(width, height) if len(index) else [],
         "pictures": _choose_pictures(index, classes, thumbnails, seed),

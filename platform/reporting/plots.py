@@ -1,4 +1,4 @@
-"""Plots of the pages: IoU per class, losses, thresholds, training curves, the gallery; for a light and a dark page."""
+"""Plots of the pages: IoU per class, losses, thresholds, trainings, an index, the gallery; for light and dark pages."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
@@ -51,6 +52,8 @@ MOST_BARS = 40
 _NO_TERMS = {"step", "epoch", "loss", "val_map", "train_map", "learning_rate", "images_per_second", "waiting", "time"}
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
+_MOST_NAMED = 40
+"""Classes up to which a heat map names each."""
 _PIXEL = 1 / 96
 """Inches of a CSS pixel."""
 Draw = Callable[[Figure, Theme], None]
@@ -217,6 +220,32 @@ def training_chart(log: TrainingLog) -> Plot:
         _legend(figure, theme, "outside lower left", columns=4)
 
     return plot(480, 480 + 90 * (len(charts) - 3), draw)
+
+
+def together_chart(together: NDArray[np.int64], classes: Sequence[str]) -> Plot:
+    """Of the images with a row's class, the share in percent that has the column's, as a heat map of (K, K) cells.
+
+    Args:
+        together: as `IndexFacts` has it; colors rise with the root of a share, which lifts what is rare.
+    """
+    shares = 100 * together / np.maximum(np.diagonal(together), 1)[:, None]
+    np.fill_diagonal(shares, np.nan)
+
+    def draw(figure: Figure, theme: Theme) -> None:
+        axes = figure.add_subplot()
+        colors = LinearSegmentedColormap.from_list("", [theme.line, theme.series[1]])
+        heat = axes.imshow(np.sqrt(shares), cmap=colors, vmin=0, vmax=10, interpolation="nearest")
+        axes.set_facecolor(theme.paper)
+        axes.tick_params(color=theme.line, labelcolor=theme.muted, labelsize=9, length=0)
+        if len(classes) <= _MOST_NAMED:
+            names = [short(name, 20) for name in classes]
+            axes.set_yticks(range(len(names)), names, parse_math=False)
+            axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
+        bar = figure.colorbar(heat, ax=axes, ticks=np.sqrt([1, 10, 30, 100]), shrink=0.5)
+        bar.ax.set_yticklabels([f"{share} %" for share in (1, 10, 30, 100)], color=theme.muted, fontsize=9)
+
+    side = len(classes) * int(np.clip(560 // len(classes), 3, 26)) + 140  # CSS pixels
+    return plot(side + 60, side, draw)
 
 
 def gallery(panels: Sequence[Panel], classes: Sequence[str], *, height: int = 160) -> bytes:

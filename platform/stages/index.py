@@ -5,7 +5,7 @@ or changed.
 """
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -79,13 +79,23 @@ def run(config: Config, context: RunContext) -> IndexResult:
     write_table(context.part / "rejects.parquet", rejects)
     _check_rejects(config, rejects, images)
     index = read_table(index_file, ["split", "domain", "tags", "saliency_uri"])
-    _check_classes(config, index, classes)
+    train = index.filter(pc.equal(index["split"], "train"))["tags"]
+    trained, untagged = _images_of_classes(train, classes), pc.sum(pc.equal(pc.list_value_length(train), 0)).as_py()
+    _check_classes(config, len(train), trained)
     return IndexResult(
         identity=fingerprint(digest(OpenedTable(index_file).batches(_IDENTITY)), classes),
         classes=classes,
-        notes=(*notes, *_notes(index, classes, duplicates(OpenedTable(index_file).batches))),
+        notes=(*notes, *_notes(trained, untagged, duplicates(OpenedTable(index_file).batches))),
         busy=verified.busy,
-        counts=_counts(index, rejects, classes, verified.opened),
+        counts={
+            "images": _value_counts(index["split"]),
+            "domains": _value_counts(index["domain"]),
+            "opened": verified.opened,
+            "tags": _images_of_classes(index["tags"], classes),
+            "untagged": untagged,
+            "rejected": dict(collections.Counter(reason.partition(":")[0] for reason in rejects["reason"].to_pylist())),
+            "with saliency map": len(index) - index["saliency_uri"].null_count,
+        },
     )
 
 
@@ -211,11 +221,11 @@ def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
         )
 
 
-def _check_classes(config: Config, index: pa.Table, classes: tuple[str, ...]) -> None:
+def _check_classes(config: Config, images: int, trained: Mapping[str, int]) -> None:
     """Raises where no image is left to train on, or, with a curated source, none of a class."""
-    if not pc.sum(pc.equal(index["split"], "train")).as_py():
+    if not images:
         raise UserError("no readable image in split train", "at least one", "see the reasons in the rejects table")
-    empty = _untrained(index, classes)
+    empty = [name for name, count in trained.items() if not count]
     if empty and any(SOURCES[name].curated for name in sources_of(config.setting)):
         raise UserError(
             f"no readable training image of class {shown(empty)}",
@@ -224,46 +234,30 @@ def _check_classes(config: Config, index: pa.Table, classes: tuple[str, ...]) ->
         )
 
 
-def _untrained(index: pa.Table, classes: tuple[str, ...]) -> list[str]:
-    """The classes that no training image has."""
-    train = index.filter(pc.equal(index["split"], "train"))
-    counts = _images_of_classes(train, classes)
-    return [name for name, count in zip(classes, counts, strict=True) if not count]
-
-
-def _images_of_classes(images: pa.Table, classes: tuple[str, ...]) -> list[int]:
+def _images_of_classes(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[str, int]:
     """How many images have each class."""
-    return list(map(int, np.bincount(pc.list_flatten(images["tags"]).to_numpy(), minlength=len(classes))))
+    counts = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
+    return dict(zip(classes, counts, strict=True))
 
 
-def _untagged(index: pa.Table) -> int:
-    """The number of training images without a tag."""
-    train = pc.equal(index["split"], "train")
-    return int(pc.sum(pc.and_(train, pc.equal(pc.list_value_length(index["tags"]), 0))).as_py())
+def _notes(trained: Mapping[str, int], untagged: int, repeated: list[Repeated]) -> list[str]:
+    """What makes an index less useful.
 
-
-def _notes(index: pa.Table, classes: tuple[str, ...], repeated: list[Repeated]) -> list[str]:
-    notes = []
-    if empty := _untrained(index, classes):
+    Args:
+        trained: training images of each class.
+        untagged: training images without a tag.
+    """
+    notes, (empty, single) = [], ([name for name, count in trained.items() if count == n] for n in (0, 1))
+    if empty:
         notes.append(f"{len(empty)} class(es) without a training image are never predicted: {shown(empty)}")
+    if single:
+        notes.append(f"{len(single)} class(es) with a single training image, its own partner in pairs: {shown(single)}")
     if repeated:
         examples = [" = ".join(image.image_id for image in copies.images) for copies in repeated]
         notes.append(f"{len(repeated)} image(s) are in more than one split with the same content: {shown(examples)}")
-    if untagged := _untagged(index):
+    if untagged:
         notes.append(f"{untagged} training image(s) without a tag take no part in training")
     return notes
-
-
-def _counts(index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], opened: int) -> dict[str, Any]:
-    return {
-        "images": _value_counts(index["split"]),
-        "domains": _value_counts(index["domain"]),
-        "opened": opened,
-        "tags": dict(zip(classes, _images_of_classes(index, classes), strict=True)),
-        "untagged": _untagged(index),
-        "rejected": dict(collections.Counter(reason.partition(":")[0] for reason in rejects["reason"].to_pylist())),
-        "with saliency map": len(index) - index["saliency_uri"].null_count,
-    }
 
 
 def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:

@@ -15,7 +15,7 @@ from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, verify
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.commands.terminal import show_index
-from mcis.platform.reporting.index_facts import Group, concerns, index_facts
+from mcis.platform.reporting.index_facts import Group, index_facts
 from mcis.platform.reporting.index_page import browse_page
 
 CLASSES = ("circle", "square", "star", "never")
@@ -107,10 +107,6 @@ def test_copies_across_splits_and_with_other_tags_are_found(parsed: Parsed) -> N
     ]
     page = parsed(browse_page(index, NO_REJECTS, CLASSES, notes=[], title="t"))
     assert ["i2", "train", "target", "square, star", "/nowhere/i2.jpg"] in page.rows["copies"]
-    sentences = concerns(facts, CLASSES)
-    assert any("1 content(s) in more than one split" in line for line in sentences)
-    assert "Without a training image: never." in sentences
-    assert "With a single training image, whose only partner is itself: star." in sentences
 
 
 def test_rejects_are_counted_by_what_their_reason_starts_with(parsed: Parsed) -> None:
@@ -138,7 +134,7 @@ def test_page_shows_the_figures_and_the_pictures(drawn: tuple[pa.Table, tuple[st
     assert "A note." in page.text
     assert "Nothing was rejected." in page.text
     assert "No two files have the same content." in page.text
-    pictures = page.pictures[2:]  # behind the plots of classes and sizes
+    pictures = page.pictures[1:]  # behind the plot of classes
     assert len(pictures) == sum(min(3, n) for n in facts.per_class.sum(axis=1))
     for picture in pictures:
         assert picture.format == "JPEG"
@@ -163,7 +159,7 @@ def test_a_broken_file_shows_its_reason_in_place_of_its_picture(tmp_path: Path, 
     files = [str(tmp_path / "text.jpg"), str(tmp_path / "gone.jpg"), "a\x00b", "nosuch://host/x", str(tmp_path)]
     index = index_of([{"uri": uri, "tags": [0]} for uri in [*files, str(tmp_path / "tiny.png")]])
     page = parsed(browse_page(index, NO_REJECTS, CLASSES, notes=[], thumbnails=9, title="t"))
-    assert len(page.pictures) == 1 + 1  # of sizes
+    assert len(page.pictures) == 1
     assert "not an image: expected JPEG" in page.text
     assert "No such file" in page.text
     assert "Of 5 the file could not be shown" in page.text
@@ -175,7 +171,7 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
     index = index_of([{"tags": sorted({n % classes, (7 * n + 1) % classes})} for n in range(600)])
     page = parsed(browse_page(index, NO_REJECTS, names, notes=[], thumbnails=12, title="t"))
     assert set(names) <= set(table(page, "classes"))
-    assert len(page.of("source")) == 1 + (classes > 1)  # dark plots of sizes, and of classes that occur together
+    assert len(page.of("source")) == (classes > 1)  # the dark plot of classes that occur together
     assert ("were asked for" in page.text) == (classes > 100)
     assert "without any 0" in page.text
 
@@ -183,9 +179,8 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([], ["There is no image.", "No picture is shown.", "No image is in split train"]),
+        ([], ["There is no image.", "No picture is shown."]),
         ([{"tags": []}], ["No image has two classes.", "Without a tag"]),
-        ([{"split": "val", "tags": [0]}], ["No image is in split train"]),
     ],
 )
 def test_an_index_that_lacks_something_yields_a_page_that_says_so(
@@ -206,8 +201,7 @@ def test_terminal_tells_the_same_figures() -> None:
     )
     text = stream.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
-    target = [int(facts.images[facts.columns(domain="target", split=s)].sum()) for s in ("train", "val")]
-    assert ["target", *map(str, (*target, sum(target)))] in cells
+    assert ["every image", *map(str, (*facts.images, 300))] in cells
     assert ["square", *map(str, (*facts.per_class[1], facts.per_class[1].sum()))] in cells
     assert ["truncated", "1"] in cells
     assert f"contents in more than one split: {facts.across}" in text
