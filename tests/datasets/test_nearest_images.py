@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling import nearest_images as neighbors
 from mcis.datasets.sampling.nearest_images import nearest_images, rounded
 from mcis.datasets.tags import Members, Tags
 
@@ -41,13 +40,9 @@ def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, re
         assert row.tolist() == one_by_one(tags, vectors, image, k, related)
 
 
-@pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("alike", [False, True])
-def test_fewer_related_images_are_the_first_of_more(exact: bool, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where many are equally near, and where a class is searched in cells."""
-    if not exact:
-        monkeypatch.setattr(neighbors, "EXACT", 2)
-        monkeypatch.setattr(neighbors, "_CELLS_SEARCHED", 2)
+def test_fewer_related_images_are_the_first_of_more(alike: bool) -> None:
+    """Also where many are equally near."""
     tags, source, vectors = world(1, alike)
     images, classes = every_tag(tags)
     one, three, seven = (nearest_images(Members.of(tags, source), vectors, images, classes, r) for r in (1, 3, 7))
@@ -69,18 +64,3 @@ def test_products_of_rounded_vectors_are_exact_in_any_order() -> None:
     exact = vectors.astype(np.float64) @ vectors.T.astype(np.float64)
     np.testing.assert_array_equal(vectors @ vectors.T, exact)
     np.testing.assert_array_equal(vectors[:, order] @ vectors[:, order].T, exact)
-
-
-def test_a_large_class_is_searched_in_cells_and_mostly_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(3)
-    vectors = rounded(rng.normal(size=(900, 8)).astype(np.float32))
-    tags = Tags.of_matrix(np.ones((900, 1), bool))
-    images, classes = np.arange(900), np.zeros(900, np.int64)
-    exact = nearest_images(Members.of(tags), vectors, images, classes, 5)
-    monkeypatch.setattr(neighbors, "EXACT", 100)
-    monkeypatch.setattr(neighbors, "_CELLS_SEARCHED", 12)
-    by_cells, again = (nearest_images(Members.of(tags), vectors, images, classes, 5) for _ in range(2))
-    np.testing.assert_array_equal(by_cells, again)
-    assert not (by_cells == images[:, None]).any()
-    shared = np.mean([len({*a} & {*b}) / 5 for a, b in zip(exact.tolist(), by_cells.tolist(), strict=True)])
-    assert 0.8 < shared < 1
