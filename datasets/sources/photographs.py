@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import inside, is_text, left_out, name_below, scan
-from mcis.datasets.sources.user_table import READERS, image_column
+from mcis.datasets.sources.user_table import READERS, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
 
@@ -74,7 +74,9 @@ def _files(
     if not is_remote(item) and path.is_dir():
         yield from _below(path.resolve(), leave_out, left)
     elif item.lower().endswith(tuple(READERS)):
-        for text, uri in image_column(item, allow_absolute=allow_absolute):
+        rows = read_user_table(item, {"image": "image"}, trusted=allow_absolute)
+        texts = rows.filled("image")
+        for text, uri in zip(texts.to_pylist(), rows.uris("image", texts).to_pylist(), strict=True):
             relative = None if is_remote(text) else inside(text)
             yield uri, relative or uri.rpartition("/")[2]
     else:

@@ -1,16 +1,7 @@
-"""A user's table of images and tags, CSV, JSONL or Parquet -> listing.
+"""A user's table of images and tags, CSV, JSONL or Parquet -> listing; `TagsConfig` says which columns it has.
 
-Columns, whose names the caller may choose:
-
-- image: path of this machine, absolute or relative to the table's folder, or a URI (`s3://bucket/key`, `gs://...`).
-- tags: a list of strings, or one string with `;`, `,` or `|` between the tags. Spaces around a tag are dropped, those
-  inside belong to its name (`potted plant; cat`). Null and empty mean: no tag.
-- mask, saliency (optional, null for none): paths or URIs as above. A split that lacks some of its masks is taken as one
-  without masks, and noted, because a score is of every image.
-- split (optional): train, val or test; without the column every image is in train.
-- id (optional): unique names; without it the image's path as written is its name.
-
-A table names files below its own folder alone, unless whoever trusts it says so, by `allow_absolute` (`user_table`).
+Spaces around a tag are dropped, those inside belong to its name (`potted plant; cat`); null and empty mean: no tag. A
+table names files below its own folder alone, unless whoever trusts it says so, by `allow_absolute` (`user_table`).
 
 S3 credentials come from the environment or ~/.aws, as the AWS command line finds them. Another server than Amazon's is
 named in the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or by the environment variable
@@ -32,7 +23,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.user_table import UserTable, is_text, read_user_table, trimmed
+from mcis.datasets.sources.user_table import UserTable, read_user_table, trimmed
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import give_back, pieces, repeated
 
@@ -47,7 +38,7 @@ class TagsConfig(Section):
     image: str = "image"
     """Column of image paths (relative to the table's folder, or absolute) or URIs such as s3://."""
     tags: str = "tags"
-    """Column of class names: lists, or text with ; between the names."""
+    """Column of class names: lists, or text with ; , or | between the names."""
     mask: str = "mask"
     """Column of ground-truth masks for scoring, or absent."""
     saliency: str = "saliency"
@@ -94,11 +85,11 @@ def list_tagged(
     ids = _ids(rows, images, id)
     splits = _splits(rows)
     tags_of_rows, names, tag_notes = _tagged(rows, classes, ignore_others)
-    mask_uris, mask_notes = _masks(rows, splits)
-    saliency_uris = _existing(rows, "saliency")
     notes = [*_notes(rows, splits, names), *tag_notes]
-    if "saliency" in rows.columns and (absent := saliency_uris.null_count):
-        notes.append(f"{rows.path}: no saliency map for {absent} of {len(images)} images")
+    saliency_uris = _existing(rows, "saliency")
+    if "saliency" in rows.columns and saliency_uris.null_count:
+        notes.append(f"no saliency map for {saliency_uris.null_count} of {len(images)} images")
+    mask_uris = _masks(rows, splits, notes)
     listed = listing_table(
         image_id=ids,
         uri=rows.uris("image", images),
@@ -108,7 +99,7 @@ def list_tagged(
         mask_uri=mask_uris,
         saliency_uri=saliency_uris,
     )
-    found = Listing(listed, names, (*notes, *mask_notes))
+    found = Listing(listed, names, tuple(f"{rows.path}: {note}" for note in notes))
     del rows, images
     give_back()
     return found
@@ -165,33 +156,29 @@ def _tagged(
     left = pa.array(others, pa.string())
     count = sum(pc.is_in(_split(chunk)[1], left).true_count for chunk in pieces(cells))
     untagged = int(pc.sum(pc.equal(pc.list_value_length(indices), 0)).as_py())
-    note = (
-        f"{rows.path}: {count} tags of {len(others)} names that are no class were left out: {shown(others)}; "
-        f"{untagged} of {len(indices)} images have no tag"
-    )
-    return indices, names, [note]
+    note = f"{count} tags of {len(others)} names that are no class were left out: {shown(others)}"
+    return indices, names, [f"{note}; {untagged} of {len(indices)} images have no tag"]
 
 
 def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
     """The column of tags, lists or texts."""
-    column = rows.columns["tags"]
-    cells = rows.content[column]
-    is_list = pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)
-    cell = cells.type.value_type if is_list else cells.type
-    if not (is_text(cell) or pa.types.is_null(cell) or (pa.types.is_dictionary(cell) and not is_list)):
-        raise UserError(
-            f"{rows.path}: column {column!r} holds {f'lists of {cell}' if is_list else cell}",
-            "lists of strings, or strings with ';', ',' or '|' between the tags",
-            "write the names of the classes",
-        )
-    return cells if is_list else rows.texts("tags")
+    cells = rows.cells("tags")
+    if cells.type == pa.list_(pa.string()):
+        return cells
+    if cells.type == pa.string():
+        return rows.texts("tags")
+    raise UserError(
+        f"{rows.path}: column {rows.columns['tags']!r} holds {cells.type}",
+        "lists of strings, or strings with ';', ',' or '|' between the tags",
+        "write the names of the classes",
+    )
 
 
 def _split(cells: pa.Array) -> tuple[NDArray[np.int32], pa.Array]:
     """The tags in a chunk of cells, lists or texts, without empty ones, and the row of each, ascending."""
     lists = pc.split_pattern_regex(cells, "[;,|]") if pa.types.is_string(cells.type) else cells
     counts = pc.list_value_length(lists).fill_null(0).to_numpy()
-    tags = trimmed(lists.flatten().cast(pa.string()))
+    tags = trimmed(lists.flatten())
     row = np.repeat(np.arange(len(cells), dtype=np.int32), counts)[tags.is_valid().to_numpy(zero_copy_only=False)]
     return row, tags.drop_null()
 
@@ -243,27 +230,27 @@ def _existing(rows: UserTable, what: str) -> pa.ChunkedArray:
     return uris
 
 
-def _masks(rows: UserTable, splits: pa.ChunkedArray) -> tuple[pa.ChunkedArray, list[str]]:
-    """The ground-truth masks of each row, and notes; a split has all of its masks or none."""
-    uris, notes = _existing(rows, "mask"), []
+def _masks(rows: UserTable, splits: pa.ChunkedArray, notes: list[str]) -> pa.ChunkedArray:
+    """The ground-truth masks of each row; a split has all of its masks or none, which is added to the notes."""
+    uris = _existing(rows, "mask")
     for split in sorted(splits.unique().to_pylist()) if "mask" in rows.columns else ():
         of_split = pc.equal(splits, split)
         images, absent = (pc.sum(mask).as_py() for mask in (of_split, pc.and_(of_split, uris.is_null())))
-        notes += [f"{rows.path}: {note}" for note in lacking_masks(absent, images, split)]
+        notes += lacking_masks(absent, images, split)
         if absent:
             uris = pc.if_else(of_split, None, uris)
-    return uris, notes
+    return uris
 
 
 def _notes(rows: UserTable, splits: pa.ChunkedArray, names: tuple[str, ...]) -> list[str]:
-    path, notes = rows.path, []
+    notes = []
     if "val" not in splits.unique().to_pylist():
-        notes.append(f"{path} has no image of split val: the training images are predicted")
+        notes.append("no image of split val: the training images are predicted")
     if rows.unread:
-        notes.append(f"{path}: columns that are not read: {shown(rows.unread)}")
+        notes.append(f"columns that are not read: {shown(rows.unread)}")
     several = [name for name in names if " " in name and set(name.split()) <= set(names)]
     if several:
-        notes.append(f"{path}: {shown(several)} is one class each; tags are divided by ; , or |, never by spaces")
+        notes.append(f"{shown(several)} is one class each; tags are divided by ; , or |, never by spaces")
     return notes
 
 

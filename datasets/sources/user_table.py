@@ -29,11 +29,8 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Of the URIs that can be opened."""
 MAX_TABLE = 2**34
 """Largest table, bytes."""
-_PLAIN = r"^[^/?#\x00-\x1f]+(/[^/?#\x00-\x1f]+)*$"
-"""Relative paths, but for those with `.` or `..` (`_DOTS`), that `normpath` and a URI leave as they are."""
-_DOTS = r"(^|/)\.\.?(/|$)"
-_BUCKET = rf"^({'|'.join(SCHEMES[:-1])})://[A-Za-z0-9._-]+/[^?#\[\]\x00-\x1f]+$"
-"""URIs that a table of this machine may name as they are: without a user, a port or a query."""
+_PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
+"""Relative paths that `normpath` and a URI leave as they are; no name in them begins with a dot."""
 _MARK = "\ue000"
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts of which `holds_credentials` may be true."""
@@ -56,6 +53,11 @@ class UserTable(NamedTuple):
     unread: list[str]
     trusted: bool
 
+    def cells(self, what: str) -> pa.ChunkedArray:
+        """A column as it is, but for its texts and lists of texts, which are `string` and `list<string>`."""
+        cells = self.content[self.columns[what]]
+        return cells.cast(_read_as(cells.type))
+
     def texts(self, what: str) -> pa.ChunkedArray:
         """A column of strings without spaces around them; null for those that are empty.
 
@@ -63,10 +65,8 @@ class UserTable(NamedTuple):
             UserError: it holds something else, a NUL byte, or a password, key, token or signature.
         """
         column = self.columns[what]
-        values = self.content[column]
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
-        if not is_text(values.type) and not pa.types.is_integer(values.type) and not pa.types.is_null(values.type):
+        values = self.cells(what)
+        if values.type != pa.string() and not pa.types.is_integer(values.type):
             raise UserError(f"{self.path}: column {column!r} holds {values.type}", "text", "write it as strings")
         texts = pa.chunked_array([trimmed(chunk) for chunk in pieces(values.cast(pa.string()))], pa.string())
         if broken := _rows_where(pc.match_substring(texts, "\0")):
@@ -115,29 +115,16 @@ class UserTable(NamedTuple):
     def _uris(self, texts: pa.Array, outside: list[str]) -> pa.Array:
         """As `uris`, of a chunk; adds to `outside` what the table may not name.
 
-        Nearly all cells are plain relative paths, or URIs of buckets, and are made all at once; the others one by one.
+        Nearly all cells are plain relative paths and are made all at once; the others one by one.
         """
-        dots = pc.match_substring_regex(texts, _DOTS)
-        below = pc.and_(pc.match_substring_regex(texts, _PLAIN), pc.invert(dots)).fill_null(True)
+        plain = pc.match_substring_regex(texts, _PLAIN).fill_null(True)
         before, _, behind = _uri(self.path, _MARK).partition(_MARK)
-        uris = pc.if_else(below, pc.binary_join_element_wise(before, texts, behind, ""), texts)
-        plain = below
-        if self.trusted or not is_remote(self.path):
-            plain = pc.or_(below, pc.match_substring_regex(texts, _BUCKET).fill_null(True))
-        if pc.all(plain).as_py():
-            return uris
+        uris = pc.if_else(plain, pc.binary_join_element_wise(before, texts, behind, ""), texts)
         others = pc.invert(plain)
         one_by_one = [_uri(self.path, text) for text in texts.filter(others).to_pylist()]
         if not self.trusted:
             outside += [uri for uri in one_by_one if not _may_name(self.path, uri)]
-        return pc.replace_with_mask(uris, others, pa.array(one_by_one, pa.string()))
-
-
-def is_text(column_type: pa.DataType) -> bool:
-    """Whether a column's cells are texts."""
-    return (
-        pa.types.is_string(column_type) or pa.types.is_large_string(column_type) or pa.types.is_string_view(column_type)
-    )
+        return pc.replace_with_mask(uris, others, pa.array(one_by_one, pa.string())) if one_by_one else uris
 
 
 def trimmed(texts: pa.Array) -> pa.Array:
@@ -155,28 +142,24 @@ def _rows_where(mask: pa.ChunkedArray) -> list[str]:
 
 
 def _uri(table: str, text: str) -> str:
-    """A cell of a table -> absolute path or URI."""
+    """A cell of a table -> absolute path or URI.
+
+    Raises:
+        UserError: it is a URI of an unknown scheme, or none that can be taken apart.
+    """
     if is_remote(text):
-        _check_scheme(table, text)
+        try:
+            found = "" if urlsplit(text).scheme in SCHEMES else "unknown scheme"
+        except ValueError as error:
+            found = str(error)
+        if found:
+            expected = f"a path, or a URI {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+            raise UserError(f"{table}: {found}: {without_credentials(text)}", expected, "correct it")
         return text
-    if os.path.isabs(text):
-        return os.path.normpath(text)
-    if not is_remote(table):
+    if os.path.isabs(text) or not is_remote(table):
         return os.path.normpath(os.path.join(os.path.dirname(table), text))
     parts = urlsplit(table, allow_fragments=False)
-    key = posixpath.normpath(posixpath.join(posixpath.dirname(parts.path), text))
-    return parts._replace(path=key).geturl()
-
-
-def _check_scheme(table: str, text: str) -> None:
-    """A URI that a table names, or its own, has a known scheme and can be taken apart."""
-    expected = f"a path, or a URI {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-    try:
-        scheme = urlsplit(text).scheme
-    except ValueError as error:
-        raise UserError(f"{table}: {text} is no URI: {error}", expected, "correct it") from None
-    if scheme not in SCHEMES:
-        raise UserError(f"{table}: unknown scheme of {text}", expected, "correct it")
+    return parts._replace(path=posixpath.normpath(posixpath.join(posixpath.dirname(parts.path), text))).geturl()
 
 
 def _may_name(table: str, uri: str) -> bool:
@@ -248,11 +231,7 @@ def read_user_table(
     Raises:
         UserError: the table cannot be read or is empty, lacks a column, or has one twice.
     """
-    path = str(table)
-    if is_remote(path):
-        _check_scheme(path, path)
-    else:
-        path = os.path.realpath(os.path.expanduser(path))
+    path = str(table) if is_remote(str(table)) else os.path.realpath(os.path.expanduser(table))
     suffix = posixpath.splitext(urlsplit(path).path if is_remote(path) else path)[1].lower()
     expected = f"a table of images and tags, {', '.join(READERS)}"
     if suffix not in READERS:
@@ -281,12 +260,11 @@ def read_user_table(
     return UserTable(path, content.select([name for name in wanted if name in names]), present, unread, trusted)
 
 
-def image_column(table: str, *, allow_absolute: bool = False) -> list[tuple[str, str]]:
-    """The column `image` of a table as written, each with its absolute path or URI; no other column is looked at.
-
-    Raises:
-        UserError: as of `read_user_table` and `UserTable.filled`; or it names a file where the table may not name one.
-    """
-    rows = read_user_table(table, {"image": "image"}, trusted=allow_absolute)
-    texts = rows.filled("image")
-    return list(zip(texts.to_pylist(), rows.uris("image", texts).to_pylist(), strict=True))
+def _read_as(column_type: pa.DataType) -> pa.DataType:
+    """`string` for every type of text, `list<string>` for lists of them; other types as they are."""
+    if pa.types.is_dictionary(column_type):
+        return _read_as(column_type.value_type)
+    if pa.types.is_list(column_type) or pa.types.is_large_list(column_type):
+        return pa.list_(_read_as(column_type.value_type))
+    texts = (pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
+    return pa.string() if any(holds(column_type) for holds in texts) else column_type

@@ -149,8 +149,8 @@ BAD_ROWS = [
     ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
     ([{"image": "a", "tags": "background;cat"}], "the tag background", "delete"),
     ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "255 different tags: 0, 1, 10", "merge tags"),
-    ([{"image": "s3://[bad/a", "tags": "cat"}], r"s3://\[bad/a is no URI: Invalid IPv6", "correct it"),
-    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme of https://x.org/a\n", "correct it"),
+    ([{"image": "s3://[bad/a", "tags": "cat"}], r"Invalid IPv6 URL: s3://\[bad/a", "correct it"),
+    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme: https://x.org/a\n", "correct it"),
 ]
 
 
@@ -175,7 +175,7 @@ BAD_FILES = [
     ("t.jsonl", b"", r"t\.jsonl cannot be read: Empty JSON file"),
     ("t.jsonl", b'{"image": "a", "tags": "c"}\n{"image": "b", "tags": ["c"]}\n', r"read: .*\(/tags\) changed"),
     ("t.jsonl", b'{"image": "\xff", "tags": "cat"}\n', r"t\.jsonl cannot be read: .*[Ii]nvalid UTF8"),
-    ("t.jsonl", b'{"image": "a", "tags": [3]}\n', r"t\.jsonl: column 'tags' holds lists of int64"),
+    ("t.jsonl", b'{"image": "a", "tags": [3]}\n', r"t\.jsonl: column 'tags' holds list<item: int64>"),
     ("t.jsonl", b'{"image": {"path": "a"}, "tags": "cat"}\n', r"column 'image' holds struct"),
     ("t.parquet", b"PAR1 and no more", r"t\.parquet cannot be read"),
 ]
@@ -312,7 +312,7 @@ def test_what_a_table_holds_is_not_quoted_where_it_cannot_be_read(tmp_path: Path
 def test_absent_tables_and_columns_are_errors(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no table .*/none\.csv"):
         list_tagged(folder / "none.csv")
-    with pytest.raises(UserError, match=r"unknown scheme of nowhere://x/t\.csv"):
+    with pytest.raises(UserError, match=r"nowhere://x/t\.csv cannot be read: .*no such file system"):
         list_tagged("nowhere://x/t.csv")
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}])
     with pytest.raises(UserError, match=r"has no column 'fold'; it has 'image', 'tags'") as caught:
