@@ -12,8 +12,8 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.errors import user_error_in
-from mcis.platform.engine.nodes import ask_for_no_nodes
-from mcis.platform.engine.runtime import check_cpus, ray_session
+from mcis.platform.engine.nodes import ask_for_no_nodes, wait_for_nodes
+from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.bookkeeping import OfStudy, recorded
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import Bar, bar
@@ -116,7 +116,8 @@ def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator
         ray_session(compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
         if sweep.parallel > 1:
-            check_cpus(compute, compute.workers, sweep.parallel)
+            workers = [{"CPU": compute.worker_cpus}] * (sweep.parallel * compute.workers)
+            wait_for_nodes([*workers, {"CPU": 1.0}], compute.wait_minutes, f"{sweep.parallel} trials at a time")
         tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
             tags = {"setting": config.setting, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}

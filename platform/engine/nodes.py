@@ -1,6 +1,5 @@
 """Nodes of a cluster that grows on demand: what is asked of its autoscaler, and the wait for it."""
 
-import contextlib
 import math
 import os
 import time
@@ -8,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mcis.datasets.errors import UserError
 from mcis.platform.engine.runtime import ray_answers
-from mcis.platform.runs.progress import bar, console
+from mcis.platform.runs.progress import console
 
 Bundle = Mapping[str, float]
 """Resources that are needed together on one node: CPU, GPU."""
@@ -25,8 +24,8 @@ _ASKED_EVERY = 10.0
 def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None:
     """Waits until the cluster of RAY_ADDRESS has space for all bundles, for which its autoscaler is asked.
 
-    A Ray that the command started itself has what it has: there is no wait. Nor is there one where nodes have the
-    space, whoever uses it now: work takes its turn on them.
+    A Ray that the command started itself has what it has: what it lacks is an error at once. Nor is there a wait where
+    nodes have the space, whoever uses it now: work takes its turn on them.
 
     Args:
         minutes: after which what is missing is an error.
@@ -37,22 +36,19 @@ def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None
     """
     from ray.autoscaler.sdk import request_resources
 
-    if not os.environ.get("RAY_ADDRESS"):
-        return
     missing, asked = missing_bundles(bundles, _nodes()), -math.inf
-    if missing:
+    if not os.environ.get("RAY_ADDRESS"):
+        minutes = 0
+    elif missing:
         console.print(f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more", markup=False)
     end = time.monotonic() + 60 * minutes
     try:
-        with bar("nodes", len(bundles), "places") if missing else contextlib.nullcontext() as progress:
-            while missing and time.monotonic() < end:
-                if time.monotonic() > asked + _ASKED_EVERY:
-                    asked = time.monotonic()
-                    request_resources(bundles=[dict(bundle) for bundle in bundles])
-                time.sleep(_EVERY)
-                missing = missing_bundles(bundles, _nodes())
-                if progress:
-                    progress.update(len(bundles) - len(missing))
+        while missing and time.monotonic() < end:
+            if time.monotonic() > asked + _ASKED_EVERY:
+                asked = time.monotonic()
+                request_resources(bundles=[dict(bundle) for bundle in bundles])
+            time.sleep(_EVERY)
+            missing = missing_bundles(bundles, _nodes())
     finally:
         ask_for_no_nodes()
     if missing:
@@ -98,20 +94,25 @@ def watched_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Itera
 
 
 def _lacking(bundles: Sequence[Bundle], missing: Sequence[Bundle], minutes: float, what: str) -> UserError:
+    after = f"after {minutes:g} minutes " if minutes else ""
     return UserError(
-        f"{what} needs {_bundle_text(bundles)}; after {minutes:g} minutes the cluster lacks {_bundle_text(missing)}",
-        "nodes that have it, or that its autoscaler can start",
-        "see `ray status` on the head for why they do not start (quota, max_workers, no such node type); ask for "
-        "less (compute.workers, compute.worker_cpus, compute.gpu=false), or wait longer (compute.wait_minutes)",
+        f"{what} needs {_bundle_text(bundles)}; {after}the cluster lacks {_bundle_text(missing)}",
+        "nodes that have it, or that its autoscaler can start; training workers leave a CPU to decoding",
+        "ask for less (compute.workers, compute.worker_cpus, compute.gpu=false, --parallel of a study), or have more "
+        "(compute.cpus of a Ray of this machine); `ray status` on a cluster's head says why nodes do not start (quota, "
+        "max_workers, no such node type); compute.wait_minutes waits longer for them",
     )
 
 
 def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:
-    """The bundles for which nodes of these resources have no space, the largest placed first."""
+    """The bundles for which nodes of these resources have no space, the largest placed first.
+
+    Sums of shares of a CPU or GPU are compared as finely as Ray counts them.
+    """
     free = [dict(node) for node in nodes]
     missing = []
     for bundle in sorted(bundles, key=lambda each: (each.get("GPU", 0), each.get("CPU", 0)), reverse=True):
-        fitting = (node for node in free if all(node.get(name, 0) >= count for name, count in bundle.items()))
+        fitting = (node for node in free if all(node.get(name, 0) > count - 1e-4 for name, count in bundle.items()))
         node = next(fitting, None)
         if node is None:
             missing.append(bundle)

@@ -11,10 +11,9 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -33,8 +32,6 @@ _ENVIRONMENT = {
 """Variables that Ray reads when it is imported; those that the user set are left."""
 _LOOK_AT_RAY = 4.0
 """Seconds from one look whether Ray is still there to the next."""
-_HEAD_PATIENCE = 30.0
-"""Seconds in which a head may be started again that keeps its state elsewhere; after 60 Ray ends processes itself."""
 _HELD = "driver.lock"
 """The file in a session's folder that its process holds."""
 _SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
@@ -154,47 +151,35 @@ def _termination_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _lost_ray_interrupts() -> Iterator[None]:
-    """Ends the block where Ray is gone, in the main thread: calls of Ray would wait for what nobody does any more.
+    """Ends the block where this machine's part of Ray is gone, in the main thread: calls of Ray would wait for ever.
+
+    Where the head alone is gone, Ray ends the process itself after a minute.
 
     Raises:
-        UserError: this node's part of Ray has died, or the head has not answered for long.
+        UserError: this machine's part of Ray has not answered for some seconds.
     """
-    import ray
-    from ray._private.worker import _global_node
-
-    if threading.current_thread() is not threading.main_thread() or _global_node is None:
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
-    head = ray.get_runtime_context().gcs_address
-    host, _, port = head.rpartition(":")
-    network = socket.AF_INET6 if ":" in host else socket.AF_INET
-    parts: list[_Part] = [
-        _Part("this machine's part of Ray", socket.AF_UNIX, _global_node.raylet_socket_name, 3 * _LOOK_AT_RAY),
-        _Part(f"the head of Ray, {head},", network, (host.strip("[]"), int(port)), _HEAD_PATIENCE),
-    ]
-    wanted = [part for part in parts if _answers(part)]
-    gone: list[str] = []
-    stop, main = threading.Event(), threading.get_ident()
+    gone, stop, main = threading.Event(), threading.Event(), threading.get_ident()
 
     def look() -> None:
-        answered = dict.fromkeys(wanted, time.monotonic())
-        while not gone and not stop.wait(_LOOK_AT_RAY):
-            for part in wanted:
-                if _answers(part):
-                    answered[part] = time.monotonic()
-                elif time.monotonic() - answered[part] > part.patience:
-                    gone.append(part.name)
-        if gone and not stop.is_set():
-            signal.pthread_kill(main, signal.SIGTERM)
+        unanswered = 0
+        while unanswered < 3:
+            if stop.wait(_LOOK_AT_RAY):
+                return
+            unanswered = 0 if ray_answers() else unanswered + 1
+        gone.set()
+        signal.pthread_kill(main, signal.SIGTERM)
 
     threading.Thread(target=look, daemon=True).start()
     try:
         yield
     except KeyboardInterrupt:
-        if not gone:
+        if not gone.is_set():
             raise
         raise UserError(
-            f"{gone[0]} no longer answers",
+            "this machine's part of Ray no longer answers",
             "a Ray that is there as long as the command",
             "start it again where it is a cluster's, and repeat the command: what is finished is kept",
         ) from None
@@ -206,24 +191,12 @@ def ray_answers() -> bool:
     """Whether this machine's part of Ray takes connections. Ray ends a process that asks for nodes where it is gone."""
     from ray._private.worker import _global_node
 
-    return _global_node is None or _answers(_Part("", socket.AF_UNIX, _global_node.raylet_socket_name, 0))
-
-
-class _Part(NamedTuple):
-    """A part of Ray: where it takes connections, and for how many seconds it may not before it counts as gone."""
-
-    name: str
-    family: socket.AddressFamily
-    address: Any
-    patience: float
-
-
-def _answers(part: _Part) -> bool:
-    """Whether a part of Ray takes connections."""
+    if _global_node is None:
+        return True
     try:
-        with socket.socket(part.family) as asking:
+        with socket.socket(socket.AF_UNIX) as asking:
             asking.settimeout(_LOOK_AT_RAY)
-            asking.connect(part.address)
+            asking.connect(_global_node.raylet_socket_name)
     except OSError:
         return False
     return True
@@ -310,31 +283,3 @@ def check_gpus(compute: ComputeConfig) -> None:
         "a GPU for each training worker",
         "lower it, or set compute.gpu=false to run on CPUs",
     )
-
-
-def check_cpus(compute: ComputeConfig, workers: int, trials: int = 1) -> None:
-    """Stops trainings that could never start: Ray waits in silence for CPUs that nobody will free.
-
-    Args:
-        workers: of each training that have to find place. Elastic workers that decode themselves may take every CPU, so
-            these are the least of them; tasks need one that no worker takes.
-        trials: trainings at a time.
-
-    Raises:
-        UserError: the training workers leave no CPU for decoding.
-    """
-    import ray
-
-    cpus = ray.cluster_resources().get("CPU", 0)
-    wanted = trials * workers * compute.worker_cpus
-    if wanted + 1 > cpus:
-        share = max(0.01, int(100 * (cpus - 1) / (trials * workers)) / 100)
-        most = max(1, int((cpus - 1) / (workers * compute.worker_cpus)))
-        of_trials = f"{trials} trials at a time of " if trials > 1 else ""
-        raise UserError(
-            f"{of_trials}{workers} training workers of {compute.worker_cpus:g} CPU and one decoding task need "
-            f"{wanted + 1:g} logical CPUs, the cluster has {cpus:g}",
-            "at least one CPU beside all training workers, or they wait for data for ever",
-            f"set {f'--parallel {most}' if trials > 1 else 'fewer compute.workers'}, compute.worker_cpus={share:g}, "
-            "or more compute.cpus",
-        )

@@ -15,7 +15,7 @@ from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
-from mcis.platform.engine.runtime import ANYWHERE, check_cpus, give_memory_back, is_one_node
+from mcis.platform.engine.runtime import ANYWHERE, give_memory_back, is_one_node
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.files import read_json
@@ -52,8 +52,6 @@ def fit(
     if is_there(folder / FIT):
         return _finished(folder)
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
-    decode_in = _choose_decoding(compute)
-    check_cpus(compute, compute.least_workers if decode_in == "threads" else compute.workers)
     if drop_damaged(folder):
         console.print(f"note: the checkpoint of the {label} was damaged: its training begins again", markup=False)
     job = TrainingJob(
@@ -63,7 +61,7 @@ def fit(
         label=label,
         about=about or {},
         validation=validation,
-        decode_in=decode_in,
+        decode_in=_choose_decoding(compute),
     )
     _train(job, tracker)
     return _finished(folder)
@@ -112,9 +110,13 @@ def _cause(error: Exception) -> str:
 
 
 def _reserved(compute: ComputeConfig) -> list[Bundle]:
-    """What the least workers of a training reserve, and one task that decodes for them."""
+    """What the workers of a training reserve at least, and one task that decodes for them.
+
+    Elastic workers take every CPU that is free, so that where tasks decode there has to be one beside all of them.
+    """
     worker = {"CPU": compute.worker_cpus} | ({"GPU": compute.gpu_share} if compute.gpu else {})
-    return [*[worker] * compute.least_workers, {"CPU": 1.0}]
+    workers = compute.workers if compute.decode == "tasks" else compute.least_workers
+    return [*[worker] * workers, {"CPU": 1.0}]
 
 
 def _finished(folder: Path) -> FitResult:

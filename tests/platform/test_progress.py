@@ -1,7 +1,6 @@
 """Progress: records of a growing file, each handed over once; lines in a log."""
 
 import json
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,36 +90,6 @@ def test_what_a_restart_writes_again_is_not_handed_over_again(tmp_path: Path) ->
         wait_for(lambda: len(steps.seen) == 5)
         append(path, lines(6))
     assert steps.seen == [1, 2, 3, 4, 5, 6]
-
-
-def test_records_that_could_not_be_handed_over_come_again(tmp_path: Path) -> None:
-    path, steps = tmp_path / "steps.jsonl", Steps()
-    away = threading.Event()
-    away.set()
-    tried = []
-
-    def hand_over(records: list[dict[str, Any]]) -> None:
-        tried.append(len(records))
-        if away.is_set():
-            raise ConnectionError("the tracking server is away")
-        steps(records)
-
-    with follow(path, hand_over, EVERY):
-        append(path, lines(1, 2))
-        wait_for(lambda: len(tried) >= 3)
-        away.clear()
-        wait_for(lambda: steps.seen == [1, 2])
-        append(path, lines(3))
-    assert steps.seen == [1, 2, 3]
-
-
-def test_records_that_are_never_taken_end_the_block_with_the_error(tmp_path: Path) -> None:
-    def refuse(records: list[dict[str, Any]]) -> None:
-        raise ConnectionError("the tracking server is away")
-
-    path = tmp_path / "steps.jsonl"
-    with pytest.raises(ConnectionError, match="away"), follow(path, refuse, EVERY):
-        append(path, lines(1))
 
 
 # --- lines
