@@ -121,8 +121,7 @@ def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator
         tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
             tags = {"setting": config.setting, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}
-            tracker.tags(tags)
-            tracker.parameters({key: value for key, value in leaves(config) if key not in varied})
+            tracker.describe({key: value for key, value in leaves(config) if key not in varied}, tags)
             write_text(sweep.folder.config, experiment_text(config, sweep.resolved.origins))
             yield tracker
 

@@ -90,8 +90,8 @@ def sync(
         from mcis.datasets.errors import UserError
         from mcis.platform.networks.served import log_segmenter
         from mcis.platform.runs.locks import hold_run, run_holder
-        from mcis.platform.runs.sync import Tracked
-        from mcis.platform.runs.sync import sync as send
+        from mcis.platform.runs.tracking import Tracked
+        from mcis.platform.runs.tracking import sync as send
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)

@@ -17,8 +17,7 @@ from mcis.platform.runs.files import fingerprint, write_text
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.record import RunRecord, now, write_record
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.sync import LogModel
-from mcis.platform.runs.tracking import Tracker, Watch
+from mcis.platform.runs.tracking import LogModel, Tracker, Watch
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -148,9 +147,9 @@ def bookkept(
             log_model=log_model,
         )
         with tracker.running(system_metrics=config.tracking.system_metrics):
-            tracker.parameters({**values, **(study.varied if study else {})})
             tags = {"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)}
-            tracker.tags(tags | ({"study": study.name} if study else {}))
+            tags |= {"study": study.name} if study else {}
+            tracker.describe({**values, **(study.varied if study else {})}, tags)
             yield tracker
 
 

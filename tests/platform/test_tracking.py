@@ -49,7 +49,7 @@ def history(tracker: Tracker, key: str) -> list[tuple[int, str]]:
 def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace) -> None:
     for last in (700, 1000):  # the first call is killed, so that the run is left RUNNING
         tracker = Tracker(workspace, "again", identity="same")
-        tracker.parameters({"seed": 0, "scales": (0.5, 1.0), "long": "x" * 7000, "none": None})
+        tracker.describe({"seed": 0, "scales": (0.5, 1.0), "long": "x" * 7000, "none": None}, {})
         tracker.log("classifier", write_log(workspace, "again", last))
         tracker.metrics({"miou": 50.0, "seconds": last, "nothing": float("nan")})
         tracker.metrics({"curve": 1.0}, 3)
@@ -59,7 +59,7 @@ def test_a_restart_continues_the_run_and_logs_nothing_twice(workspace: Workspace
     tracker.finish("FINISHED")
     (run,) = runs(tracker, "again")
     assert run.info.status == "FINISHED"
-    assert run.data.params == {"seed": "0", "scales": "0.5, 1.0", "long": "x" * 5999 + "…", "none": "None"}
+    assert run.data.params == {"seed": "0", "scales": "0.5, 1.0", "long": "x" * 6000, "none": "None"}
     assert history(tracker, "classifier.loss") == [(step, str(1 / step)) for step in range(1, 1001)]
     assert [value for _, value in history(tracker, "classifier.speed")] == ["700.0"] * 700 + ["1000.0"] * 300
     assert history(tracker, "miou") == [(0, "50.0")]
