@@ -33,17 +33,6 @@ from mcis.platform.stages import (
     train_segmenter,
 )
 
-
-def learns_from_tags(config: Config) -> bool:
-    """Whether there is a classifier; where supervision is full, the truth takes the place of pseudo masks."""
-    return config.supervision == "tags"
-
-
-def walks(config: Config) -> bool:
-    """Whether pseudo masks need affinities."""
-    return config.walks
-
-
 STAGES = (
     Stage(name="index", module=index, sections=("data", "setting"), networks=False),
     Stage(
@@ -51,21 +40,21 @@ STAGES = (
         module=train_classifier,
         needs=("index",),
         sections=("seed", "classifier"),
-        takes_part=learns_from_tags,
+        takes_part=lambda config: config.supervision == "tags",
     ),
     Stage(
         name="localize",
         module=localization,
         needs=("index", "train_classifier"),
         sections=("seed", "classifier", "localize"),
-        takes_part=learns_from_tags,
+        takes_part=lambda config: config.supervision == "tags",
     ),
     Stage(
         name="train_affinity",
         module=train_affinity,
         needs=("index", "localize"),
         sections=("seed", "maps", "affinity_net"),
-        takes_part=walks,
+        takes_part=lambda config: config.walks,
     ),
     Stage(
         name="pseudo_masks",

@@ -157,19 +157,17 @@ def _map_row_by_row(
     """Maps and writes a shard whose processes died, each image in a task, with rejections of those that kill theirs.
 
     Raises:
-        UserError: no worker can be made, or an image ends its process in another way than by a signal.
+        UserError: an image ends its process in another way than by a signal.
     """
     import ray
 
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_rows)
     mapping, began = uuid.uuid4().hex, time.monotonic()
     rows: list[pa.Table] = []
-    for first, count in [(shard.first, 0), *((shard.first + number, 1) for number in range(shard.rows))]:
+    for first in range(shard.first, shard.first + shard.rows):
         try:
-            rows += ray.get(task.remote(parts, mapping, ShardRows(first, count)))
+            rows.append(ray.get(task.remote(parts, mapping, ShardRows(first, 1))))
         except deaths() as death:
-            if not count:
-                raise _killed(f"{work.label}: no image can be mapped", death) from None
             if not isinstance(death, ray.exceptions.WorkerCrashedError):
                 raise _killed(f"{work.label}: shard {name} cannot be mapped", death) from None
             rows.append(reject(table.slice(first, 1), f"{death_text(death)}, {1 + _RETRIES} times"))
@@ -270,11 +268,11 @@ class _ShardMapper:
     def map_shard(self, name: str, shard: ShardRows) -> MapResult:
         """Maps and writes a shard."""
         began = time.monotonic()
-        write_table(self.work.folder / name, *self.map_rows(shard))
+        write_table(self.work.folder / name, self.map_rows(shard))
         return MapResult(shard.rows, time.monotonic() - began)
 
-    def map_rows(self, part: ShardRows) -> list[pa.Table]:
-        """The output of some rows; none of it where there are no rows, for which a worker is made all the same."""
+    def map_rows(self, part: ShardRows) -> pa.Table:
+        """The output of some rows."""
         import ray
 
         try:
@@ -283,7 +281,7 @@ class _ShardMapper:
                     self.worker = self.work.make(*self.work.arguments)
                     if "torch" in sys.modules:  # each process has a core
                         sys.modules["torch"].set_num_threads(1)
-                return [self.worker(ray.get(self.table).slice(*part).combine_chunks())] if part.rows else []
+                return self.worker(ray.get(self.table).slice(*part).combine_chunks())
         finally:
             give_memory_back()
 
@@ -303,5 +301,5 @@ def _map_shard(parts: Any, mapping: str, name: str, shard: ShardRows) -> MapResu
     return _mapper(parts, mapping).map_shard(name, shard)
 
 
-def _map_rows(parts: Any, mapping: str, part: ShardRows) -> list[pa.Table]:
+def _map_rows(parts: Any, mapping: str, part: ShardRows) -> pa.Table:
     return _mapper(parts, mapping).map_rows(part)

@@ -22,7 +22,6 @@ from mcis.datasets.storage.folders import PLACE
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.runs.progress import console
 
-_GIB = 2**30
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -55,11 +54,6 @@ def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {} if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in environment) else dict(ALLOCATOR)
 
 
-def local_cpus(compute: ComputeConfig) -> int:
-    """Logical CPUs of a local Ray: at least 4, so that trainers, decoders and drivers can share 2 cores."""
-    return compute.cpus or max(4, os.cpu_count() or 1)
-
-
 @contextlib.contextmanager
 def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool = False) -> Iterator[None]:
     """Connects to the cluster of RAY_ADDRESS (also inside a submitted job), else starts a local Ray for the block.
@@ -75,7 +69,8 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
         os.environ.setdefault(name, value)
     # What the driver needs next takes seconds to load, as Ray takes to start. Two threads may not load it at once:
     # Python ends one of them where their imports wait for each other.
-    loading = threading.Thread(target=_load, args=("torch", "mlflow.tracking"), daemon=True)
+    modules = ("torch", "mlflow.tracking")
+    loading = threading.Thread(target=lambda: [importlib.import_module(name) for name in modules], daemon=True)
     loading.start()
     import ray
 
@@ -83,21 +78,27 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
         loading.join()
         yield
         return
+    logs: Any = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     with contextlib.ExitStack() as blocks:
         if os.environ.get("RAY_ADDRESS"):
             of_all = [name for name in (*of_workers, "RAY_ADDRESS", PLACE) if name in os.environ]
             blocks.callback(ray.shutdown)
-            ray.init(
-                address="auto",
-                # Trials of a study have to know, too, that they are on a cluster, which may grow.
-                runtime_env={"env_vars": {name: os.environ[name] for name in of_all}},
-                log_to_driver=verbose,
-                logging_level=logging.INFO if verbose else logging.ERROR,
-            )
+            # Trials of a study have to know, too, that they are on a cluster, which may grow.
+            ray.init(address="auto", runtime_env={"env_vars": {name: os.environ[name] for name in of_all}}, **logs)
         else:
             folder = blocks.enter_context(session_folder())
             blocks.callback(ray.shutdown)
-            _start_local(compute, folder, verbose=verbose)
+            # A token of this process and its children; else Ray writes one into the home directory, readable by all.
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+            ray.init(
+                address="local",
+                # Trainers, decoders and drivers share the cores, of which there may be but two.
+                num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
+                object_store_memory=int(compute.object_store_gb * 2**30),
+                include_dashboard=False,
+                _temp_dir=str(folder),
+                **logs,
+            )
         _quiet_libraries(verbose=verbose)
         blocks.enter_context(_termination_interrupts())
         blocks.enter_context(_lost_ray_interrupts())
@@ -202,22 +203,6 @@ def ray_answers() -> bool:
     return True
 
 
-def _start_local(compute: ComputeConfig, folder: Path, *, verbose: bool) -> None:
-    import ray
-
-    # A token of this process and its children; else Ray writes one into the home directory, readable by everyone.
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    ray.init(
-        address="local",
-        num_cpus=local_cpus(compute),
-        object_store_memory=int(compute.object_store_gb * _GIB),
-        include_dashboard=False,
-        log_to_driver=verbose,
-        logging_level=logging.INFO if verbose else logging.ERROR,
-        _temp_dir=str(folder),
-    )
-
-
 def _quiet_libraries(*, verbose: bool) -> None:
     """Turns off Ray Data's progress bars and, unless `verbose`, the logs of Ray's libraries."""
     import ray.data
@@ -227,11 +212,6 @@ def _quiet_libraries(*, verbose: bool) -> None:
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         logging.getLogger("ray.train").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
-
-
-def _load(*modules: str) -> None:
-    for module in modules:
-        importlib.import_module(module)
 
 
 def give_memory_back() -> None:

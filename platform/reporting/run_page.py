@@ -39,7 +39,7 @@ from mcis.platform.reporting.plots import (
     training_chart,
 )
 from mcis.platform.runs.files import written_aside
-from mcis.platform.runs.scores import Curve, Score, Scored, grouped, headings_of, percent, same_origin, short_commit
+from mcis.platform.runs.scores import Curve, Score, Scored, grouped, headings_of, percent, same_origin
 from mcis.platform.runs.workspace import RunFolder
 
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
@@ -157,7 +157,7 @@ def _view(data: ReportData) -> dict[str, Any]:
     return {
         "data": data,
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
-        "commit": short_commit(data.git) if data.git else "not known",
+        "commit": data.git or "not known",
         "tiles": tiles,
         "missing": _missing(data),
         "training": [_training_view(network, log) for network, log in data.training.items()],

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -32,11 +31,6 @@ def grouped(number: int) -> str:
 def percent(value: float) -> str:
     """A share in [0, 1] as percent: 12.3 %."""
     return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
-
-
-def short_commit(commit: str) -> str:
-    """A full hash cut to ten digits, with what follows it (such as -dirty) kept."""
-    return re.sub(r"^([0-9a-f]{10})[0-9a-f]{30}", r"\1", commit)
 
 
 def _heading(heading: str, text: Callable[[Any], str] = str, *, origin: bool = False) -> dict[str, Any]:
@@ -108,7 +102,7 @@ class Score:
     seed: int = field(metadata=_heading("seed", origin=True))
     recipe: str = field(metadata=_heading("recipe", origin=True))
     weights: str = field(metadata=_heading("weights", origin=True))
-    git: str | None = field(metadata=_heading("git", short_commit, origin=True))
+    git: str | None = field(metadata=_heading("git", origin=True))
     code: str | None = field(default=None, metadata=_heading("code", origin=True))
     reused: str | None = field(default=None, metadata=_heading("reused", origin=True))
 

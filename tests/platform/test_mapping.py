@@ -264,22 +264,6 @@ def test_a_process_that_dies_by_chance_costs_nothing(tmp_path: Path, ray_local: 
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
 
 
-def test_a_worker_that_cannot_be_made_rejects_no_image(tmp_path: Path, ray_local: None) -> None:
-    def make() -> Callable[[pa.Table], pa.Table]:
-        if not (tmp_path / "there is memory").exists():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return lambda rows: rows
-
-    def reject(row: pa.Table, what: str) -> pa.Table:
-        raise AssertionError("an image was rejected")
-
-    how: dict[str, Any] = {"label": "some", "compute": COMPUTE, "shard_rows": 23, "reject": reject}
-    with pytest.raises(UserError, match="some: no image can be mapped: its process was ended by a signal"):
-        map_table(TABLE, make, (), tmp_path / "out", **how)
-    (tmp_path / "there is memory").touch()
-    assert map_table(TABLE, make, (), tmp_path / "out", **how).rows == 23
-
-
 def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(
     small_disk: Callable[..., Path], ray_local: None
 ) -> None:
