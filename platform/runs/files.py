@@ -10,11 +10,12 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
@@ -22,6 +23,8 @@ from mcis.datasets.storage.files import Stamp, stamp, stamps_of_column, sync
 from mcis.datasets.storage.folders import fetched, files_below, names_in, read_file
 from mcis.datasets.tables.large_tables import digest, in_shards
 from mcis.datasets.tables.shards import read_parquet
+
+_Record = TypeVar("_Record")
 
 
 def fingerprint(*parts: Any) -> str:
@@ -153,6 +156,21 @@ def read_json(path: Path) -> Any:
         UserError: it cannot be read at present, or is damaged (`BadFile`).
     """
     return read_file(path, _parse_json, "JSON written by mcis", "remove it and repeat the command")
+
+
+def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) -> _Record:
+    """Reads a JSON file of the workspace as a record whose fields have types, a dataclass or a model of pydantic.
+
+    Raises:
+        FileNotFoundError, UserError: as of `read_json`; or it holds something else.
+    """
+    value = read_json(path)
+    try:
+        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        why = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg'].removeprefix('Value error, ')}"
+        raise UserError(f"{path} is damaged ({why})", expected, remedy) from None
 
 
 def _parse_json(path: Path) -> Any:

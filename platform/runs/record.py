@@ -6,15 +6,27 @@ early takes nothing back: outputs of earlier calls count until a call has finish
 
 import dataclasses
 import datetime
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter
+from pydantic import AfterValidator
 
-from mcis.datasets.errors import UserError
-from mcis.platform.runs.files import read_json, write_json
+from mcis.platform.runs.files import read_record_of, write_json
+
+
+def _time(text: str) -> str:
+    datetime.datetime.fromisoformat(text)
+    return text
+
+
+def _folder(name: str) -> str:
+    if name in ("", ".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r} is no folder of store/")
+    return name
+
+
+_Time, _Output = Annotated[str, AfterValidator(_time)], Annotated[str, AfterValidator(_folder)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,22 +48,19 @@ class RunRecord:
 
     kind: Literal["run", "study"] = "run"
     study: str | None = None
-    began: str
-    ended: str | None = None
+    began: _Time
+    ended: _Time | None = None
     outcome: Literal["finished", "failed", "interrupted"] | None = None
     reason: str | None = None
-    reached: dict[str, str] = field(default_factory=dict)
-    current: dict[str, str] = field(default_factory=dict)
-    outputs: dict[str, list[str]] = field(default_factory=dict)
+    reached: dict[str, _Output] = field(default_factory=dict)
+    current: dict[str, _Output] = field(default_factory=dict)
+    outputs: dict[str, list[_Output]] = field(default_factory=dict)
     recomputed: list[str] = field(default_factory=list)
 
     @property
     def pointed(self) -> frozenset[str]:
         """All outputs that the run points to."""
         return frozenset(output for outputs in self.outputs.values() for output in outputs)
-
-
-_ADAPTER = TypeAdapter(RunRecord)
 
 
 def now() -> str:
@@ -65,22 +74,8 @@ def read_record(file: Path) -> RunRecord | None:
     Raises:
         UserError: it is damaged.
     """
-    if not file.exists():
-        return None
-    try:
-        record = _ADAPTER.validate_json(json.dumps(read_json(file)), strict=True)
-        for time in filter(None, (record.began, record.ended)):
-            datetime.datetime.fromisoformat(time)
-        for name in (*record.pointed, *record.current.values(), *record.reached.values()):
-            if name in ("", ".", "..") or "/" in name or "\0" in name:
-                raise ValueError(f"{name!r} is no folder of store/")
-        return record
-    except ValueError as error:  # pydantic's ValidationError is one too
-        raise UserError(
-            f"{file} is damaged ({str(error).splitlines()[0]})",
-            "a record as mcis wrote it",
-            "remove it and repeat the command",
-        ) from None
+    expected, remedy = "a record as mcis wrote it", "remove it and repeat the command"
+    return read_record_of(file, RunRecord, expected, remedy) if file.exists() else None
 
 
 def write_record(file: Path, record: RunRecord) -> None:

@@ -4,20 +4,17 @@
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
-
-from mcis.datasets.errors import BadFile, UserError
+from mcis.datasets.errors import BadFile
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.folders import ASIDE
-from mcis.platform.runs.files import files_in, read_json, write_json
+from mcis.platform.runs.files import files_in, read_json, read_record_of, write_json
 from mcis.platform.runs.workspace import SUMMARY
 
 
@@ -164,12 +161,5 @@ def read_result(folder: Path, kind: type[Result]) -> Result:
     Raises:
         UserError: the file is damaged, or was written by another stage.
     """
-    path = folder / SUMMARY
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(read_json(path)))
-    except ValidationError as error:
-        raise UserError(
-            f"{path} is no {kind.__name__} ({error.error_count()} problem(s))",
-            "the summary of a stage as this version writes it",
-            "repeat the command with --from its stage",
-        ) from None
+    expected, remedy = "the summary of a stage as this version writes it", "repeat the command with --from its stage"
+    return read_record_of(folder / SUMMARY, kind, expected, remedy)

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.files import read_json, write_json
+from mcis.platform.runs.files import read_record_of, write_json
 from mcis.platform.runs.progress import console, read_records
 from mcis.platform.runs.tracking_store import client_of, experiment_of, store_errors, tracking_uri
 from mcis.platform.runs.version import code_digest, git_commit, project_version
@@ -63,11 +63,8 @@ class Tracked(BaseModel):
     @classmethod
     def read(cls, folder: RunFolder) -> "Tracked | None":
         """That of a run's folder, None where it has none."""
-        try:
-            return cls.model_validate(read_json(folder.tracking)) if folder.tracking.exists() else None
-        except ValidationError:
-            found = f"{folder.tracking} is damaged"
-            raise UserError(found, "JSON written by mcis", "remove it and repeat the command") from None
+        expected, remedy = "JSON written by mcis", "remove it and repeat the command"
+        return read_record_of(folder.tracking, cls, expected, remedy) if folder.tracking.exists() else None
 
     def write(self, folder: RunFolder) -> None:
         """Writes it into a run's folder."""

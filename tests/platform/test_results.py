@@ -43,5 +43,5 @@ def test_a_result_is_read_as_it_was_written(result: StageResult, tmp_path: Path)
 
 def test_the_result_of_another_stage_is_refused(tmp_path: Path) -> None:
     write_result(tmp_path, StageResult(), stage="localize", key="0123", seconds=0.0)
-    with pytest.raises(UserError, match=r"summary.json is no IndexResult \(1 problem"):
+    with pytest.raises(UserError, match=r"summary.json is damaged \(classes: "):
         read_result(tmp_path, IndexResult)

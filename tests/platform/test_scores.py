@@ -16,7 +16,7 @@ MASKS = Score(
     figures={"precision": {"background": 90.5, "cat": None}, "recall": {"background": 100.0, "cat": None}},
     confusion=((905, 0), (95, 0)), background_cue="saliency", map_scale="range", related=3, method="co-attention",
     ignored_share=0.125, by_maps=0.25, seed=0, recipe="small", weights="none",
-    git="0123456789abcdef0123456789abcdef01234567+",
+    git="0123456789ab+",
 )  # fmt: skip
 SEGMENTATION = Score(
     what="segmentation", name="with CRF", split="val", images=4, miou=70.5, iou={}, figures={},
@@ -37,7 +37,7 @@ def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
         "seed": "0",
         "recipe": "small",
         "weights": "none",
-        "git": "0123456789+",
+        "git": "0123456789ab+",
     }
     assert SEGMENTATION.made() == {"scales": "0.5, 1", "mirror": "yes", "CRF": "no"}
     for score in (MASKS, SEGMENTATION):
