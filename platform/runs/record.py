@@ -26,7 +26,8 @@ def _folder(name: str) -> str:
     return name
 
 
-_Time, _Output = Annotated[str, AfterValidator(_time)], Annotated[str, AfterValidator(_folder)]
+_Time = Annotated[str, AfterValidator(_time)]
+_Output = Annotated[str, AfterValidator(_folder)]
 
 
 @dataclass(frozen=True, kw_only=True)
