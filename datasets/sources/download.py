@@ -17,9 +17,7 @@ import requests
 
 from mcis.datasets.errors import UserError
 
-TIMEOUT = 60.0
-"""Seconds without a byte after which a transfer counts as interrupted."""
-
+_TIMEOUT = 60.0  # seconds without a byte after which a transfer counts as interrupted
 _CHUNK = 2**18
 
 Progress = Callable[[str, int, int], object]
@@ -38,13 +36,6 @@ class Archive(NamedTuple):
         return self.url.rpartition("/")[2]
 
 
-class Fetched(NamedTuple):
-    """The folders that `list_voc` takes as root and sbd."""
-
-    voc: Path
-    sbd: Path
-
-
 VOC = Archive(
     "https://thor.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
     "6cd6e144f989b92b3379bac3b3de84fd",
@@ -60,23 +51,7 @@ SBD = Archive(
 """1.4 GB; address and sum as in torchvision.datasets.sbd."""
 
 
-def fetch_voc(
-    folder: Path,
-    *,
-    voc: Archive = VOC,
-    sbd: Archive = SBD,
-    on_progress: Progress | None = None,
-    timeout: float = TIMEOUT,
-) -> Fetched:
-    """Fetches both data sets into a folder, as far as they are not there yet.
-
-    Raises:
-        UserError: as `fetch` does.
-    """
-    return Fetched(*(fetch(a, folder, on_progress=on_progress, timeout=timeout) for a in (voc, sbd)))
-
-
-def fetch(archive: Archive, folder: Path, *, on_progress: Progress | None = None, timeout: float = TIMEOUT) -> Path:
+def fetch(archive: Archive, folder: Path, on_progress: Progress | None = None) -> Path:
     """Fetches and unpacks an archive; returns the unpacked folder. An archive that lies in `folder` is not transferred.
 
     Raises:
@@ -90,7 +65,7 @@ def fetch(archive: Archive, folder: Path, *, on_progress: Progress | None = None
     if not file.is_file():
         part = folder / f"{archive.name}.part"
         try:
-            _transfer(archive, part, on_progress, timeout)
+            _transfer(archive, part, on_progress)
         except OSError as error:  # requests' errors are OSErrors, as is a full disk
             raise UserError(
                 f"{archive.url} did not arrive: {error}",
@@ -98,16 +73,24 @@ def fetch(archive: Archive, folder: Path, *, on_progress: Progress | None = None
                 f"repeat the command, which continues where this one ended, or put the archive at {file}",
             ) from None
         part.rename(file)
-    _check(archive, file)
+    with file.open("rb") as content:
+        md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+    if md5 != archive.md5:
+        file.unlink()
+        raise UserError(
+            f"{file.name} has the MD5 sum {md5}",
+            f"{archive.md5}, the sum of {archive.url}",
+            "repeat the command: the file has been deleted and is fetched again",
+        )
     _unpack(archive, file, target)
     file.unlink()
     return target
 
 
-def _transfer(archive: Archive, part: Path, on_progress: Progress | None, timeout: float) -> None:
+def _transfer(archive: Archive, part: Path, on_progress: Progress | None) -> None:
     done = part.stat().st_size if part.is_file() else 0
     headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={done}-"} if done else {})
-    with requests.get(archive.url, headers=headers, stream=True, timeout=timeout) as response:
+    with requests.get(archive.url, headers=headers, stream=True, timeout=_TIMEOUT) as response:
         if done and response.status_code == requests.codes.requested_range_not_satisfiable:
             return  # every byte has arrived; the checksum tells if there are too many
         response.raise_for_status()
@@ -120,18 +103,6 @@ def _transfer(archive: Archive, part: Path, on_progress: Progress | None, timeou
                 done += len(chunk)
                 if on_progress:
                     on_progress(archive.name, done, total)
-
-
-def _check(archive: Archive, file: Path) -> None:
-    with file.open("rb") as content:
-        md5 = hashlib.file_digest(content, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-    if md5 != archive.md5:
-        file.unlink()
-        raise UserError(
-            f"{file.name} has the MD5 sum {md5}",
-            f"{archive.md5}, the sum of {archive.url}",
-            "repeat the command: the file has been deleted and is fetched again",
-        )
 
 
 def _unpack(archive: Archive, file: Path, target: Path) -> None:

@@ -148,13 +148,12 @@ def index_voc(
 
 def _fetched(folder: Path, sbd: Path | None) -> tuple[Path, Path]:
     """The folders of VOC and SBD, fetched into `folder` where they are not there yet; `sbd` where that is given."""
-    from mcis.datasets.sources.download import fetch_voc
+    from mcis.datasets.sources.download import SBD, VOC, fetch
     from mcis.platform.runs.arguments import errors_name_keys
     from mcis.platform.runs.progress import transfer_bars
 
     with transfer_bars() as on_progress, errors_name_keys({"folder": "--download", "root": "--download"}):
-        fetched = fetch_voc(folder, on_progress=on_progress)
-    return fetched[0], sbd or fetched[1]
+        return fetch(VOC, folder, on_progress), sbd or fetch(SBD, folder, on_progress)
 
 
 @index_app.command("show", epilog="Example: `mcis index show --name index-voc --check-masks`")

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.sources.download import Archive, fetch, fetch_voc
+from mcis.datasets.sources.download import Archive, fetch
 
 NOISE = np.random.default_rng(0).integers(0, 256, 1_500_000, np.uint8).tobytes()
 
@@ -90,23 +90,19 @@ def left(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
-def test_both_archives_end_in_their_folders(server: Server, tmp_path: Path) -> None:
-    voc = server.archive("voc.tar", {"VOCdevkit/VOC2012/JPEGImages/a.jpg": NOISE}, "VOCdevkit/VOC2012")
-    sbd = server.archive("sbd.tgz", {"benchmark_RELEASE/dataset/train.txt": b"a\n"}, "benchmark_RELEASE")
+def test_an_archive_ends_in_its_folder_and_is_not_fetched_again(server: Server, tmp_path: Path) -> None:
+    archive = server.archive("voc.tar", {"VOCdevkit/VOC2012/JPEGImages/a.jpg": NOISE}, "VOCdevkit/VOC2012")
     told: list[tuple[str, int, int]] = []
-    fetched = fetch_voc(tmp_path / "data", voc=voc, sbd=sbd, on_progress=lambda *now: told.append(now))
-    assert fetched == (tmp_path / "data/VOCdevkit/VOC2012", tmp_path / "data/benchmark_RELEASE")
-    assert (fetched.voc / "JPEGImages/a.jpg").read_bytes() == NOISE
-    assert left(tmp_path / "data") == ["VOCdevkit/VOC2012/JPEGImages/a.jpg", "benchmark_RELEASE/dataset/train.txt"]
-    for name in ("voc.tar", "sbd.tgz"):
-        size = len(server.files[name])
-        steps = [done for told_of, done, _ in told if told_of == name]
-        assert steps == sorted(steps)
-        assert steps[-1] == size
-        assert {total for told_of, _, total in told if told_of == name} == {size}
+    folder = fetch(archive, tmp_path / "data", lambda *now: told.append(now))
+    assert folder == tmp_path / "data/VOCdevkit/VOC2012"
+    assert (folder / "JPEGImages/a.jpg").read_bytes() == NOISE
+    assert left(tmp_path / "data") == ["VOCdevkit/VOC2012/JPEGImages/a.jpg"]
+    size = len(server.files["voc.tar"])
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    assert told[-1] == ("voc.tar", size, size)
     server.asked.clear()
-    assert fetch_voc(tmp_path / "data", voc=voc, sbd=sbd) == fetched
-    assert not server.asked, "what is there is not fetched again"
+    assert fetch(archive, tmp_path / "data") == folder
+    assert not server.asked
 
 
 @pytest.mark.parametrize("ranges", [True, False])
@@ -122,7 +118,7 @@ def test_an_interrupted_transfer_continues_where_the_server_knows_ranges(
     received = part.stat().st_size
     assert 0 < received <= 1_000_000
     told: list[tuple[str, int, int]] = []
-    fetch(archive, tmp_path, on_progress=lambda *now: told.append(now))
+    fetch(archive, tmp_path, lambda *now: told.append(now))
     assert server.asked == [("voc.tar", None), ("voc.tar", f"bytes={received}-")]
     assert (tmp_path / "VOC2012/a").read_bytes() == NOISE
     assert (received if ranges else 0) < told[0][1] <= told[-1][1] == told[-1][2] == len(server.files["voc.tar"])
