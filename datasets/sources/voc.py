@@ -5,15 +5,17 @@ SegmentationClassAug, or the devkit's own PNGs together with the MATLAB files of
 Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 """
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import check_once, check_present, complete_masks, listing_table
+from mcis.datasets.sources.lists import check_once, check_present, complete_masks, listing_table, source_folder
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.voc_lists import TAGS, Devkit, DevkitList, existing_folder, names_in, read_ids
+from mcis.datasets.sources.voc_lists import Devkit, DevkitList, read_ids, read_list_tags
+from mcis.datasets.storage.folders import names_in
 
 MASKS = "SegmentationClassAug"
 """The default folder of masks; what it lacks is looked for among the devkit's masks and those of SBD."""
@@ -46,7 +48,7 @@ def list_voc(
             folder that exists has a map for every training image. What the default folder of masks lacks is looked
             for in SegmentationClass and in SBD; a split that is not covered then has no masks at all.
         sbd: the unpacked SBD, the folder benchmark_RELEASE or the one around it.
-        tags_from: a name in TAGS. `lists`: <name>_cls.txt, `<id> <class index from 0> ...`. `xml`: the objects of
+        tags_from: `lists`: <name>_cls.txt, `<id> <class index from 0> ...`. `xml`: the objects of
             Annotations/<id>.xml. `masks`: the ground truth, which is opened for nothing else here. `auto`: lists, else
             xml.
         difficult: whether objects that Annotations mark as difficult count as tags.
@@ -72,7 +74,7 @@ def list_voc(
             tags += [[] for _ in listed.ids]
             uris += [None for _ in listed.ids]
         else:
-            tags += TAGS[tags_from](devkit, listed, of_list, difficult)
+            tags += read_list_tags(tags_from, devkit, listed, of_list, difficult=difficult)
             complete, lacking = complete_masks(of_list, listed.split)
             uris += complete
             notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
@@ -97,9 +99,9 @@ def _open_devkit(root: Path, classes: Path | None) -> Devkit:
     root = root.expanduser().resolve()
     names = read_classes(classes) if classes else VOC_CLASSES
     remedy = "point `root` at the folder VOC2012"
-    images = existing_folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
-    lists = existing_folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
-    return Devkit(root, images, names_in(images), lists, names)
+    images = source_folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
+    lists = source_folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
+    return Devkit(root, images, set(names_in(images)), lists, names)
 
 
 def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> DevkitList:
@@ -131,15 +133,14 @@ def _check_classes(names: tuple[str, ...], train: DevkitList, tags: Sequence[Seq
 
 def _saliency(folder: Path, lists: Sequence[DevkitList]) -> list[str | None]:
     """The saliency map of each image, None for images without; where the folder exists, training images have one."""
-    names = names_in(folder)
-    for listed in lists:
-        absent = [image_id for image_id in listed.ids if f"{image_id}.png" not in names]
-        if absent and listed.split == "train" and folder.is_dir():
-            raise UserError(
-                f"no saliency map in {folder} for {len(absent)} of {len(listed.ids)} training images: {shown(absent)}",
-                "<id>.png for each of them",
-                "add the maps, or point `saliency` at a folder that does not exist, which means that there are none",
-            )
+    names = set(names_in(folder))
+    if folder.is_dir():
+        lists[0].check_each(
+            f"saliency map in {folder}",
+            [image_id for image_id in lists[0].ids if f"{image_id}.png" not in names],
+            "<id>.png for each of them",
+            "add the maps, or point `saliency` at a folder that does not exist, which means that there are none",
+        )
     ids = [image_id for listed in lists for image_id in listed.ids]
     return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in ids]
 
@@ -192,21 +193,7 @@ VOC = Source(
     about="the folder VOC2012 of a devkit",
     help="Folder VOC2012 of a PASCAL VOC 2012 devkit.",
     example="voc VOCdevkit/VOC2012",
-    of_data={"root": "voc"}
-    | {
-        name: name
-        for name in (
-            "classes",
-            "train_list",
-            "val_list",
-            "test_list",
-            "saliency",
-            "masks",
-            "sbd",
-            "tags_from",
-            "difficult",
-        )
-    },
+    of_data={"root": "voc"} | {name: name for name in inspect.signature(list_voc).parameters if name != "root"},
     names_classes=True,
     curated=True,
 )

@@ -8,8 +8,9 @@ from xml.etree import ElementTree
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.masks import read_tags
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import class_indices, read_lines
+from mcis.datasets.sources.lists import class_indices, read_lines, source_folder
 from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.folders import names_in
 
 Tags = list[list[int]]
 """The class indices of each image of a list, ascending."""
@@ -47,16 +48,11 @@ class DevkitList(NamedTuple):
         """Path of the file with the tags of the list's images."""
         return self.path.with_name(f"{self.path.stem}_cls.txt")
 
-
-def existing_folder(path: Path, what: str, remedy: str) -> Path:
-    """The folder itself.
-
-    Raises:
-        UserError: it does not exist.
-    """
-    if not path.is_dir():
-        raise UserError(f"no folder {path}", what, remedy)
-    return path
+    def check_each(self, what: str, absent: Sequence[str], expected: str, remedy: str) -> None:
+        """Raises a UserError where images of the list lack something that each has to have."""
+        if absent:
+            found = f"no {what} for {len(absent)} of {len(self.ids)} images of {self.path.name}: {shown(absent)}"
+            raise UserError(found, expected, remedy)
 
 
 def read_ids(path: Path, remedy: str) -> list[str]:
@@ -74,23 +70,11 @@ def read_ids(path: Path, remedy: str) -> list[str]:
     return [line for _, line in lines]
 
 
-def names_in(folder: Path) -> set[str]:
-    """The names in a folder, none where there is no such folder."""
-    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-
-
-def _tags_auto(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
-    by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
-    return (_tags_listed if by_list else _tags_annotated)(devkit, listed, masks, difficult)
-
-
 def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     path = listed.tags_path
-    _refuse_difficult(difficult, f"the tags of {listed.path.name} come from {path.name}")
     remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
     tags = _read_tag_list(path, devkit.classes, remedy)
-    untagged = [image_id for image_id in listed.ids if image_id not in tags]
-    if untagged:
+    if untagged := [image_id for image_id in listed.ids if image_id not in tags]:
         raise UserError(
             f"{path.name} has no line for {shown(untagged)}",
             f"a line for each of the {len(listed.ids)} images of {listed.path.name}",
@@ -101,59 +85,30 @@ def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]
 
 def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     remedy = f"restore the devkit's, or write {listed.tags_path.name}"
-    folder = existing_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
-    names = names_in(folder)
-    absent = [image_id for image_id in listed.ids if f"{image_id}.xml" not in names]
-    if absent:
-        raise UserError(
-            f"no annotation in {folder} for {len(absent)} of {len(listed.ids)} images of {listed.path.name}: "
-            f"{shown(absent)}",
-            "<id>.xml for each of them",
-            remedy,
-        )
+    folder = source_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
+    names = set(names_in(folder))
+    listed.check_each("annotation", [i for i in listed.ids if f"{i}.xml" not in names], f"<id>.xml in {folder}", remedy)
     images = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
-    tags = [image.tags(difficult=difficult) for image in images]
+    every, plain = ([image.tags(difficult=count) for image in images] for count in (True, False))
     listed.notes.append(f"tags of {listed.path.name} are those of the objects in {folder.name}")
-    listed.notes.extend(_difficult_notes(listed.path.name, images, difficult))
-    return tags
-
-
-def _difficult_notes(name: str, images: Sequence["_Objects"], difficult: bool) -> list[str]:
-    """What became of the objects marked difficult, where there are any."""
-    marked = [image for image in images if image.difficult]
-    if not marked:
-        return []
-    objects = sum(len(image.difficult) for image in marked)
-    found = f"{objects} object(s) in {len(marked)} image(s) of {name} are marked difficult"
-    if difficult:
-        return [f"{found} and count as tags"]
-    lost = [len(image.tags(difficult=True)) - len(image.tags(difficult=False)) for image in marked]
-    untagged = sum(not image.tags(difficult=False) for image in marked)
-    return [
-        f"{found} and do not count: {sum(lost)} tag(s) of {sum(map(bool, lost))} image(s) are left out, "
-        f"{untagged} image(s) have no tag for that reason (`difficult` would count them)"
-    ]
-
-
-def _refuse_difficult(difficult: bool, why: str) -> None:
-    if difficult:
-        raise UserError(
-            f"`difficult` is set, but {why}",
-            "annotations, which alone say what is difficult",
-            "name xml by `tags_from`, or leave `difficult` out",
+    if marked := sum(len(image.difficult) for image in images):
+        found = f"{marked} object(s) of {listed.path.name} are marked difficult"
+        lost = sum(map(len, every)) - sum(map(len, plain))
+        untagged = sum(bool(of_all) and not tags for of_all, tags in zip(every, plain, strict=True))
+        listed.notes.append(
+            f"{found} and count as tags"
+            if difficult
+            else f"{found} and do not count: {lost} tag(s) are left out, {untagged} image(s) have no tag for that "
+            "reason (`difficult` would count them)"
         )
+    return every if difficult else plain
 
 
 def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
+    remedy = "add the masks, or take tags from lists or xml by `tags_from`"
+    listed.check_each("ground-truth mask", absent, "a mask for each image whose tags are to come from masks", remedy)
     name = listed.path.name
-    _refuse_difficult(difficult, f"the tags of {name} come from masks")
-    if absent:
-        raise UserError(
-            f"no ground-truth mask for {len(absent)} of {len(listed.ids)} images of {name}: {shown(absent)}",
-            "a mask for each image whose tags are to come from masks",
-            "add the masks, or take tags from lists or xml by `tags_from`",
-        )
     listed.notes.append(f"tags of {name} were read off ground-truth masks: the truth of every image was opened")
     return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
 
@@ -179,16 +134,36 @@ def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[st
     return tags
 
 
-TAGS: dict[str, Callable[[Devkit, DevkitList, Sequence[str | None], bool], Tags]] = {
-    "auto": _tags_auto,
+_READERS: dict[str, Callable[[Devkit, DevkitList, Sequence[str | None], bool], Tags]] = {
     "lists": _tags_listed,
     "xml": _tags_annotated,
     "masks": _tags_masked,
 }
-"""What reads the tags of a list's images, by the name of where they come from.
 
-Of a devkit, a list, the masks of its images, and whether objects marked difficult count; it adds to the list's notes.
-"""
+
+def read_list_tags(
+    tags_from: str, devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], *, difficult: bool
+) -> Tags:
+    """The tags of a list's images; adds to the list's notes.
+
+    Args:
+        tags_from: `lists`, `xml`, `masks`, or `auto`: the list's own file of tags, or annotations where it has none.
+        masks: of the images.
+        difficult: whether objects marked difficult count.
+
+    Raises:
+        UserError: as of `voc.list_voc`.
+    """
+    if tags_from == "auto":
+        by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
+        tags_from = "lists" if by_list else "xml"
+    if difficult and tags_from != "xml":
+        raise UserError(
+            f"`difficult` is set, but the tags of {listed.path.name} come from {tags_from}",
+            "annotations, which alone say what is difficult",
+            "name xml by `tags_from`, or leave `difficult` out",
+        )
+    return _READERS[tags_from](devkit, listed, masks, difficult)
 
 
 class _Annotation(ElementTree.TreeBuilder):
