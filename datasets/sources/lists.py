@@ -15,7 +15,7 @@ from mcis.datasets.index import LISTING_SCHEMA, shown
 from mcis.datasets.tables.large_tables import SHARD_ROWS
 
 
-def read_lines(path: Path, expected: str, remedy: str, *, may_be_empty: bool = False) -> list[tuple[int, str]]:
+def read_lines(path: Path, expected: str, remedy: str) -> list[tuple[int, str]]:
     """The lines of a text file that are not blank, each with its number from 1, without spaces around it.
 
     Raises:
@@ -28,7 +28,7 @@ def read_lines(path: Path, expected: str, remedy: str, *, may_be_empty: bool = F
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, remedy) from None
     lines = [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not lines and not may_be_empty:
+    if not lines:
         raise UserError(f"{path} is empty", expected, remedy)
     return lines
 

@@ -5,11 +5,9 @@ are named as the classes.
 """
 
 import collections
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
-from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.class_folders import ClassFolders, FolderImage, list_class_folders, read_class_folders
@@ -21,7 +19,6 @@ SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 """Of images, in any case; files with other suffixes are left out and counted."""
 _BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
 """Folders below the root that may hold the class folders, tried in this order."""
-_CLASS_FILE = "a JSON object {folder: class name}, or lines '<folder> <class name>'"
 
 
 class SingleConfig(Section):
@@ -30,8 +27,7 @@ class SingleConfig(Section):
     root: LocalPath | None = None
     """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
     classes: LocalPath | None = None
-    """File of `<wnid or folder>` -> class name: a JSON object, or lines `<folder> <name>`; None = the table of the
-    project, and the folders' names."""
+    """File of lines `<wnid or folder> <class name>`; None = the table of the project, and the folders' names."""
     subset: LocalPath | None = None
     """File with one relative path per line: the images that are used; None = all."""
     saliency: LocalPath | None = None
@@ -103,34 +99,19 @@ def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
     Raises:
         UserError: the file cannot be read, names a folder twice, a folder without a class, or an unknown class.
     """
-    table: dict[str, str] = {}
-    for where, folder, name in _class_file_entries(path):
-        if not isinstance(name, str) or not name.strip():
-            raise UserError(f"{where}: no class name for {folder}", _CLASS_FILE, "name its class, or leave it off")
+    expected, table = "lines '<folder> <class name>'", dict[str, str]()
+    remedy = "name another by `classes`, or leave it off to go by the folders' names"
+    for number, line in read_lines(path, expected, remedy):
+        folder, name = (*line.split(None, 1), "")[:2]
+        if not name:
+            raise UserError(f"{path}, line {number}: no class name for {folder}", expected, "name its class")
         if folder in table:
-            raise UserError(f"{where}: {folder} a second time", "each folder once", "delete one")
-        table[folder] = name.strip()
-    unknown = sorted(set(table.values()) - set(names))
-    if unknown:
+            raise UserError(f"{path}, line {number}: {folder} a second time", "each folder once", "delete one")
+        table[folder] = name
+    if unknown := sorted(set(table.values()) - set(names)):
         remedy = f"{nearest(unknown, names)}correct {path.name}, or leave those folders off"
         raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(names)}", remedy)
     return table
-
-
-def _class_file_entries(path: Path) -> Iterator[tuple[str, str, object]]:
-    """The entries of a class file: where each is, for messages, the folder, and what stands for its class."""
-    lines = read_lines(path, _CLASS_FILE, "name another by `classes`, or leave it off to go by the folders' names")
-    if lines[0][1].startswith("{"):
-        text = "\n".join(line for _, line in lines)
-        try:
-            entries = json.loads(text, object_pairs_hook=list)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} is no JSON: {unquoted(error)}", _CLASS_FILE, "correct it") from None
-        yield from ((str(path), folder, name) for folder, name in entries)
-    else:
-        for number, line in lines:
-            folder, name = (*line.split(None, 1), "")[:2]
-            yield f"{path}, line {number}", folder, name
 
 
 def _listed(path: Path, folders: ClassFolders) -> list[FolderImage]:

@@ -112,8 +112,6 @@ def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path |
         notes.append(f"{path.name} is made of SBD's ids and train.txt without val.txt: {len(ids)} images")
     else:
         ids = read_ids(path, f"add it, or name another list by `{split}_list`")
-    if not ids:
-        raise UserError(f"{path} lists no image", "at least one image id", f"name another list by `{split}_list`")
     absent = [image_id for image_id in ids if f"{image_id}.jpg" not in devkit.image_names]
     check_present(path, absent, devkit.images, f"<id>.jpg for each of the {len(ids)} ids")
     return DevkitList(split, path, ids, notes)

@@ -61,7 +61,7 @@ def read_ids(path: Path, remedy: str) -> list[str]:
     Raises:
         UserError: no such file, no UTF-8, or a line of several words.
     """
-    lines = read_lines(path, "a UTF-8 text file with one image id per line", remedy, may_be_empty=True)
+    lines = read_lines(path, "a UTF-8 text file with one image id per line", remedy)
     for number, line in lines:
         if len(words := line.split()) > 1:
             raise UserError(
@@ -126,7 +126,7 @@ def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[st
     """
     correct = "correct the list, or name the right class file by `classes`"
     tags: dict[str, list[int]] = {}
-    for number, line in read_lines(path, "lines '<id> <class index> ...'", remedy, may_be_empty=True):
+    for number, line in read_lines(path, "lines '<id> <class index> ...'", remedy):
         where, (image_id, *indices) = f"{path}, line {number}", line.split()
         if image_id in tags:
             raise UserError(f"{where}: {image_id} a second time", "one line per image", "merge the lines")
