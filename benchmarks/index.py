@@ -15,7 +15,7 @@ import photos
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mcis.datasets.images.decode import decode_shape
+from mcis.datasets.images.decode import decode_picture
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session
@@ -35,7 +35,7 @@ def _verify(paths: list[str]) -> list[str]:
     out = []
     for path in paths:
         data = Path(path).read_bytes()
-        decode_shape(data)
+        decode_picture(data)
         out.append(hashlib.sha256(data).hexdigest())
     return out
 

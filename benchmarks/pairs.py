@@ -76,19 +76,20 @@ def main() -> None:
     sampler = PairSampler(tags, seed=0)
     built = time.perf_counter()
     count = len(tags.values)
-    bytes_per_tag = sampler.nbytes / count
+    arrays: list[NDArray[np.unsignedinteger]] = [tags.start, tags.values, sampler.members.images]
+    kept = sum(array.nbytes for array in arrays)
+    bytes_per_tag = kept / count
     sizes = np.sort(np.bincount(tags.values[: 10**7], minlength=CLASSES)) / min(count, 10**7)
     print(f"{images:,} images, {count:,} tags, {count / images:.3f} per image, {CLASSES} classes", end="")
     print(f" of which the most frequent has {sizes[-1]:.1%} and the rarest {sizes[0]:.2%} of the tags")
     print(f"tags made in {made - began:.1f} s, sampler built in {built - made:.1f} s")
-    print(f"memory: {sampler.nbytes / 2**30:.2f} GiB kept", end="")
+    print(f"memory: {kept / 2**30:.2f} GiB kept", end="")
     print(f", peak resident {peak_bytes() / 2**30:.2f} GiB, of which {without / 2**30:.2f} before the first tag")
 
     rng = np.random.default_rng(1)
     firsts = rng.integers(0, len(sampler), REPEATS * BATCHES)
     pairs = rate(lambda number: sampler.rows(firsts[number], firsts[number] + BATCH), BATCH)
     small = rate(lambda number: sampler.rows(firsts[number], firsts[number] + SMALL_BATCH), SMALL_BATCH)
-    arrays: list[NDArray[np.unsignedinteger]] = [tags.start, tags.values, sampler.members.images]
     positions = [rng.integers(0, len(array), (REPEATS * BATCHES, BATCH)) for array in arrays]
     limit = rate(lambda number: [a.take(p[number]) for a, p in zip(arrays, positions, strict=True)], BATCH)
     print(f"pairs per second: {pairs:,.0f} in batches of {BATCH}")

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_shape, one_line
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture, one_line
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.large_tables import hashes, repeated, whole
@@ -41,15 +41,9 @@ REJECTS_SCHEMA = pa.schema(
         pa.field("uri", pa.string(), nullable=False),
         pa.field("domain", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("reason", pa.string(), nullable=False, metadata={"about": "<kind>: <detail>, see REJECTIONS"}),
+        pa.field("reason", pa.string(), nullable=False, metadata={"about": "<kind>: <detail>"}),
     ]
 )
-REJECTIONS = (
-    "empty", "not an image", "too large", "too small", "truncated", "unsupported", "corrupt", "cannot be read",
-    "kills the decoder",
-)  # fmt: skip
-"""The kinds of rejections: those of `RejectedImage`; files that are absent, no plain files or too large; images that
-end each process that opens them. What may pass (a disk's error, a server's, refused access) is never one of them."""
 LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
 
 
@@ -99,7 +93,9 @@ class Verdict(NamedTuple):
     Attributes:
         height, width: pixels, orientation applied; 0 where there is no picture.
         content_hash: SHA-256 of the file, empty where it could not even be read.
-        reason: why the image is rejected, None for one that is sound.
+        reason: why the image is rejected, None for one that is sound: a `RejectedImage`'s, `cannot be read` of a file
+            that is absent, no plain file or too large, or `kills the decoder` of one that ends each process that opens
+            it. What may pass (a disk's error, a server's, refused access) is never one.
     """
 
     height: int
@@ -159,7 +155,8 @@ def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
     try:
         data = read_bytes(uri)
         content_hash = hashlib.sha256(data).hexdigest()
-        height, width = retry_io(uri, functools.partial(decode_shape, data, min_side=min_side, max_pixels=max_pixels))
+        decode = functools.partial(decode_picture, data, min_side=min_side, max_pixels=max_pixels)
+        _, height, width = retry_io(uri, decode)
     except RejectedImage as error:
         return Verdict(0, 0, content_hash, error.reason)
     except PermissionError as error:  # says nothing of the image

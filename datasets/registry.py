@@ -50,7 +50,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
         """What a name stands for; an entry of another package is imported when it is first asked for.
 
         Raises:
-            KeyError: there is no such name; `find` says so to a user.
+            KeyError: there is no such name.
             UserError: the entry's package cannot be imported.
         """
         if name not in self._entries:
@@ -70,22 +70,6 @@ class Registry(Mapping[str, _T], Generic[_T]):
 
     def __len__(self) -> int:
         return len(self._entries.keys() | self._others.keys())
-
-    def find(self, name: str, key: str) -> _T:
-        """As `self[name]`.
-
-        Args:
-            key: of the configuration, which has this name as its value.
-
-        Raises:
-            UserError: there is no such name, or it cannot be loaded.
-        """
-        if name not in self:
-            near = difflib.get_close_matches(name, self, 1)
-            raise UserError(
-                f"{key} is {name!r}", f"one of {', '.join(self)}", f"set {key}={near[0] if near else next(iter(self))}"
-            )
-        return self[name]
 
     def choice(self, *more: str) -> Callable[[str], str]:
         """A validator of pydantic for a key whose values are the names of this table, and `more`."""

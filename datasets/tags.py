@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -72,11 +72,6 @@ class Tags:
         """Number of images with at least one tag."""
         return int(np.count_nonzero(self.start[1:] > self.start[:-1]))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return self.values.nbytes + self.start.nbytes
-
     def matrix(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """The tags of the images at `positions`, (B,), as a matrix (B, K) of bool."""
         first = self.start[positions].astype(np.int64)
@@ -86,13 +81,6 @@ class Tags:
         out = np.zeros((len(positions), self.classes), bool)
         out[rows, self.values[first[rows] + within]] = True
         return out
-
-
-class Ranges(NamedTuple):
-    """Where in `Members.images` some images begin and end, (B,)."""
-
-    begin: NDArray[np.int64]
-    end: NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -128,14 +116,9 @@ class Members:
             next_free += counts
         return cls(images=images, start=np.concatenate([[0], ends[1::2]]))
 
-    def ranges(self, classes: NDArray[np.int64]) -> Ranges:
-        """Where in `images` the members of each of some classes, (B,), begin and end, (B,)."""
-        return Ranges(self.start[classes], self.start[classes + 1])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return self.images.nbytes + self.start.nbytes
+    def ranges(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where in `images` the members of each of some classes, (B,), begin, and where they end, (B,) both."""
+        return self.start[classes], self.start[classes + 1]
 
 
 def _chunks(tags: Tags, source: NDArray[np.bool_] | None) -> Iterator[tuple[Numbers, NDArray[Any]]]:

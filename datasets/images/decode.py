@@ -68,18 +68,13 @@ class RejectedImage(ValueError):
     """Bytes that give no usable picture.
 
     Attributes:
-        reason: one line of at most 400 characters for a person, "<kind>: <detail>".
-        kind: the part that rejections are counted by, one of "empty", "not an image", "too large", "too small",
-            "truncated", "unsupported", "corrupt".
+        reason: one line of at most 400 characters for a person, "<kind>: <detail>", of the kinds "empty", "not an
+            image", "too large", "too small", "truncated", "unsupported" and "corrupt", by which they are counted.
     """
 
     def __init__(self, reason: str):
         self.reason = one_line(reason)
         super().__init__(self.reason)
-
-    @property
-    def kind(self) -> str:
-        return self.reason.partition(":")[0]
 
 
 def one_line(text: str) -> str:
@@ -159,20 +154,6 @@ def decode_picture(
         upright = _upright(image)
         turn = -1 if image.getexif().get(_ORIENTATION) in _LYING else 1
         return Picture(_resized(_rgb(upright), *smaller[::turn]), *(height, width)[::turn])
-
-
-def decode_shape(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Height and width of `decode_rgb(data)`, with the same verdict on the bytes; most pictures are not copied for it.
-
-    Raises:
-        RejectedImage: as `decode_rgb` does.
-    """
-    with _opened(data, FORMATS, min_side, max_pixels) as image:
-        image = _upright(image)
-        if image.mode in ("RGB", "L") and not image.has_transparency_data:
-            return image.height, image.width
-        height, width = _rgb(image).shape[:2]
-        return height, width
 
 
 def lies_upright_as_jpeg(data: bytes) -> bool:

@@ -19,8 +19,6 @@ from mcis.datasets.tags import Members, Numbers, Tags, number_type
 
 TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
 """Kinds of a pair: the domains of m and n. Each has its own W_P (end of section 3.2)."""
-KINDS = ("target-target", "source-source", "target-source")
-"""Their names."""
 _KIND_BY_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
 """The kind by how many of the pair's images are of the domain source: 0, 1, 2."""
 
@@ -101,12 +99,6 @@ class PairSampler:
     def __len__(self) -> int:
         """E, pairs per epoch."""
         return self._pairs
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all that is kept."""
-        own = sum(array.nbytes for array in (self._tagged, self._source) if array is not None)
-        return self.tags.nbytes + self.members.nbytes + own
 
     def rows(self, first: int, last: int) -> PairRows:
         """Rows first .. last - 1 of the endless stream of pairs."""

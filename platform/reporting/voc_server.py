@@ -17,7 +17,7 @@ from PIL import Image
 
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_shape
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_picture
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import read_bytes
 from mcis.platform.outputs.read_index import open_index
@@ -136,7 +136,7 @@ def _mask_problems(content: bytes, shape: tuple[int, int] | None) -> Iterator[st
 def _shape(image: Path) -> tuple[int, int]:
     """Height and width of an image, pixels."""
     try:
-        return decode_shape(read_bytes(str(image)), min_side=1, max_pixels=MOST_PIXELS)
+        return decode_picture(read_bytes(str(image)), min_side=1, max_pixels=MOST_PIXELS)[1:]
     except (OSError, RejectedImage) as error:
         raise UserError(f"the image {image} cannot be read ({error})", "<id>.jpg of each mask", "add it") from None
 

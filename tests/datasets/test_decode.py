@@ -20,7 +20,6 @@ from mcis.datasets.images.decode import (
     decode_picture,
     decode_rgb,
     decode_saliency,
-    decode_shape,
     fit_picture,
     fitted,
     lies_upright_as_jpeg,
@@ -134,7 +133,7 @@ def test_sixteen_bit_gray_keeps_its_transparent_value_white():
 def test_integers_and_floats_of_unknown_range_are_rejected():
     wide = np.full((H, W), 70_000, np.int32)
     for values in (wide, -wide, wide.astype(np.float32)):
-        assert rejection(decode_rgb, encoded(values, "TIFF")).kind == "unsupported"
+        assert rejection(decode_rgb, encoded(values, "TIFF")).reason.startswith("unsupported: ")
 
 
 def test_gray_and_black_and_white():
@@ -189,7 +188,7 @@ def test_a_large_picture_is_read_smaller_and_upright(form: str, orientation: int
     exif[0x0112] = orientation
     data = encoded(picture, form, exif=exif)
     whole, smaller = decode_rgb(data), decode_rgb(data, max_side=100)
-    assert smaller.shape == (*fitted(*decode_shape(data), 100), 3)
+    assert smaller.shape == (*fitted(*whole.shape[:2], 100), 3)
     wanted = np.asarray(Image.fromarray(whole).resize(smaller.shape[1::-1], Image.Resampling.BILINEAR))
     assert np.abs(smaller.astype(int) - wanted).max() <= (6 if form == "JPEG" else 0)
     np.testing.assert_array_equal(decode_rgb(data, max_side=450), whole)
@@ -236,7 +235,6 @@ def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.Monkey
 )
 def test_unusable_pictures_are_rejected_with_a_reason(data: bytes, kind: str):
     rejected = rejection(decode_rgb, data)
-    assert rejected.kind == kind.partition(":")[0]
     assert str(rejected) == rejected.reason
     assert rejected.reason.startswith(kind)
 
@@ -266,7 +264,7 @@ def test_what_a_file_holds_is_not_quoted(data: bytes):
 def test_a_truncated_file_is_rejected(form: str, options: dict, share: float):
     noise = np.random.default_rng(0).integers(0, 256, (H, W, 3), dtype=np.uint8)
     data = encoded(noise, form, **options)
-    assert rejection(decode_rgb, data[: int(len(data) * share)]).kind == "truncated"
+    assert rejection(decode_rgb, data[: int(len(data) * share)]).reason.startswith("truncated: ")
 
 
 @pytest.mark.filterwarnings("error")
@@ -274,16 +272,16 @@ def test_sizes_are_limited_by_the_header_before_decoding():
     # The header alone is there: had anything been decoded, the reason would be that the file is cut.
     rejected = rejection(decode_rgb, png(10_000, 10_001, 8, 2, b""))
     assert rejected.reason == f"too large: 10000x10001 pixels, more than {MAX_PIXELS}"
-    assert rejection(decode_rgb, png(200_000, 200_000, 8, 2, b"")).kind == "too large"
-    assert rejection(decode_labels, png(10_000, 10_001, 8, 3, b"")).kind == "too large"
-    assert rejection(decode_saliency, png(10_000, 10_001, 8, 0, b"")).kind == "too large"
+    assert rejection(decode_rgb, png(200_000, 200_000, 8, 2, b"")).reason.startswith("too large: ")
+    assert rejection(decode_labels, png(10_000, 10_001, 8, 3, b"")).reason.startswith("too large: ")
+    assert rejection(decode_saliency, png(10_000, 10_001, 8, 0, b"")).reason.startswith("too large: ")
 
 
 def test_limits_are_arguments_and_inclusive():
     data = encoded(RAMP)
     assert decode_rgb(data, min_side=H, max_pixels=H * W).shape == RAMP.shape
     assert rejection(decode_rgb, data, min_side=H + 1).reason.startswith("too small: 48x40 pixels, ")
-    assert rejection(decode_rgb, data, max_pixels=H * W - 1).kind == "too large"
+    assert rejection(decode_rgb, data, max_pixels=H * W - 1).reason.startswith("too large: ")
 
 
 def with_scans(scans: int, side: int = 300) -> bytes:
@@ -296,11 +294,11 @@ def with_scans(scans: int, side: int = 300) -> bytes:
 def test_a_jpeg_of_many_scans_is_rejected_before_it_is_decoded():
     """50,000 scans of 90,000 pixels would take ten seconds, those of a large picture hours."""
     began = time.monotonic()
-    for decode in (decode_rgb, decode_shape, decode_saliency, lies_upright_as_jpeg):
+    for decode in (decode_rgb, decode_saliency, lies_upright_as_jpeg):
         reason = rejection(decode, with_scans(50_000)).reason
         assert reason == "too large: 50000 scans of 300x300 pixels, more than 11111"
     assert time.monotonic() - began < 2
-    assert rejection(decode_rgb, with_scans(11_112)).kind == "too large"
+    assert rejection(decode_rgb, with_scans(11_112)).reason.startswith("too large: ")
     assert decode_rgb(with_scans(100)).shape == (300, 300, 3)
 
 
@@ -309,7 +307,7 @@ def test_scans_that_are_none_of_the_picture_do_not_count():
     film = b"\xff\xda\0\0" * 100_000
     thumbnail = b"\xff\xe1" + struct.pack(">H", 2 + 60_000) + b"\xff\xda" * 30_000
     picture = with_scans(10)
-    assert decode_shape(picture[:2] + thumbnail + picture[2:] + film) == (300, 300)
+    assert decode_rgb(picture[:2] + thumbnail + picture[2:] + film).shape == (300, 300, 3)
 
 
 def test_scans_of_a_sequential_picture_count_where_they_do_not_have_all_components():
@@ -321,7 +319,9 @@ def test_scans_of_a_sequential_picture_count_where_they_do_not_have_all_componen
     assert rejection(decode_rgb, many).reason == "too large: 500003 scans of 48x48 pixels, more than 434027"
     behind = data[:-2] + one % 3 * 500_000 + b"\xff\xd9"
     began = time.monotonic()
-    assert rejection(decode_rgb, behind).kind == "corrupt", "libjpeg reads no scan behind one of all components"
+    assert rejection(decode_rgb, behind).reason.startswith("corrupt: "), (
+        "libjpeg reads no scan behind one of all components"
+    )
     assert time.monotonic() - began < 1
 
 
@@ -329,7 +329,7 @@ def test_endless_padding_is_passed_over_at_once():
     began = time.monotonic()
     data = with_scans(10)
     at = data.index(b"\xff\xda") + 14
-    assert rejection(decode_rgb, data[:at] + b"\xff" * 2_000_000).kind in ("truncated", "corrupt")
+    assert rejection(decode_rgb, data[:at] + b"\xff" * 2_000_000).reason.startswith(("truncated", "corrupt"))
     assert time.monotonic() - began < 2
 
 
@@ -348,7 +348,7 @@ def test_any_exception_of_a_decoder_becomes_a_rejection(monkeypatch: pytest.Monk
     data = encoded(RAMP[..., 0])
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)  # no bytes are known for each of these
     rejected = rejection(decode, data)
-    assert rejected.kind == "corrupt"
+    assert rejected.reason.startswith("corrupt: ")
     assert raised.__name__ in rejected.reason
     assert isinstance(rejected.__cause__, raised)
 
@@ -365,4 +365,4 @@ def test_what_says_nothing_of_a_picture_is_no_rejection(monkeypatch: pytest.Monk
 
 def test_a_rejection_travels_between_processes():
     rejected = pickle.loads(pickle.dumps(rejection(decode_rgb, b"")))
-    assert (type(rejected), rejected.reason, rejected.kind) == (RejectedImage, "empty: 0 bytes", "empty")
+    assert (type(rejected), rejected.reason) == (RejectedImage, "empty: 0 bytes")

@@ -69,7 +69,7 @@ def test_the_smallest_matlab_labels(size: tuple[int, int]):
 def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
     with pytest.raises(RejectedImage) as caught:
         decode_mat_labels(data)
-    assert (caught.value.kind, detail in caught.value.reason) == (kind, True), caught.value.reason
+    assert (caught.value.reason.partition(":")[0], detail in caught.value.reason) == (kind, True), caught.value.reason
 
 
 def test_a_mask_is_read_by_its_content():

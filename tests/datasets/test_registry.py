@@ -28,19 +28,11 @@ def test_entries_of_packages_stand_behind_the_projects_own(tmp_path: Path, monke
     assert list(animals) == ["late", "cat", "birds", "broken"]
     assert len(animals) == 4
     assert animals["late"] is collections.Counter, "what stands as text is imported when it is asked for"
-    assert animals.find("cat", "animal") == 4
-    assert animals.find("birds", "animal").legs == 2
+    assert animals["cat"] == 4
+    assert animals["birds"].legs == 2
     with pytest.raises(UserError, match="broken of the animals cannot be loaded") as caught:
-        animals.find("broken", "animal")
+        animals["broken"]
     assert caught.value.remedy == "correct or remove the package birds"
-
-
-def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(UserError) as caught:
-        Registry("animals", {"cat": 4, "sheep": 4}).find("sheeep", "animal")
-    assert caught.value.found == "animal is 'sheeep'"
-    assert caught.value.expected == "one of cat, sheep"
-    assert caught.value.remedy == "set animal=sheep"
 
 
 def test_a_package_may_not_take_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,11 +118,11 @@ def test_single_label_images_are_trained_on_and_localized(
 ) -> None:
     root, listing = drawn
     single = extra(tmp_path / "train", drawn, 9)
-    table = tmp_path / "classes.json"
+    table = tmp_path / "folders.txt"
     for number, name in enumerate(listing.classes):
         if (single / name).is_dir():
             (single / name).rename(single / f"n0000000{number}")
-    table.write_text(str({f"n0000000{n}": name for n, name in enumerate(listing.classes)}).replace("'", '"'))
+    table.write_text("".join(f"n0000000{n} {name}\n" for n, name in enumerate(listing.classes)))
     for path in single.glob("*/*.png"):
         path.rename(path.with_suffix(".JPEG"))
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.single.root": str(single)}
