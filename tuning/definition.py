@@ -1,6 +1,6 @@
-"""A study as a file: its cases, what makes each, what it is compared with, and the paper's figures beside it.
+"""A study: its cases, what makes each, what it is compared with, and the paper's figures beside it.
 
-docs/howto/studies.md shows one.
+Most are files; docs/howto/studies.md shows one. `tuning.paper` has those of the paper that depend on the configuration.
 """
 
 import itertools
@@ -8,6 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.platform import pipeline
-from mcis.platform.config.resolve import Resolved
+from mcis.platform.config.keys import Values
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import Config
 from mcis.platform.config.settings import sources_of
-from mcis.tuning.cases import Case, Contrast, case_of
 
 LIBRARY = Path(__file__).parent / "library"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-_PAPER_SETTINGS = {
-    ("voc", "VGG-16"): 63.5,
-    ("voc", "ResNet-101"): 66.2,
-    ("voc+single", "VGG-16"): 64.6,
-    ("voc+single", "ResNet-101"): 67.1,
-    ("voc+web", "VGG-16"): 65.0,
-    ("voc+web", "ResNet-101"): 67.7,
-}
-"""mIoU in percent on VOC 2012 val by setting and backbone of the segmentation network (tables 1 to 3)."""
 
 
 class _Strict(BaseModel):
@@ -37,15 +30,15 @@ class _Strict(BaseModel):
 
 
 class CaseDefinition(_Strict):
-    """A case of a study.
+    """A case of a study, a row of its table.
 
     Attributes:
-        name: in the names of its trials.
-        group: of cases that stand together in the table.
+        name: in the names of its trials and metrics.
+        group: of cases that stand together in the table, such as those of one training.
         setting: the data setting, of sources that the study's setting has; None = the study's.
-        values: by dotted key, `set` in the file.
+        values: what makes the case, by dotted key, beside what all cases of the study share; `set` in the file.
         until: its last stage; None = the study's.
-        paper: mIoU in percent of the segmentation network.
+        paper: mIoU in percent of the segmentation network in the paper's tables.
         against: name of the case that it is compared with.
         shows: what the difference shows.
     """
@@ -58,6 +51,29 @@ class CaseDefinition(_Strict):
     paper: float | None = None
     against: str | None = None
     shows: str = ""
+
+
+class Case(CaseDefinition):
+    """A case of a study of some configuration.
+
+    Attributes:
+        inference: how its maps are made, in words.
+        related: number of related images R.
+    """
+
+    setting: str
+    until: str
+    inference: str
+    related: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """A case and the one that it is compared with, by name, and what their difference shows."""
+
+    case: str
+    control: str
+    shows: str
 
 
 class Definition(_Strict):
@@ -80,6 +96,10 @@ class Definition(_Strict):
             for values in itertools.product(*self.axes.values()):
                 of_case = dict(zip(self.axes, values, strict=True))
                 yield CaseDefinition(name=_name_of(of_case), set=of_case)
+
+    def contrasts(self) -> list[Contrast]:
+        """The cases that are compared with one another."""
+        return [Contrast(case=case.name, control=case.against, shows=case.shows) for case in self.cases if case.against]
 
 
 def _name_of(values: dict[str, Any]) -> str:
@@ -124,6 +144,28 @@ def read_definition(study: str) -> Definition:
     return definition
 
 
+def trial_values(resolved: Resolved, values: Values, setting: str | None = None) -> Values:
+    """What a trial changes of its recipe: what the user changed, and `values` of its case.
+
+    Where these take another method of localization, the values of the user's own have no place; nor has a contrast in
+    a single round, or where its setting leaves out sources of the user's, their values.
+    """
+    method = resolved.config.localize.method.name
+    without = set(sources_of(resolved.config.setting)) - set(sources_of(setting or resolved.config.setting))
+    left_out = [f"data.{source}" for source in without]
+    if values.get("localize.method.name", method) != method:
+        left_out.append("localize.method.")
+    if values.get("localize.related") == 0:
+        left_out.append("localize.method.contrastive")
+    return {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))} | values
+
+
+def configured(resolved: Resolved, values: Values, setting: str | None = None) -> Config:
+    """The configuration of a trial; UserError where values contradict each other."""
+    setting = setting or resolved.config.setting
+    return resolve(setting, resolved.config.recipe, trial_values(resolved, values, setting)).config
+
+
 def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Case]:
     """The cases of a study of this configuration.
 
@@ -131,57 +173,34 @@ def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Cas
         UserError: values that the configuration does not take, or that are not a case's; an unknown last stage, or a
             setting of sources that it does not have.
     """
+    return [_case(case, resolved, until) for case in definition.all_cases()]
+
+
+def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
+    if shared := sorted({"setting", "recipe", "seed"} & set(definition.values)):
+        raise UserError(
+            f"case {definition.name} sets {' and '.join(shared)}",
+            "values of other keys",
+            "give a case its `setting` beside `set`; run a study for each recipe; choose seeds by --seeds",
+        )
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
-    for case in definition.all_cases():
-        if shared := sorted({"setting", "recipe", "seed"} & set(case.values)):
-            raise UserError(
-                f"case {case.name} sets {' and '.join(shared)}",
-                "values of other keys",
-                "give a case its `setting` beside `set`; run a study for each recipe; choose seeds by --seeds",
-            )
-        if case.until not in (None, *stages):
-            raise UserError(f"case {case.name}: until = {case.until}", f"one of {', '.join(stages)}", "correct it")
-        whole = resolved.config.setting
-        if missing := sorted(set(sources_of(case.setting or whole)) - set(sources_of(whole))):
-            raise UserError(
-                f"case {case.name} is of setting {case.setting}, the study of {whole}",
-                "a setting that has all sources of its cases",
-                f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
-            )
-    return [
-        case_of(
-            resolved,
-            name=case.name,
-            group=case.group,
-            setting=case.setting,
-            values=case.values,
-            until=case.until or until,
-            paper=case.paper,
+    if definition.until not in (None, *stages):
+        raise UserError(
+            f"case {definition.name}: until = {definition.until}", f"one of {', '.join(stages)}", "correct it"
         )
-        for case in definition.all_cases()
-    ]
-
-
-def differences_of(definition: Definition) -> list[Contrast]:
-    """The cases that are compared with one another."""
-    return [
-        Contrast(case=case.name, control=case.against, shows=case.shows) for case in definition.cases if case.against
-    ]
-
-
-def settings_definition(setting: str, recipe: str) -> Definition:
-    """The data settings (tables 1 to 3): the first source alone, with each of the others, and with all of them."""
-    first, *others = sources_of(setting)
-    settings = [first, *(f"{first}+{other}" for other in others), *([setting] if len(others) > 1 else [])]
-    network = "VGG-16" if recipe.endswith("_vgg16") else "ResNet-101"
-    cases = [
-        CaseDefinition(
-            name=each.replace("+", "-"),
-            setting=each,
-            paper=_PAPER_SETTINGS.get((each, network)),
-            against=None if each == first else first,
-            shows="" if each == first else f"the images of {each.removeprefix(f'{first}+')}",
+    whole = resolved.config.setting
+    if missing := sorted(set(sources_of(definition.setting or whole)) - set(sources_of(whole))):
+        raise UserError(
+            f"case {definition.name} is of setting {definition.setting}, the study of {whole}",
+            "a setting that has all sources of its cases",
+            f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
         )
-        for each in settings
-    ]
-    return Definition(about="What further sources of images bring (tables 1 to 3)", case=tuple(cases))
+    config = configured(resolved, definition.values, definition.setting)
+    inference = config.localize.description() if config.localize.related else "single round"
+    own = {
+        "setting": config.setting,
+        "until": definition.until or until,
+        "inference": inference + (", trained alone" if config.classifier.attended == "itself" else ""),
+        "related": config.localize.related,
+    }
+    return Case(**dict(definition) | own)

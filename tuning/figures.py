@@ -1,7 +1,5 @@
 """The figures of a study: scores of its cases by column and seed, what they mean, paired differences and intervals."""
 
-import csv
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import stdev
@@ -10,7 +8,7 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compared_scores
 from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.cases import Case, Contrast
+from mcis.tuning.definition import Case, Contrast
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 INTERVALS = (
@@ -53,19 +51,6 @@ class PairedDifference:
     seeds: list[int]
     miou: dict[str, list[float]]
     intervals: dict[str, list[float]] = field(default_factory=dict)
-
-
-def figures_as_csv(cases: Sequence[Figures]) -> str:
-    """A table of a study's figures: a line per case, seed and column, with mIoU in percent."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["case", "group", "maps by", "related images", "seed", "of", "mIoU %"])
-    for of in cases:
-        case = of.case
-        for column, values in of.miou.items():
-            for seed, value in zip(of.seeds, values, strict=True):
-                table.writerow([case.name, case.group, case.inference, case.related, seed, column, value])
-    return text.getvalue()
 
 
 def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:

@@ -1,4 +1,4 @@
-"""Pictures of studies: a curve over related images, bars of cases, and the trials of a search."""
+"""Pictures of studies: bars of cases, and the trials of a search."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -7,37 +7,13 @@ from statistics import mean
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from mcis.tuning.figures import COLUMNS, Figures, deviation, reached
+from mcis.tuning.figures import Figures, deviation, reached
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from mcis.tuning.search_trials import Found
-
-
-def related_images_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
-    """A plot of mIoU over related images, a line per column, with a line below on what they mean.
-
-    Bars show the deviation over seeds.
-    """
-    figure = _figure(6.4, 4.0)
-    axes = figure.subplots()
-    ordered = sorted(figures, key=lambda of: of.case.related)
-    for column in COLUMNS:
-        points = [(of.case.related, of.miou[column]) for of in ordered if column in of.miou]
-        if points:
-            related, means = [r for r, _ in points], [mean(values) for _, values in points]
-            deviations = [deviation(values) for _, values in points]
-            axes.errorbar(related, means, deviations, marker="o", capsize=3, label=column)
-    axes.set_title(f"{title}, mIoU %")
-    axes.set_xlabel("related images R")
-    axes.set_xticks([of.case.related for of in ordered])
-    axes.set_ylabel("mIoU %")
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.supxlabel(fill(below, 110), fontsize=6)
-    figure.savefig(path, dpi=150, format="png")
 
 
 def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:

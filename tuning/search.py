@@ -11,7 +11,7 @@ from mcis.platform.runs.files import write_json, write_text, written_aside
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker, end_run
-from mcis.tuning.cases import trial_values
+from mcis.tuning.definition import trial_values
 from mcis.tuning.pictures import search_picture
 from mcis.tuning.search_space import Search, check_search
 from mcis.tuning.search_trials import Found, SearchTrials

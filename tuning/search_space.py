@@ -18,7 +18,7 @@ from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.scores import Score
-from mcis.tuning.cases import trial_values
+from mcis.tuning.definition import trial_values
 from mcis.tuning.trials import Sweep, Trial, short_names
 
 _FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")

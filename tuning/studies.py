@@ -1,50 +1,35 @@
-"""The paper's tables as studies: `references` (table 7), `effect` (tables 5 and 6), and those that files define.
+"""A study as it runs: a table of cases; a case is made of trials, one per seed; a trial is a run of the pipeline."""
 
-A study is a table of cases; a case is made of trials, one per seed; a trial is a run of the pipeline.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import mean
+
+from pydantic_core import to_jsonable_python
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.runs.files import fingerprint, write_json, write_text, written_aside
+from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.tuning.cases import (
-    TRAININGS,
-    Case,
-    Contrast,
-    effect_cases,
-    effect_differences,
-    reference_cases,
-    reference_differences,
-    trial_values,
-)
-from mcis.tuning.definition import Definition, cases_of, differences_of
+from mcis.tuning.definition import Case, Contrast, Definition, cases_of, trial_values
 from mcis.tuning.figures import (
     INTERVALS,
     Figures,
     caption,
-    figures_as_csv,
     figures_of,
     meaning_of_columns,
     paired_differences,
     scores_by_column,
     with_intervals,
 )
-from mcis.tuning.pictures import cases_picture, related_images_picture
+from mcis.tuning.paper import effect_contrasts, effect_definition
+from mcis.tuning.pictures import cases_picture
 from mcis.tuning.tables import cases_table, differences_table
 from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, tracked
-
-Picture = Callable[[Sequence[Figures], Path, str, str], None]
-"""Figures, file, title, and what stands below -> a picture of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,46 +55,27 @@ class Study(Sweep):
         return f"{self.name}-{case}-s{seed}"
 
 
-def references(study: Study) -> list[Figures]:
-    """Related images R = 0..5 over one trained classifier a seed (table 7).
-
-    Raises:
-        UserError: what cannot be studied; or a trial failed, after the table of the others.
-    """
-    _check_study(study, ("localize.related", "localize.keep_features"))
-    cases = reference_cases(study.resolved, study.until)
-    title = f"mIoU % by number of related images, {study.name}"
-    return _run(study, cases, reference_differences(cases), title, related_images_picture)
-
-
 def effect(study: Study, trainings: Sequence[str], related: Sequence[int]) -> list[Figures]:
-    """What co-attention and related images bring (tables 5 and 6), each beside its controls; see `effect_cases`.
+    """What co-attention and related images bring, each beside its controls; see `effect_definition`.
 
     Raises:
         UserError: what cannot be studied; or a trial failed, after the table of the others.
     """
-    if unknown := sorted(set(trainings) - set(TRAININGS)):
-        raise UserError(f"--training {', '.join(unknown)}", f"some of {', '.join(TRAININGS)}", "choose of them")
-    of_maps = ("localize.related", "localize.related_by", "localize.method.affinity")
-    _check_study(study, ("classifier.attention", "classifier.attended", *of_maps))
-    cases = effect_cases(study.resolved, trainings, related, study.until)
-    return _run(study, cases, effect_differences(cases, related), _over_seeds(study))
+    definition = effect_definition(study.resolved.config, trainings, related, study.until)
+    return defined(study, definition, effect_contrasts({case.name for case in definition.cases}, related))
 
 
-def defined(study: Study, definition: Definition) -> list[Figures]:
-    """The cases of a definition over seeds, and their differences.
+def defined(study: Study, definition: Definition, contrasts: Sequence[Contrast] | None = None) -> list[Figures]:
+    """The cases of a definition over seeds, and their differences, which are its own where no others are given.
 
     Raises:
         UserError: what cannot be studied; or a trial failed, after the table of the others.
     """
     cases = cases_of(definition, study.resolved, study.until)
     _check_study(study, sorted({key for case in cases for key in case.values}))
-    return _run(study, cases, differences_of(definition), f"{definition.about}: {_over_seeds(study)}")
-
-
-def _over_seeds(study: Study) -> str:
-    """The title of a table."""
-    return f"mIoU %, mean and deviation over the seeds {', '.join(map(str, study.each_seed))}, {study.name}"
+    seeds = ", ".join(map(str, study.each_seed))
+    title = f"{definition.about}: mIoU %, mean and deviation over the seeds {seeds}, {study.name}"
+    return _run(study, cases, definition.contrasts() if contrasts is None else contrasts, title)
 
 
 def _check_study(study: Study, own_keys: Sequence[str]) -> None:
@@ -143,9 +109,7 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
         )
 
 
-def _run(
-    study: Study, cases: Sequence[Case], differences: Sequence[Contrast], title: str, picture: Picture = cases_picture
-) -> list[Figures]:
+def _run(study: Study, cases: Sequence[Case], differences: Sequence[Contrast], title: str) -> list[Figures]:
     """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its tables."""
     refuse_if_running(study.workspace, study.name)
     trials, varied = _plan(study, cases)
@@ -167,22 +131,21 @@ def _run(
         means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])
         folder, below = study.folder, caption(means)
         about = {"study": study.kind, "setting": config.setting, "recipe": config.recipe, "changed": changed}
-        of_cases = {"cases": [asdict(of) for of in figures], "differences": [asdict(each) for each in compared]}
+        of_cases = to_jsonable_python({"cases": figures, "differences": compared}, by_alias=False)
         write_json(folder.study, {**about, "means": means, **of_cases})
-        write_text(folder.study_table, figures_as_csv(figures))
         with written_aside(folder.study_picture) as aside:
-            picture(figures, aside, study.name, below)
+            cases_picture(figures, aside, study.name, below)
         for of in figures:
             values = {f"miou.{column.replace(',', '')}.{of.case.name}": mean(own) for column, own in of.miou.items()}
             tracker.metrics(values)
-        for path in (folder.study, folder.study_table, folder.study_picture):
+        for path in (folder.study, folder.study_picture):
             tracker.artifact(path)
         console.print(cases_table(figures, title))
         if compared:
             console.print(differences_table(compared, "differences of mIoU % over the same seeds"))
             console.print(INTERVALS, markup=False)
         console.print(below, markup=False)
-        console.print(f"table and picture: {folder.study}, {folder.study_picture.name} beside it", markup=False)
+        console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it", markup=False)
         if failure := outcome.failure():
             raise failure
     return figures

@@ -26,7 +26,7 @@ def _completing(names: Iterable[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-complete_study = _completing(["inference", "lid", "settings"])
+complete_study = _completing(["inference", "lid", "references", "settings"])
 """The studies that come with the project."""
 
 

@@ -47,11 +47,12 @@ class Trials:
 @study_app.command(epilog="Example: `mcis study references --voc VOCdevkit/VOC2012 --name table7 --recipe small`")
 @grouped
 def references(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 1) -> None:
-    """The number of related images, 0 to 5, over one trained classifier, as Ray Tune trials (table 7 of the paper)."""
+    """The number of related images, 0 to 5, over one trained classifier: `mcis study run references` (table 7)."""
     with plain_errors(trials.verbose):
-        from mcis.tuning import studies
+        from mcis.tuning.definition import read_definition
+        from mcis.tuning.studies import defined
 
-        studies.references(trials.study("references", name, configuration, seeds))
+        defined(trials.study("references", name, configuration, seeds), read_definition("references"))
 
 
 @study_app.command(epilog="Example: `mcis study effect --voc VOCdevkit/VOC2012 --name effect --recipe small --seeds 3`")
@@ -72,9 +73,10 @@ def effect(
     """Training with neither, one or both co-attentions, related images, and controls, over seeds (tables 5 and 6)."""
     with plain_errors(trials.verbose):
         from mcis.tuning import studies
+        from mcis.tuning.paper import TRAININGS
 
         study = trials.study("effect", name, configuration, seeds)
-        studies.effect(study, trainings or studies.TRAININGS, related or [3])
+        studies.effect(study, trainings or TRAININGS, related or [3])
 
 
 @study_app.command(
@@ -85,7 +87,7 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="inference (table 4), settings (tables 1 to 3), lid (section 4.6), or a TOML file of your own.",
+            help="inference (table 4), references (7), settings (1 to 3), lid (section 4.6), or your own TOML file.",
             autocompletion=complete_study,
         ),
     ],
@@ -96,15 +98,14 @@ def run_study(
 ) -> None:
     """A study as data: cases with values of their own over seeds, what they are compared with, the paper's figures."""
     with plain_errors(trials.verbose):
-        from mcis.tuning import studies
-        from mcis.tuning.definition import read_definition, settings_definition
+        from mcis.tuning.definition import read_definition
+        from mcis.tuning.paper import settings_definition
+        from mcis.tuning.studies import defined
 
         asked = trials.study(study, name, configuration, seeds, default="lid" if study == "lid" else "voc")
         config = asked.resolved.config
-        if study == "settings":
-            studies.defined(asked, settings_definition(config.setting, config.recipe))
-        else:
-            studies.defined(asked, read_definition(study))
+        of_settings = study == "settings"
+        defined(asked, settings_definition(config.setting, config.recipe) if of_settings else read_definition(study))
 
 
 @study_app.command(

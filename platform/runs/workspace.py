@@ -79,8 +79,6 @@ class RunFolder:
     """Which MLflow run continues this one."""
     study = _Named("study.json")
     """The figures of a study."""
-    study_table = _Named("study.csv")
-    """The figures of a study as a table, a line per case, seed and column."""
     study_picture = _Named("study.png")
     """The picture of a study."""
     search = _Named("search.db")

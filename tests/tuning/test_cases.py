@@ -3,9 +3,13 @@
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.resolve import resolve
-from mcis.tuning import cases as of_studies
-from mcis.tuning.cases import TRAININGS, configured, effect_cases, effect_differences, trial_values
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.tuning.definition import Case, cases_of, configured, trial_values
+from mcis.tuning.paper import PAPER_EFFECT, TRAININGS, effect_contrasts, effect_definition
+
+
+def effect_cases(resolved: Resolved, trainings: tuple[str, ...], related: tuple[int, ...], until: str) -> list[Case]:
+    return cases_of(effect_definition(resolved.config, trainings, related, until), resolved, until)
 
 
 def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> None:
@@ -31,9 +35,9 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     assert cases["co-itself"].inference == "co-attention (target n) with itself"
     assert cases["none-identity-r3"].inference == "co-attention (W_P = I)"
     assert cases["co-single"].inference == "single round"
-    assert {name: case.paper for name, case in cases.items() if case.paper} == of_studies.PAPER_EFFECT
+    assert {name: case.paper for name, case in cases.items() if case.paper} == PAPER_EFFECT
     whole = {name for name, case in cases.items() if case.until == "evaluate"}
-    assert whole == {*of_studies.PAPER_EFFECT, "none-identity-r3"}
+    assert whole == {*PAPER_EFFECT, "none-identity-r3"}
     assert {case.until for case in effect_cases(resolved, TRAININGS, (3,), "localize")} == {"localize"}
 
 
@@ -55,7 +59,7 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
     related_by = {name: configured(resolved, case.values).localize.related_by for name, case in cases.items()}
     assert {name for name, by in related_by.items() if by == "nearest"} == {n for n in cases if "nearest" in n}
     assert related_by["none-r24"] == "class"
-    pairs = {(of.case, of.control) for of in effect_differences(list(cases.values()), (3, 24))}
+    pairs = {(of.case, of.control) for of in effect_contrasts(set(cases), (3, 24))}
     assert pairs >= {
         ("none-nearest-r24", "none-single"), ("none-nearest-r24", "none-r24"), ("none-r24", "none-itself"),
         ("co-nearest-r24", "co-alone-nearest-r24"), ("co-single", "co-alone-single"),
@@ -69,7 +73,7 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
 def test_differences_are_between_cases_that_there_are(recipe: str, trainings: tuple[str, ...]) -> None:
     cases = effect_cases(resolve("voc", recipe), trainings, (1, 3), "evaluate")
     names = {case.name for case in cases}
-    pairs = [(of.case, of.control) for of in effect_differences(cases, (1, 3))]
+    pairs = [(of.case, of.control) for of in effect_contrasts(names, (1, 3))]
     assert {name for pair in pairs for name in pair} <= names
     assert len(set(pairs)) == len(pairs)
     if recipe != "photos":
@@ -82,18 +86,5 @@ def test_differences_are_between_cases_that_there_are(recipe: str, trainings: tu
 
 def test_contradictions_with_a_case_are_refused() -> None:
     resolved = resolve("voc", "paper", assignments=["localize.method.contrastive=true"])
-    with pytest.raises(UserError, match=r"contrastive is set but localize\.related is 0"):
+    with pytest.raises(UserError, match=r"contrastive is set but classifier\.attention is co"):
         effect_cases(resolved, ("co",), (3,), "evaluate")
-
-
-def test_reference_cases_are_six_numbers_of_related_images() -> None:
-    contrastive = ["localize.method.contrastive=true"]
-    cases = of_studies.reference_cases(resolve("voc", "paper", assignments=contrastive), "evaluate")
-    assert [(case.name, case.related, case.group) for case in cases] == [
-        (f"r{r}", r, "co+contrastive") for r in range(6)
-    ]
-    for case in cases:
-        config = configured(resolve("voc", "paper", assignments=contrastive), case.values)
-        assert config.localize.keep_features, "the features of one case serve the others"
-        assert config.localize.method.contrastive == (config.localize.related > 0)
-    assert [case.paper for case in cases] == [64.7, 65.9, 66.0, 66.2, 66.1, 66.0]

@@ -6,20 +6,25 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import resolve
-from mcis.tuning.cases import configured, trial_values
-from mcis.tuning.definition import cases_of, differences_of, library, read_definition, settings_definition
+from mcis.tuning.definition import cases_of, configured, library, read_definition, trial_values
+from mcis.tuning.paper import settings_definition
 
 
 def test_the_library_goes_with_its_recipes() -> None:
-    assert library() == ["inference", "lid"]
-    for study, setting, recipes in (("inference", "voc", ("paper", "small", "photos")), ("lid", "lid", ("lid",))):
+    assert library() == ["inference", "lid", "references"]
+    of_photos = ("paper", "small", "photos")
+    for study, setting, recipes in (
+        ("inference", "voc", of_photos),
+        ("references", "voc", of_photos),
+        ("lid", "lid", ("lid",)),
+    ):
         definition = read_definition(study)
         for recipe in recipes:
             related = ["localize.related=3"] if recipe == "small" else []  # which has single rounds
             cases = cases_of(definition, resolve(setting, recipe, assignments=related), "evaluate")
             names = [case.name for case in cases]
             assert len(cases) == len(definition.cases)
-            assert all({of.case, of.control} <= set(names) for of in differences_of(definition))
+            assert all({of.case, of.control} <= set(names) for of in definition.contrasts())
 
 
 def test_settings_are_the_first_source_alone_and_with_each_other(tmp_path: Path) -> None:
@@ -74,4 +79,16 @@ def test_what_is_no_study_is_refused(tmp_path: Path, text: str, found: str) -> N
 def test_an_unknown_study_names_the_librarys(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="study infer") as caught:
         read_definition("infer")
-    assert "inference, lid" in caught.value.expected
+    assert "inference, lid, references" in caught.value.expected
+
+
+def test_references_are_six_numbers_of_related_images_of_which_none_has_nothing_to_contrast_with() -> None:
+    resolved = resolve("voc", "paper", assignments=["localize.method.contrastive=true"])
+    cases = cases_of(read_definition("references"), resolved, "evaluate")
+    assert [(case.name, case.related, case.paper) for case in cases] == [
+        ("r0", 0, 64.7), ("r1", 1, 65.9), ("r2", 2, 66.0), ("r3", 3, 66.2), ("r4", 4, 66.1), ("r5", 5, 66.0),
+    ]  # fmt: skip
+    for case in cases:
+        config = configured(resolved, case.values)
+        assert config.localize.keep_features, "the features of one case serve the others"
+        assert config.localize.method.contrastive == (config.localize.related > 0)

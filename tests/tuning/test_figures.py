@@ -3,12 +3,11 @@
 from typing import Any
 
 from mcis.platform.runs.scores import Score, Scored
-from mcis.tuning.cases import Case, Contrast
+from mcis.tuning.definition import Case, Contrast
 from mcis.tuning.figures import (
     Figures,
     PairedDifference,
     caption,
-    figures_as_csv,
     figures_of,
     meaning_of_columns,
     paired_differences,
@@ -56,7 +55,7 @@ def test_a_caption_leaves_methods_to_the_rows_where_they_differ() -> None:
 
 
 def case(name: str) -> Case:
-    return Case(name=name, group="co", setting="voc", inference="co-attention", related=3, values={}, until="evaluate")
+    return Case(name=name, group="co", setting="voc", inference="co-attention", related=3, until="evaluate")
 
 
 def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:
@@ -79,13 +78,4 @@ def test_differences_are_of_the_same_seeds_and_columns() -> None:
     wanted = [Contrast(case="a", control=name, shows="it") for name in "bcd"]
     assert list(paired_differences(wanted, figures)) == [
         PairedDifference(of=wanted[0], seeds=[0, 2], miou={maps: [1.0, 5.0]})
-    ]
-
-
-def test_the_table_of_a_study_has_a_line_for_each_figure() -> None:
-    figures = Figures(case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.5]}, by_maps=[])
-    assert figures_as_csv([figures]).splitlines() == [
-        "case,group,maps by,related images,seed,of,mIoU %",
-        "a,co,co-attention,3,7,pseudo masks,60.0",
-        "a,co,co-attention,3,9,pseudo masks,62.5",
     ]

@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,8 +17,9 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.cases import TRAININGS
-from mcis.tuning.studies import Study, effect, references
+from mcis.tuning.definition import read_definition
+from mcis.tuning.paper import TRAININGS
+from mcis.tuning.studies import Study, defined, effect
 
 SmallVoc = Callable[..., Resolved]
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
     told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
     asked = asked_for(small_voc(*told), tmp_path / "w", study, until=until)
     with pytest.raises(UserError, match=found):
-        references(asked) if study == "references" else effect(asked, TRAININGS, (3,))
+        defined(asked, read_definition(study)) if study == "references" else effect(asked, TRAININGS, (3,))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
@@ -72,7 +72,8 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     folder = workspace / "runs" / "study"
     assert (folder / "study.png").read_bytes()[:4] == b"\x89PNG"
     written = json.loads((folder / "study.json").read_text())
-    assert written["cases"] == [asdict(of) for of in figures]
+    assert [of["miou"] for of in written["cases"]] == [of.miou for of in figures]
+    assert written["cases"][1]["case"]["values"] == figures[1].case.values
     assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "small", 1)
     methods = written["means"]["localization maps"]["method"]
     with_related = {of.case.inference for of in figures if of.case.related}
@@ -105,7 +106,7 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     workspace = tmp_path / "workspace"
     study = asked_for(small_voc(), workspace)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
-    references(study)
+    defined(study, read_definition("references"))
     shown = capsys.readouterr().out
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
 
@@ -129,7 +130,7 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     assert sorted((r.data.params["case"], r.data.params["related"]) for r in children) == [
         (f"r{r}", str(r)) for r in range(6)
     ]
-    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.csv", "study.json", "study.png"]
+    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.json", "study.png"]
     assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
     assert all(r.info.status == "FINISHED" for r in runs)
     files = [path for path in workspace.rglob("*") if path.is_file()]
@@ -142,6 +143,6 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
         path.write_bytes(b"no picture")
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
-        references(study)
+        defined(study, read_definition("references"))
     assert "then repeat the command" in caught.value.remedy
     assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []

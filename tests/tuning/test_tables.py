@@ -7,14 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mcis.tuning.cases import Case, Contrast
+from mcis.tuning.definition import Case, Contrast
 from mcis.tuning.figures import Figures, PairedDifference, caption
-from mcis.tuning.pictures import cases_picture, related_images_picture
+from mcis.tuning.pictures import cases_picture
 from mcis.tuning.tables import cases_table, differences_table
 
 
 def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
-    how = {"setting": "voc", "inference": f"by {name}", "values": {}, "until": "evaluate", **more}
+    how = {"setting": "voc", "inference": f"by {name}", "until": "evaluate", **more}
     seeds = list(range(max(map(len, miou.values()), default=0)))
     return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou, by_maps=[])
 
@@ -72,5 +72,3 @@ def test_a_picture_has_a_plot_a_column(tmp_path: Path) -> None:
         cases_picture(some, tmp_path / f"{number}.png", "name", caption({}))
     whole, one, none = ((tmp_path / f"{number}.png").stat().st_size for number in range(3))
     assert whole > one > none
-    related_images_picture([figures("co", "r0", {"pseudo masks": [12.3]})], tmp_path / "r.png", "name", "")
-    assert (tmp_path / "r.png").read_bytes()[:4] == b"\x89PNG"
