@@ -33,7 +33,7 @@ def compare(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The page; an earlier one is replaced, no other file.",
+            help="The page; what lies there is replaced.",
             show_default="comparisons/<runs>.html in the workspace of the first run",
         ),
     ] = None,
@@ -59,7 +59,6 @@ def compare(
 
         cases = open_cases(workspace, runs, what=[name for name in _WHAT if not what or name in what])
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
-        comparison_page.check_file(page)
 
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases

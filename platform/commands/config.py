@@ -23,12 +23,9 @@ def show(
 ) -> None:
     """Show every key with its value, where the value comes from, and what it means."""
     with plain_errors():
-        from rich.markup import escape
-        from rich.table import Table
-
+        from mcis.platform.commands.terminal import console, table_of
         from mcis.platform.config.experiment import experiment_text
         from mcis.platform.config.keys import leaves, meanings
-        from mcis.platform.runs.progress import console
 
         resolved = configuration.resolve()
         if save:
@@ -37,10 +34,6 @@ def show(
             write_text(save, experiment_text(resolved.config, resolved.origins))
             typer.echo(f"experiment: {save}")
             return
-        table = Table()
-        for column in ("key", "value", "from", "meaning"):
-            table.add_column(column, overflow="fold")
         about = meanings(resolved.config)
-        for key, value in leaves(resolved.config):
-            table.add_row(key, escape(str(value)), escape(resolved.origins[key]), escape(about[key]))
-        console.print(table)
+        rows = [(key, value, resolved.origins[key], about[key]) for key, value in leaves(resolved.config)]
+        console.print(table_of("Configuration", ("key", "value", "from", "meaning"), rows))

@@ -28,11 +28,9 @@ from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, iou_chart
-from mcis.platform.runs.files import disk_errors, fingerprint, read_table, write_text
+from mcis.platform.runs.files import fingerprint, read_table, write_text
 from mcis.platform.runs.scores import headings_of
 
-_GENERATOR = "mcis compare"
-"""How a page says that it is one; only such a file is written over."""
 _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
 _MAX_SIDE = 480
@@ -185,27 +183,12 @@ def default_file(cases: Sequence[Case]) -> Path:
     return runs[0].workspace.comparisons / f"{names}.html"
 
 
-def check_file(file: Path) -> None:
-    """Raises UserError where a page would take the place of something else than an earlier page, or has no place."""
-    expected, remedy = "a new file, or an earlier page of a comparison", "name another file by --html"
-    with disk_errors(file):
-        if not file.exists():
-            return
-        if not file.is_file():
-            raise UserError(f"{file} is no plain file", expected, remedy)
-        with file.open("rb") as stream:
-            head = stream.read(2000)
-    if f'<meta name="generator" content="{_GENERATOR}">'.encode() not in head:
-        raise UserError(f"{file} exists and is no page of a comparison", expected, remedy)
-
-
 def write_page(comparison: Comparison, images: Sequence[ComparedImages], file: Path) -> None:
-    """Writes the page, in place of what lies there (see `check_file`)."""
+    """Writes the page, in place of what lies there."""
     classes = tuple(comparison.scores[0].rows[0].iou)[1:]
     meanings = [row.meaning for score in comparison.scores for row in score.rows]
     label_of = labels(classes)
     view = {
-        "generator": _GENERATOR,
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),
         "comparison": comparison,
         "headings": headings_of(meanings, but=comparison.same_origin),

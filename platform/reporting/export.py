@@ -10,7 +10,6 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.index import shown
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network
@@ -40,8 +39,9 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
 
     Each map is clipped at 0 and divided by its maximum, for any `maps.scale`.
     """
-    index, shards = open_index(workspace, name, _OF_MAPS), Shards(table_of(workspace, name, "localize", "maps"))
-    names, files = names_of(shards, out), _files_of_classes(index.classes)
+    index = open_index(workspace, name, ["image_id", "uri", "height", "width"])
+    shards = Shards(table_of(workspace, name, "localize", "maps"))
+    names, files = names_of(shards, out), list(names_of(index.classes, out, what="class(es)").values())
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
     count = write_all(
         (rows[image_id] for image_id in shards),
@@ -50,28 +50,6 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
         total=len(names),
     )
     return f"{count} maps below {out}"
-
-
-_OF_MAPS = ["image_id", "uri", "height", "width"]
-"""Columns of the index that are read for the maps' files."""
-
-
-def _files_of_classes(classes: Sequence[str]) -> list[str]:
-    """A file name of each class, without its suffix.
-
-    Raises:
-        UserError: two classes have the same one.
-    """
-    files = [name.replace("/", "_") for name in classes]
-    folded = [name.casefold() for name in files]
-    same = [name for name, file in zip(classes, folded, strict=True) if folded.count(file) > 1]
-    if same:
-        raise UserError(
-            f"classes whose maps have the same file name: {shown(same)}",
-            "names that differ in more than case, / and _",
-            "rename one of them in the data set",
-        )
-    return files
 
 
 def _write_maps(

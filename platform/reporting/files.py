@@ -42,8 +42,11 @@ def rows_of(table: Path, columns: list[str] | None = None) -> Iterator[dict[str,
         yield from read_table(file, columns).to_pylist()
 
 
-def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
+def names_of(image_ids: Iterable[str], out: Path, what: str = "image id(s)") -> dict[str, str]:
     """A relative path for each image id, which may be an absolute path or a URI, to name files below a folder.
+
+    Args:
+        what: they are, where they are no image ids, for messages.
 
     Raises:
         UserError: an id would lead out of `out`, two lead to the same file, one leads below another's file, or one
@@ -62,8 +65,8 @@ def names_of(image_ids: Iterable[str], out: Path) -> dict[str, str]:
         ("end in spaces or hold line breaks", [i for i, n in inside.items() if n != n.strip() or not n.isprintable()]),
     ):
         if ids:
-            found = f"image id(s) that {problem}: {', '.join(map(repr, ids[:5]))}"
-            raise UserError(found, "a file of its own for each image", "correct the ids of the data set")
+            found = f"{what} that {problem}: {', '.join(map(repr, ids[:5]))}"
+            raise UserError(found, "a file of its own for each", "correct the names in the data set")
     return inside
 
 

@@ -22,8 +22,6 @@ COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
 
 CELL_HEIGHT = 240
 """Pixels of a panel's picture in a page, where it is shown at about 200 px width: sharp on a dense screen."""
-_GAP = 10
-"""Pixels between pictures in a row."""
 _DIMMED = np.array([0.36, 0.39, 0.44])
 """Factors of the gray image's brightness under localization maps, red to blue: cool, so that gray classes show too."""
 _IGNORE_STRIPES = np.array([[236, 236, 230], [196, 198, 204]], np.uint8)
@@ -87,17 +85,6 @@ class Label(NamedTuple):
 
     name: str
     color: str
-
-
-def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Pictures of one height in a row, on white."""
-    width = sum(picture.width + _GAP for picture in pictures) - _GAP
-    row = Image.new("RGB", (width, pictures[0].height), "white")
-    left = 0
-    for picture in pictures:
-        row.paste(picture, (left, 0))
-        left += picture.width + _GAP
-    return row
 
 
 def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Cell]:

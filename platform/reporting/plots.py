@@ -1,10 +1,9 @@
 """Plots of the pages: IoU per class, losses, thresholds, trainings, an index, the gallery; for light and dark pages."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -49,7 +48,8 @@ THEMES = {
 }  # fmt: skip
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, some are drawn."""
-_NO_TERMS = {"step", "epoch", "loss", "val_map", "train_map", "learning_rate", "images_per_second", "waiting", "time"}
+_NO_TERMS = ("step", "epoch", "loss", "val_map", "train_map", "learning_rate", "images_per_second", "waiting", "time")
+"""Columns of a step log that are no terms of the loss."""
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
 _MOST_NAMED = 40
@@ -59,42 +59,19 @@ _PIXEL = 1 / 96
 Draw = Callable[[Figure, Theme], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingLog:
-    """The N records of a training's steps.jsonl as columns, (N,) each; NaN where a record lacks a value.
-
-    Attributes:
-        step, epoch: updates so far, and passes over the data, which are fractional.
-        loss, terms: the loss, and the terms that it is the sum of, by name.
-        val_map: mean average precision on val tags in percent.
-        learning_rate, images_per_second: of the step; images of this training per second.
-        waiting: share of the time, in [0, 1], spent waiting for data.
-    """
-
-    step: NDArray[np.float64]
-    epoch: NDArray[np.float64]
-    loss: NDArray[np.float64]
-    terms: Mapping[str, NDArray[np.float64]]
-    val_map: NDArray[np.float64]
-    learning_rate: NDArray[np.float64]
-    images_per_second: NDArray[np.float64]
-    waiting: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    @classmethod
-    def of_records(cls, records: Sequence[Mapping[str, Any]]) -> Self:
-        """Reads records of a step log; a key that is neither an attribute nor in `_NO_TERMS` is a term of the loss."""
-        terms = dict.fromkeys(key for record in records for key in record if key not in _NO_TERMS)
-        names = ("step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting")
-        return cls(
-            terms={term: _column(records, term) for term in terms}, **{name: _column(records, name) for name in names}
-        )
+TrainingLog = Mapping[str, NDArray[np.float64]]
+"""The N records of a training's steps.jsonl as columns, (N,) each; NaN where a record lacks a value."""
 
 
-def _column(records: Iterable[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
-    return np.array([record.get(key) for record in records], np.float64)
+def log_columns(records: Sequence[Mapping[str, Any]]) -> TrainingLog:
+    """The columns of a step log with at least one record, those of `_NO_TERMS` among them."""
+    keys = dict.fromkeys([*_NO_TERMS, *(key for record in records for key in record)])
+    return {key: np.array([record.get(key) for record in records], np.float64) for key in keys}
+
+
+def loss_terms(log: TrainingLog) -> list[str]:
+    """The names of the terms that the loss is the sum of."""
+    return [key for key in log if key not in _NO_TERMS]
 
 
 class Plot(NamedTuple):
@@ -191,13 +168,12 @@ def training_chart(log: TrainingLog) -> Plot:
 
     `log` holds at least one record.
     """
-    losses = {"loss": log.loss, **log.terms}
-    charts = {"loss and its terms" if log.terms else "loss": losses}
-    validated = np.isfinite(log.val_map)
-    if validated.any():
-        charts["mean average precision on val tags, percent"] = {"": log.val_map}
-    charts["learning rate"] = {"": log.learning_rate}
-    charts["waiting for data, percent of the time"] = {"": 100 * log.waiting}
+    losses = {name: log[name] for name in ("loss", *loss_terms(log))}
+    charts = {"loss and its terms" if len(losses) > 1 else "loss": losses}
+    if np.isfinite(log["val_map"]).any():
+        charts["mean average precision on val tags, percent"] = {"": log["val_map"]}
+    charts["learning rate"] = {"": log["learning_rate"]}
+    charts["waiting for data, percent of the time"] = {"": 100 * log["waiting"]}
 
     def draw(figure: Figure, theme: Theme) -> None:
         all_axes = figure.subplots(len(charts), 1, sharex=True, height_ratios=(3, *[1] * (len(charts) - 1)))
@@ -205,9 +181,9 @@ def training_chart(log: TrainingLog) -> Plot:
             styled(axes, theme, grid="y")
             for i, (name, values) in enumerate(lines.items()):
                 color = theme.ink if name == "loss" else theme.series[(i - 1) % len(theme.series)]
-                known = np.isfinite(values) if lines is not losses else np.ones(len(log), bool)
-                epoch, values = log.epoch[known], values[known]
-                if lines is losses and len(log) > _SMOOTH_FROM:
+                known = np.isfinite(values) if lines is not losses else np.ones(len(values), bool)
+                epoch, values = log["epoch"][known], values[known]
+                if lines is losses and len(values) > _SMOOTH_FROM:
                     axes.plot(epoch, values, color=color, linewidth=0.6, alpha=0.25)
                     values = _smoothed(values)
                 marker = "o" if len(values) < 2 else None

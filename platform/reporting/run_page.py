@@ -20,9 +20,9 @@ from typing import Any, NamedTuple, TypeAlias, Union
 import numpy as np
 
 from mcis.platform.reporting.explorer import MOST_BYTES, MOST_IMAGES, Explorer, ExplorerData, explorer_data
-from mcis.platform.reporting.html import encode, render, script
+from mcis.platform.reporting.html import render, script
 from mcis.platform.reporting.losses import LOST, Bound, steps
-from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, Steps, cells, labels, legend, side_by_side
+from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, Steps, cells, labels, legend
 from mcis.platform.reporting.plots import (
     MOST_BARS,
     STAGE_COLORS,
@@ -35,6 +35,7 @@ from mcis.platform.reporting.plots import (
     gallery,
     iou_chart,
     loss_chart,
+    loss_terms,
     threshold_chart,
     training_chart,
 )
@@ -50,9 +51,7 @@ _NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
 """Headings of columns of numbers, which are aligned on the right."""
 _MOST_REJECTS = 300
 """Rows of the table of rejects; the counts by reason cover all of them."""
-_PANEL_HEIGHT = 160
-"""Pixels of a panel's picture in its file."""
-_PICTURE_NAME = re.compile(r"(panel-\d+|attention-\d+|gallery|iou|losses|thresholds|training-\w+)\.png")
+_PICTURE_NAME = re.compile(r"(gallery|iou|losses|thresholds|training-\w+)\.png")
 
 
 class Reject(NamedTuple):
@@ -115,18 +114,12 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
     content = {f"{name}.png": plot.light for name, plot in view["plots"].items()}
     if data.panels:
         content["gallery.png"] = gallery(data.panels, data.classes)
-    rows = {
-        f"panel-{n:02}.png": [cell.picture for cell in cells(panel, data.classes, _PANEL_HEIGHT).values()]
-        for n, panel in enumerate(data.panels, 1)
-    }
-    rows |= {f"attention-{n:02}.png": [of.picture for of in steps.tiles] for n, steps in enumerate(data.attention, 1)}
-    content |= {name: encode(side_by_side(pictures), "PNG") for name, pictures in rows.items()}
     for name, png in content.items():
         with written_aside(folder.pictures / name, durable=False) as aside:
             aside.write_bytes(png)
     for path in folder.pictures.glob("*.png"):
         if path.name not in content and _PICTURE_NAME.fullmatch(path.name):
-            path.unlink()  # an earlier report's: this run has no such picture, or fewer panels
+            path.unlink()  # an earlier report's: this run has no such picture
     with written_aside(folder.report) as aside:
         aside.write_text(render("run_page.html.j2", view), encoding="utf-8")
     return folder.report
@@ -239,7 +232,7 @@ def _missing(data: ReportData) -> list[str]:
             absent.append(f"{title}: not scored; the run ended before, or there is no truth to score against.")
         elif not any(_is_number(score.miou) for score in scores):
             absent.append(f"{title}: no mIoU, for there is no truth to score against.")
-    absent += [f"Training of the {n}: no records." for n in ("classifier", "segmenter") if not data.training.get(n)]
+    absent += [f"Training of the {n}: no records." for n in ("classifier", "segmenter") if n not in data.training]
     if not data.panels:
         absent.append("Gallery: no images.")
     elif all(panel.truth is None for panel in data.panels):
@@ -288,20 +281,24 @@ def _training_name(network: str) -> str:
 
 def _training_view(network: str, log: TrainingLog) -> dict[str, Any]:
     """Facts of a training with at least one record, and words for its plot; `broken`: a loss was not a number."""
-    losses = log.loss.tolist()
+    losses = log["loss"].tolist()
     first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
-    facts = [("steps", grouped(int(log.step[-1]))), ("epochs", f"{log.epoch[-1]:.4g}"), ("loss", f"{first} → {last}")]
-    precision, speeds, waits = (
-        column[~np.isnan(column)].tolist() for column in (log.val_map, log.images_per_second, log.waiting)
-    )
+    facts = [
+        ("steps", grouped(int(log["step"][-1]))),
+        ("epochs", f"{log['epoch'][-1]:.4g}"),
+        ("loss", f"{first} → {last}"),
+    ]
+    columns = (log[name] for name in ("val_map", "images_per_second", "waiting"))
+    precision, speeds, waits = (column[~np.isnan(column)].tolist() for column in columns)
     if precision:
         facts.append(("mAP on val tags", f"{precision[-1]:.1f}"))
     if speeds:
         facts.append(("images per second", f"{median(speeds):,.0f}"))
     if waits:
         facts.append(("waiting for data", percent(fmean(waits))))
-    alt = f"Loss of the {network} over {len(log)} records, from {first} to {last}"
-    alt += f"; terms: {', '.join(log.terms)}" if log.terms else ""
+    alt = f"Loss of the {network} over {len(losses)} records, from {first} to {last}"
+    if terms := loss_terms(log):
+        alt += f"; terms: {', '.join(terms)}"
     shown = {"network": network, "facts": facts, "plot": _training_name(network), "alt": alt}
     return shown | {"broken": not all(map(isfinite, losses))}
 

@@ -14,7 +14,7 @@ from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.explorer import explorer_of_run
 from mcis.platform.reporting.gallery import panels_of_run
-from mcis.platform.reporting.plots import TrainingLog
+from mcis.platform.reporting.plots import TrainingLog, log_columns
 from mcis.platform.reporting.run_page import Reject, ReportData, write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json, read_table, write_json, write_text
@@ -43,7 +43,7 @@ def inputs(config: Config, context: RunContext) -> None:
 def run(config: Config, context: RunContext) -> StageResult:
     """Writes the run's report and scores and hands them to MLflow; works after any stage."""
     records = _training_records(context)
-    logs = {_TITLES.get(network, network): TrainingLog.of_records(rows) for network, rows in records.items()}
+    logs = {_TITLES.get(network, network): log_columns(rows) for network, rows in records.items()}
     data = report_data(config, context, logs)
     folder = context.folder
     write_json(

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Settings, compare
 from mcis.platform.reporting.comparison_page import (
     ComparedImages,
-    check_file,
     compared_images,
     default_file,
     write_page,
@@ -131,21 +129,6 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     again = invoke(folder, "a-s0,a-s1", other, "--images", "0", "--what", "segmentation")
     assert again.exit_code == 0
     assert "No images were asked for." in parsed(written).text
-
-
-def test_a_page_takes_the_place_of_a_page_alone(folder: Path, tmp_path: Path) -> None:
-    foreign = tmp_path / "mine.html"
-    foreign.write_text("<html>mine</html>")
-    for file, found in ((foreign, "exists and is no page of a comparison"), (tmp_path, "is no plain file")):
-        done = invoke(folder, "a-s0", "b", "--html", str(file))
-        assert done.exit_code == 1
-        assert found in done.output
-    assert foreign.read_text() == "<html>mine</html>"
-    with pytest.raises(UserError, match="is no page of a comparison"):
-        check_file(foreign)
-    check_file(tmp_path / "new.html")
-    with pytest.raises(UserError, match="cannot be written"):
-        check_file(tmp_path / f"{'x' * 300}.html")
 
 
 def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, compared: Compared) -> None:

@@ -18,7 +18,9 @@ from mcis.platform.reporting.plots import (
     TrainingLog,
     gallery,
     iou_chart,
+    log_columns,
     loss_chart,
+    loss_terms,
     threshold_chart,
     training_chart,
 )
@@ -33,7 +35,7 @@ BARS = Bars("Segmentation", IOU, 40.0, 1)
 
 def training(*args: Any, **more: Any) -> TrainingLog:
     """The log of `records`."""
-    return TrainingLog.of_records(records(*args, **more))
+    return log_columns(records(*args, **more))
 
 
 def pixels(png: bytes) -> NDArray[np.int64]:
@@ -89,10 +91,10 @@ def test_names_that_begin_with_an_underscore_are_in_legends() -> None:
 
 
 def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
-    assert list(training().terms) == ["basic", "contrastive"]
-    assert not TrainingLog.of_records([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]).terms
+    assert loss_terms(training()) == ["basic", "contrastive"]
+    assert not loss_terms(log_columns([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]))
     without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]
-    assert training_chart(training()).light == training_chart(TrainingLog.of_records(without_time)).light
+    assert training_chart(training()).light == training_chart(log_columns(without_time)).light
 
 
 @pytest.mark.filterwarnings("error")
@@ -101,9 +103,7 @@ def test_gaps_in_the_records_are_gaps_in_the_curves() -> None:
     for i in range(50, 150):
         gaps[i] |= {"loss": NAN, "basic": NAN}
         del gaps[i]["waiting"], gaps[i]["learning_rate"]
-    ink = (
-        pixels(training_chart(TrainingLog.of_records(gaps)).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)
-    ).all(axis=2)
+    ink = (pixels(training_chart(log_columns(gaps)).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)).all(axis=2)
     drawn = np.flatnonzero(ink.any(axis=0))
     assert 300 < np.diff(drawn).max() < 600  # half of 960 pixels less the margins
 

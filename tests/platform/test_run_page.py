@@ -14,7 +14,7 @@ from PIL import Image
 from mcis.platform.reporting.gallery import spread
 from mcis.platform.reporting.losses import Bound
 from mcis.platform.reporting.panels import Panel, Steps, Tile
-from mcis.platform.reporting.plots import TrainingLog
+from mcis.platform.reporting.plots import log_columns
 from mcis.platform.reporting.run_page import Reject, ReportData, write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.workspace import RunFolder
@@ -72,7 +72,7 @@ def data() -> ReportData:
         notes=["No saliency maps: the background comes from the dense CRF."],
         seconds={"index": 1.5, "train_classifier": 190.0},
         computed={"index": False, "train_classifier": True},
-        training=dict.fromkeys(("classifier", "segmenter"), TrainingLog.of_records(records)),
+        training=dict.fromkeys(("classifier", "segmenter"), log_columns(records)),
         curves={"single round": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
         config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
         environment={"python": "3.11"},
@@ -104,11 +104,9 @@ def test_pictures_lie_beside_the_page(page: Any, folder: Path) -> None:
     assert len(page.pictures) == 5 + 3 + 4  # cells of the two panels, four plots
     files = sorted(path.name for path in (folder / "pictures").iterdir())
     plots = ["iou.png", "thresholds.png", "training-classifier.png", "training-segmenter.png"]
-    assert files == sorted(["gallery.png", "panel-01.png", "panel-02.png", *plots])
+    assert files == sorted(["gallery.png", *plots])
     for name in files:
         Image.open(folder / "pictures" / name).load()
-    with Image.open(folder / "pictures" / "panel-01.png") as row:
-        assert row.size == (5 * 213 + 4 * 10, 160)
 
 
 def test_score_table_says_each_figure_with_what_it_means(page: Any, data: ReportData) -> None:
@@ -218,11 +216,6 @@ def test_how_maps_were_made_is_shown_step_by_step(data: ReportData, tmp_path: Pa
     page = parsed(write_report(replace(data, attention=[Steps("a", "square", tiles)]), RunFolder(tmp_path)))
     described = [attrs["alt"] for attrs in page.of("img") if (attrs["alt"] or "").endswith("of square for a")]
     assert described == ["alone of square for a", "map of square for a"]
-    with Image.open(tmp_path / "pictures" / "attention-01.png") as strip:
-        assert strip.size == (70, 20)
-        assert [strip.convert("RGB").getpixel((x, 9)) for x in (0, 69)] == [(255, 0, 0), (0, 0, 255)]
-    write_report(data, RunFolder(tmp_path))
-    assert not (tmp_path / "pictures" / "attention-01.png").exists()
 
 
 def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path, parsed: Parsed) -> None:
@@ -243,7 +236,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         rejects=[Reject(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         notes=[HOSTILE],
         seconds={HOSTILE: 1.0},
-        training={HOSTILE: TrainingLog.of_records([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
+        training={HOSTILE: log_columns([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
         curves={HOSTILE: Curve([0.1], [1.0]), "_hidden": Curve([0.2], [2.0])},
         config=[(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
@@ -267,7 +260,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         ({"scores": [score("segmentation", float("nan"))]}, ["Segmentation: no mIoU, for there is no truth"]),
         ({"panels": [panel(truth=None, pseudo_mask=None, prediction=None)]}, ["Truth: not known"]),
         (
-            {"training": {"classifier": TrainingLog.of_records([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
+            {"training": {"classifier": log_columns([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
             ["not a number at some steps"],
         ),
         ({"curves": {"single round": Curve([], [])}}, ["no points"]),
@@ -288,7 +281,7 @@ def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData
     kept = tmp_path / "pictures" / "mine.png"
     kept.write_bytes(b"kept")
     write_report(bare(panels=data.panels[:1]), RunFolder(tmp_path))
-    assert sorted(path.name for path in kept.parent.iterdir()) == ["gallery.png", "mine.png", "panel-01.png"]
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["gallery.png", "mine.png"]
     assert not list(tmp_path.glob(".*"))
 
 
