@@ -40,12 +40,11 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
     """
     from ray.job_submission import JobSubmissionClient
 
-    def refused(told: str) -> UserError:
-        return UserError(
-            f"the cluster at {address} takes no job: {told}",
-            "the dashboard of a cluster that is up, and a token where it asks for one",
-            "see that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
-        )
+    refused = (
+        f"the cluster at {address} takes no job",
+        "the dashboard of a cluster that is up, and a token where it asks for one",
+        "see that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
+    )
 
     def submit() -> tuple[str, str]:
         """The job's number, and what to say of it."""
@@ -91,20 +90,11 @@ def _followed(client: "JobSubmissionClient", number: str, address: str, minutes:
     Raises:
         UserError: the cluster has not answered for some minutes.
     """
-
-    def away(told: str) -> UserError:
-        if "does not exist" in told:
-            return UserError(
-                f"the cluster at {address} knows no job {number} any more",
-                "a head that stays up while its job is at work",
-                "repeat the command: it goes on where the job stopped",
-            )
-        return UserError(
-            f"the cluster at {address} has not answered for {minutes:g} minutes: {told}",
-            "a connection to its dashboard until the job has ended",
-            f"job {number} goes on without it: see to the connection, and the same command shows it again",
-        )
-
+    away = (
+        f"the cluster at {address} tells nothing of job {number} any more",
+        "a head that stays up, and a connection to its dashboard, until the job has ended",
+        "repeat the command: it shows the job again where that goes on without it, and else goes on where it stopped",
+    )
     shown = 0
     while True:
         job = _patiently(lambda: client.get_job_info(number), minutes, away)
@@ -117,15 +107,16 @@ def _followed(client: "JobSubmissionClient", number: str, address: str, minutes:
 
 
 def _patiently(
-    call: Callable[[], _Result], minutes: float, refused: Callable[[str], UserError], *, most: float | None = PATIENCE
+    call: Callable[[], _Result], minutes: float, refused: tuple[str, str, str], *, most: float | None = PATIENCE
 ) -> _Result:
     """The result of a call, which is repeated while the cluster does not answer or no agent of it takes jobs yet.
 
     Args:
+        refused: found, expected and remedy of the error, to which is added what the cluster told.
         most: seconds that the call may take; None = any, as what is submitted is copied to the cluster.
 
     Raises:
-        UserError: it went on so for some minutes, or the cluster refused; `refused` makes it of what was told.
+        UserError: it went on so for some minutes, or the cluster refused.
     """
     from ray.exceptions import RayError
 
@@ -138,7 +129,8 @@ def _patiently(
             unanswered = isinstance(error, OSError) and not isinstance(error, ValueError)
             may_pass = unanswered or re.search("No available agent|status code 50[234]", str(error))
             if not may_pass or time.monotonic() > end:
-                raise refused(" ".join(str(error).split())[:300]) from None
+                found, expected, remedy = refused
+                raise UserError(f"{found}: {' '.join(str(error).split())[:300]}", expected, remedy) from None
         time.sleep(_PAUSE)
 
 

@@ -129,7 +129,10 @@ class Trainer(Generic[AnyBatch]):
         self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
         self.asked = CheckpointRequests(job.folder)
-        self.stream = self._open_stream()
+        decoder, how = self.learner.decoder(self.shard), job.decode_in
+        self.stream: Iterator[AnyBatch] = batches(
+            decoder, batch=self.schedule.batch, shard=self.shard, decode_in=how, threads=self.threads
+        )
         self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
         self.val_ap: NDArray[np.float64] | None = None
         self.throughput = Throughput(start, self.schedule.images_per_step)
@@ -184,8 +187,9 @@ class Trainer(Generic[AnyBatch]):
                 sums = self.learner.losses(self._forward, batch.rows(first, first + size), step, self.device)
                 for name, value in sums.items():
                     terms[name] = terms.get(name, 0) + value.detach() / count
-                if is_last:
-                    self._check_loss(terms, batch, step)
+                if is_last and not torch.isfinite(_sum(terms)):
+                    values = {name: float(value) for name, value in terms.items()}
+                    self._raise_not_finite(step, f"loss {values}", batch)
                 # DDP takes the mean over workers; the batch's loss is their sum.
                 (_sum(sums) / count * self.world_size).backward()
         return terms
@@ -232,15 +236,6 @@ class Trainer(Generic[AnyBatch]):
             self.log.write(record)
         self.throughput.restart(done)
 
-    def _open_stream(self) -> Iterator[AnyBatch]:
-        return batches(
-            self.learner.decoder(self.shard),
-            batch=self.schedule.batch,
-            shard=self.shard,
-            decode_in=self.job.decode_in,
-            threads=self.threads,
-        )
-
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
         seconds, waiting = self.throughput.total()
@@ -262,11 +257,6 @@ class Trainer(Generic[AnyBatch]):
         if self.world_size > 1:
             torch.distributed.all_reduce(count)
         return count.clamp_(min=1)
-
-    def _check_loss(self, terms: Mapping[str, Tensor], batch: AnyBatch, step: int) -> None:
-        if not torch.isfinite(_sum(terms)):
-            values = {name: float(value) for name, value in terms.items()}
-            self._raise_not_finite(step, f"loss {values}", batch)
 
     def _raise_not_finite(self, step: int, what: str, batch: AnyBatch) -> NoReturn:
         """Stops before anything is kept, so that the last checkpoint and the weights stay sound."""

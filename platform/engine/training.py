@@ -84,7 +84,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
         while True:
             try:
                 watch = watched_nodes(_reserved(compute), compute.wait_minutes, what)
-                _run_interruptibly(lambda: train(job, gpu=compute.gpu), job.folder, watch)
+                _run_interruptibly(lambda: train(job), job.folder, watch)
                 return
             except Exception as error:
                 if user_error := user_error_in(error):
@@ -147,53 +147,48 @@ def _death(job: TrainingJob[Any], error: Exception) -> UserError | None:
     )
 
 
-def _train_alone(job: TrainingJob[Any], *, gpu: bool) -> None:
+def _train_alone(job: TrainingJob[Any]) -> None:
     """Trains in one task.
 
     One worker is no group, and the six processes that Ray Train starts to manage a group take ten seconds of two cores.
     """
     import ray
 
-    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpu * job.compute.gpu_share, **ANYWHERE}
+    gpus = job.compute.gpu * job.compute.gpu_share
+    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpus, **ANYWHERE}
     ray.get(ray.remote(max_retries=0, **options)(_train_here).remote(job))
 
 
 def _train_here(job: TrainingJob[Any]) -> None:
     """Trains in this process."""
     import ray.train
-    import ray.train.torch
 
     try:
-        in_process = ray.train.ScalingConfig(num_workers=0)
-        ray.train.torch.TorchTrainer(train_worker, train_loop_config={"job": job}, scaling_config=in_process).fit()
+        _run_trainer(job, ray.train.ScalingConfig(num_workers=0))
     finally:
         give_memory_back()
 
 
-def _train_together(job: TrainingJob[Any], *, gpu: bool) -> None:
+def _train_together(job: TrainingJob[Any]) -> None:
     """Trains in a group of workers; where it is elastic, Ray Train starts it anew when nodes have joined."""
     import ray.train
-    import ray.train.torch
 
     compute = job.compute
     system, place = file_system(job.folder)
     # Two numbers make it elastic, which Ray's stubs do not know.
     workers: Any = (compute.min_workers, compute.workers) if compute.min_workers else compute.workers
-    ray.train.torch.TorchTrainer(
-        train_worker,
-        train_loop_config={"job": job},
-        scaling_config=ray.train.ScalingConfig(
-            num_workers=workers,
-            use_gpu=gpu,
-            resources_per_worker={"CPU": compute.worker_cpus} | ({"GPU": 1.0} if gpu else {}),
-        ),
-        run_config=ray.train.RunConfig(
-            name=_RAY_TRAIN,
-            storage_path=place,
-            storage_filesystem=system,
-            failure_config=ray.train.FailureConfig(max_failures=0),
-        ),
-    ).fit()
+    resources = {"CPU": compute.worker_cpus} | ({"GPU": 1.0} if compute.gpu else {})
+    scaling = ray.train.ScalingConfig(num_workers=workers, use_gpu=compute.gpu, resources_per_worker=resources)
+    failures = ray.train.FailureConfig(max_failures=0)
+    place_of_own: Any = {"storage_path": place, "storage_filesystem": system}
+    _run_trainer(job, scaling, ray.train.RunConfig(name=_RAY_TRAIN, failure_config=failures, **place_of_own))
+
+
+def _run_trainer(job: TrainingJob[Any], scaling: Any, run: Any = None) -> None:
+    import ray.train.torch
+
+    settings = {"job": job}
+    ray.train.torch.TorchTrainer(train_worker, train_loop_config=settings, scaling_config=scaling, run_config=run).fit()
 
 
 @contextlib.contextmanager

@@ -66,20 +66,14 @@ def split_rows(
     file = of if isinstance(of, Path) else of.inputs["index"] / "index.parquet"
     wanted = INDEX_SCHEMA.names if columns is None else columns
     read = list(dict.fromkeys([*wanted, "split", "tags"]))
-    parts = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()]
-    table = OpenedTable(file)
-    if only is None:
-        found = (of_split(part, split, tagged=tagged) for part in table.batches(read))
-        return pa.concat_tables([*parts, *(part.select(wanted).cast(parts[0].schema) for part in found)])
-    first = 0
-    for group in range(table.groups):
-        rows = sum(len(of_split(part, split, tagged=tagged)) for part in table.batches(["split", "tags"], group))
-        inside = np.sort(only[(only >= first) & (only < first + rows)]) - first
-        first += rows
-        if len(inside):
-            of_group = of_split(pa.concat_tables(table.batches(read, group)), split, tagged=tagged)
-            parts.append(take(of_group.select(wanted), inside).cast(parts[0].schema))
-    return pa.concat_tables(parts).take(pa.array(np.argsort(np.argsort(only))))
+    parts, first = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()], 0
+    for part in OpenedTable(file).batches(read):
+        rows = of_split(part, split, tagged=tagged).select(wanted).cast(parts[0].schema)
+        inside = None if only is None else np.sort(only[(only >= first) & (only < first + len(rows))]) - first
+        parts.append(rows if inside is None else take(rows, inside))
+        first += len(rows)
+    found = pa.concat_tables(parts)
+    return found if only is None else found.take(pa.array(np.argsort(np.argsort(only))))
 
 
 def of_source(rows: pa.Table) -> NDArray[np.bool_]:

@@ -204,14 +204,9 @@ class OpenedTable:
         self._path = path
         self._file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
 
-    @property
-    def groups(self) -> int:
-        """How many groups of rows the file has; one for each shard that was written."""
-        return int(self._file.num_row_groups)
-
-    def batches(self, columns: list[str] | None = None, group: int | None = None) -> Iterator[pa.Table]:
-        """The rows of all groups, or of one, in order, some at a time."""
-        for each in range(self.groups) if group is None else [group]:
+    def batches(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """The rows in order, some at a time."""
+        for each in range(self._file.num_row_groups):
             yield read_parquet(self._path, functools.partial(self._read, each, columns), fetch=False)
 
     def _read(self, group: int, columns: list[str] | None, _: Path) -> pa.Table:

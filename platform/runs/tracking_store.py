@@ -83,12 +83,9 @@ def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
 
     # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
     own = tracking_uri(workspace).startswith("sqlite:")
-    try:
-        location = workspace.tracking_artifacts.as_uri() if own else None
+    location = workspace.tracking_artifacts.as_uri() if own else None
+    with contextlib.suppress(MlflowException):  # there is one; another error is raised by the next call too
         return str(client.create_experiment(EXPERIMENT, artifact_location=location))
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
     experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
     return str(experiment.experiment_id)
