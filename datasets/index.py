@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture, one_line
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture, one_line, size_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.large_tables import hashes, repeated, whole
@@ -112,8 +112,7 @@ def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXEL
         max_pixels: images of a larger width x height are rejected, before they are decoded.
 
     Returns:
-        VERIFIED_SCHEMA. Reasons are lasting: the file is absent, or
-        its bytes give no image.
+        VERIFIED_SCHEMA. Reasons are lasting: the file is absent, or its bytes give no image.
 
     Raises:
         UserError: a file cannot be read at present (`read_bytes`), or access to it is refused.
@@ -136,17 +135,13 @@ def with_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
 def within_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
     """Verdicts (VERDICT_FIELDS), where images of more pixels, or with a shorter side, are rejected too."""
     height, width = verdicts["height"].to_numpy().astype(np.int64), verdicts["width"].to_numpy()
-    large, small = height * width > max_pixels, np.minimum(height, width) < min_side
-    beyond = (large | small) & verdicts["reason"].is_null().to_numpy()
+    beyond = (height * width > max_pixels) | (np.minimum(height, width) < min_side)
+    beyond &= verdicts["reason"].is_null().to_numpy()
     if not beyond.any():
         return verdicts
-    rejected = [
-        f"too large: {w}x{h} pixels, more than {max_pixels}"
-        if too_large
-        else f"too small: {w}x{h} pixels, both sides must be at least {min_side}"
-        for h, w, too_large in zip(height[beyond], width[beyond], large[beyond], strict=True)
-    ]
-    reasons = pc.replace_with_mask(whole(verdicts["reason"]), pa.array(beyond), pa.array(rejected, pa.string()))
+    sizes = zip(height[beyond].tolist(), width[beyond].tolist(), strict=True)
+    rejected = pa.array([size_problem(h, w, min_side, max_pixels) for h, w in sizes], pa.string())
+    reasons = pc.replace_with_mask(whole(verdicts["reason"]), pa.array(beyond), rejected)
     return verdicts.set_column(verdicts.schema.get_field_index("reason"), VERDICT_FIELDS.field("reason"), reasons)
 
 
@@ -166,22 +161,9 @@ def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
     return Verdict(height, width, content_hash, None)
 
 
-class SplitImage(NamedTuple):
-    """An image and its split."""
-
-    split: str
-    image_id: str
-
-
-class Repeated(NamedTuple):
-    """Content that several images have: its SHA-256, and these images in the order of the index."""
-
-    content_hash: str
-    images: list[SplitImage]
-
-
-def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[Repeated]:
-    """Content that lies in more than one split: images that are trained on would be scored.
+def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:
+    """The names of images with the same content, for each content that lies in more than one split: images that are
+    trained on would be scored.
 
     Args:
         read: columns of an index, by their names, in tables one after the other; is called twice where there is such
@@ -192,12 +174,12 @@ def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[Repeated
     order = np.lexsort((split, content))
     same, other = np.diff(content[order]) == 0, np.diff(split[order]) != 0
     several = np.unique(content[order][1:][same & other])
-    images: dict[str, list[SplitImage]] = {}
+    images: dict[str, list[str]] = {}
     for table in read(["content_hash", "split", "image_id"]) if len(several) else ():
         for row in table.filter(pa.array(np.isin(_contents(table)[0], several))).to_pylist():
             if row["content_hash"]:
-                images.setdefault(row["content_hash"], []).append(SplitImage(row["split"], row["image_id"]))
-    return [Repeated(digest, copies) for digest, copies in images.items()]
+                images.setdefault(row["content_hash"], []).append(row["image_id"])
+    return list(images.values())
 
 
 def _contents(table: pa.Table) -> NDArray[np.int64]:

@@ -30,16 +30,13 @@ class Registry(Mapping[str, _T], Generic[_T]):
 
     def __init__(self, kind: str, entries: Mapping[str, _T | str]):
         self.kind = kind
-        self._entries: dict[str, _T] = {}
-        self._others: dict[str, Any] = {}
-        for name, entry in entries.items():
-            if isinstance(entry, str):
-                self._others[name] = importlib.metadata.EntryPoint(name, entry, f"mcis.{kind}")
-            else:
-                self._entries[name] = entry
-        self._names = tuple(entries)
-        for point in importlib.metadata.entry_points(group=f"mcis.{kind}"):
-            if point.name in entries or self._others.setdefault(point.name, point) != point:
+        group = f"mcis.{kind}"
+        self._entries: dict[str, Any] = {
+            name: importlib.metadata.EntryPoint(name, entry, group) if isinstance(entry, str) else entry
+            for name, entry in entries.items()
+        }
+        for point in importlib.metadata.entry_points(group=group):
+            if self._entries.setdefault(point.name, point) != point:
                 raise UserError(
                     f"{_package(point)} adds {point.name!r} to the {kind} of mcis, which have one already",
                     "a name of its own for each",
@@ -53,23 +50,27 @@ class Registry(Mapping[str, _T], Generic[_T]):
             KeyError: there is no such name.
             UserError: the entry's package cannot be imported.
         """
-        if name not in self._entries:
-            point = self._others[name]
+        entry = self._entries[name]
+        if isinstance(entry, importlib.metadata.EntryPoint):
             try:
-                self._entries[name] = point.load()
+                entry = self._entries[name] = entry.load()
             except Exception as error:  # it is another's code, which may raise anything
                 raise UserError(
-                    f"{name} of the {self.kind} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
+                    f"{name} of the {self.kind} cannot be loaded from {entry.value} ({type(error).__name__}: {error})",
                     f"an entry point of mcis.{self.kind} that can be imported",
-                    f"correct or remove the package {_package(point)}",
+                    f"correct or remove the package {_package(entry)}",
                 ) from error
-        return self._entries[name]
+        found: _T = entry
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        yield from dict.fromkeys([*self._names, *self._others])
+        return iter(self._entries)
 
     def __len__(self) -> int:
-        return len(self._entries.keys() | self._others.keys())
+        return len(self._entries)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
 
     def choice(self, *more: str) -> Callable[[str], str]:
         """A validator of pydantic for a key whose values are the names of this table, and `more`."""
@@ -84,9 +85,6 @@ class Registry(Mapping[str, _T], Generic[_T]):
             raise PydanticCustomError("unknown_name", "{text}", {"text": text})
 
         return check
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries or name in self._others
 
 
 def _package(point: importlib.metadata.EntryPoint) -> str:

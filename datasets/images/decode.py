@@ -293,16 +293,23 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
         seems = next((f"seems to be {name}; " for begins, name in _OTHERS.items() if start.startswith(begins)), "")
         raise RejectedImage(f"not an image: {seems}expected {', '.join(formats)}") from error
     width, height = image.size
-    if width * height > max_pixels:
-        raise RejectedImage(f"too large: {width}x{height} pixels, more than {max_pixels}")
-    if min(width, height) < min_side:
-        raise RejectedImage(f"too small: {width}x{height} pixels, both sides must be at least {min_side}")
+    if reason := size_problem(height, width, min_side, max_pixels):
+        raise RejectedImage(reason)
     if image.format in ("JPEG", "MPO"):
         most = max(_MAX_SCANS, _MAX_WORK // (width * height))
         scans = _scans(stream.getvalue())
         if scans > most:
             raise RejectedImage(f"too large: {scans} scans of {width}x{height} pixels, more than {most}")
     return image
+
+
+def size_problem(height: int, width: int, min_side: int, max_pixels: int) -> str | None:
+    """Why a picture of so many pixels is rejected, None where it is not."""
+    if width * height > max_pixels:
+        return f"too large: {width}x{height} pixels, more than {max_pixels}"
+    if min(width, height) < min_side:
+        return f"too small: {width}x{height} pixels, both sides must be at least {min_side}"
+    return None
 
 
 def _scans(data: bytes) -> int:

@@ -1,24 +1,13 @@
 """Class folders, `<folder>/<image>` -> listing of images with one tag each: what sources `single` and `web` share."""
 
 import collections
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import Maps, left_out, listing_table, scan
-
-
-class FolderImage(NamedTuple):
-    """An image in a class folder, by their names."""
-
-    folder: str
-    name: str
-
-    @property
-    def stem(self) -> str:
-        """The path without the suffix, after which its saliency map is named."""
-        return f"{self.folder}/{self.name.rpartition('.')[0] or self.name}"
 
 
 class ClassFolders(NamedTuple):
@@ -29,7 +18,7 @@ class ClassFolders(NamedTuple):
         what: the images, for messages.
         class_of: folder -> class index, of every folder that stands for a class, whether it exists or not.
         names: of all folders in `base`, ascending.
-        images: those in class folders, by folder and name.
+        images: those in class folders, `<folder>/<name>`.
         notes: what was left out.
     """
 
@@ -37,7 +26,7 @@ class ClassFolders(NamedTuple):
     what: str
     class_of: Mapping[str, int]
     names: list[str]
-    images: list[FolderImage]
+    images: list[str]
     notes: list[str]
 
 
@@ -52,14 +41,14 @@ def read_class_folders(
     Raises:
         UserError: a folder cannot be read.
     """
-    what, top, images = f"{what} in {base}", scan(base, base), list[FolderImage]()
+    what, top, images = f"{what} in {base}", scan(base, base), list[str]()
     left = top.left
     no_image = "file(s) or folder(s) that are no image" + (f" ({', '.join(suffixes)})" if suffixes else "")
     for folder in top.folders:
         if folder in class_of:
             content = scan(base / folder, base)
             files = [name for name in content.files if name[0] != "." and name.lower().endswith(suffixes or ("",))]
-            images += [FolderImage(folder, name) for name in files]
+            images += [f"{folder}/{name}" for name in files]
             left += content.left
             left[no_image] += len(content.files) + len(content.folders) - len(files)
     notes = left_out(what, left)
@@ -71,7 +60,7 @@ def read_class_folders(
 def list_class_folders(
     found: ClassFolders,
     names: tuple[str, ...],
-    name_of: Callable[[FolderImage], str],
+    name_of: Callable[[str], str],
     *,
     domain: Literal["source", "web"],
     saliency: Path | None,
@@ -80,29 +69,30 @@ def list_class_folders(
 
     Args:
         names: K class names.
-        name_of: an image's name in the index.
+        name_of: an image's path -> its name in the index.
         saliency: folder of saliency maps `<folder>/<stem>.png`; None = there are none.
 
     Raises:
         UserError: the folder of saliency maps is missing.
     """
     images, notes = found.images, list(found.notes)
-    classes = [found.class_of[image.folder] for image in images]
+    classes = [found.class_of[image.partition("/")[0]] for image in images]
+    stems = [os.path.splitext(image)[0] for image in images]
     present = set(classes)
     if absent := [name for k, name in enumerate(names) if k not in present]:
         notes.append(f"{found.what}: none of class {shown(absent, len(absent))}")
-    maps, count = Maps(saliency, "saliency map"), collections.Counter(image.stem for image in images)
-    shared = sum(count[image.stem] > 1 for image in images)
+    maps, count = Maps(saliency, "saliency map"), collections.Counter(stems)
+    shared = sum(count[stem] > 1 for stem in stems)
     if saliency and shared:
         notes.append(
             f"{found.what}: {shared} share a stem with another, so that no saliency map can be told to be theirs"
         )
-    uris = [maps.of(image.stem) if count[image.stem] == 1 else None for image in images]
+    uris = [maps.of(stem) if count[stem] == 1 else None for stem in stems]
     if saliency and None in uris:
         notes.append(f"{found.what}: no saliency map for {uris.count(None)} of {len(uris)}")
     rows = listing_table(
         image_id=[name_of(image) for image in images],
-        uri=[f"{found.base}/{image.folder}/{image.name}" for image in images],
+        uri=[f"{found.base}/{image}" for image in images],
         domain=domain,
         split="train",
         tags=[[k] for k in classes],

@@ -111,21 +111,16 @@ def _names(uri: str, short: str) -> tuple[str, ...]:
 
 
 def _told_apart(names: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """The first name of each photograph that no other has.
+    """A name of each photograph that no other has, of those that tell more the longer they are.
 
     Raises:
         UserError: two have the same whole path, in another case or with another scheme.
     """
-    level = dict.fromkeys(names, 0)
-    while True:
-        chosen = {uri: names[uri][level[uri]] for uri in names}
+    chosen = {uri: of_uri[0] for uri, of_uri in names.items()}
+    for level in (1, 2, 2, 2):
         count = collections.Counter(name.casefold() for name in chosen.values())
         same = [uri for uri, name in chosen.items() if count[name.casefold()] > 1]
         if not same:
             return chosen
-        if all(level[uri] == 2 for uri in same):
-            raise UserError(
-                f"photographs whose paths cannot be told apart: {shown(same)}", "paths of their own", "rename a file"
-            )
-        for uri in same:
-            level[uri] = min(2, level[uri] + 1)
+        chosen |= {uri: names[uri][level] for uri in same}
+    raise UserError(f"photographs whose paths cannot be told apart: {shown(same)}", "paths of their own", "rename one")

@@ -5,12 +5,13 @@ are named as the classes.
 """
 
 import collections
+import os
 from pathlib import Path
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
-from mcis.datasets.sources.class_folders import ClassFolders, FolderImage, list_class_folders, read_class_folders
+from mcis.datasets.sources.class_folders import ClassFolders, list_class_folders, read_class_folders
 from mcis.datasets.sources.lists import check_present, inside, nearest, read_lines, scan, source_folder
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.synsets import CALTECH, IMAGENET
@@ -65,14 +66,16 @@ def list_single_label(
         folders = folders._replace(images=images)
     if classes and (absent := sorted(set(folders.class_of) - set(folders.names))):
         folders.notes.append(f"{classes} names {len(absent)} folder(s) that are not in {folders.base}: {shown(absent)}")
-    counts = collections.Counter(image.stem for image in folders.images)
+    counts = collections.Counter(os.path.splitext(image)[0] for image in folders.images)
     if twice := [stem for stem, count in counts.items() if count > 1]:
         raise UserError(
             f"{len(twice)} images in {folders.base} are there twice, by different suffixes: {shown(twice)}",
             "one image per name, which is its name in the index and that of its saliency map",
             "remove or rename one of each",
         )
-    return list_class_folders(folders, names, lambda image: f"single/{image.stem}", domain="source", saliency=saliency)
+    return list_class_folders(
+        folders, names, lambda image: f"single/{os.path.splitext(image)[0]}", domain="source", saliency=saliency
+    )
 
 
 def _read_folders(root: Path, class_of: dict[str, int], names: tuple[str, ...]) -> ClassFolders:
@@ -114,20 +117,18 @@ def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
     return table
 
 
-def _listed(path: Path, folders: ClassFolders) -> list[FolderImage]:
+def _listed(path: Path, folders: ClassFolders) -> list[str]:
     """The images of a list, in its order."""
     base = folders.base
     expected = f"lines '<folder>/<file>', relative to {base}"
     existing = set(folders.images)
-    images: dict[FolderImage, None] = {}
+    images: dict[str, None] = {}
     absent, without_class = [], []
     for number, line in read_lines(path, expected, "name a list of images by `subset`, or none to take all"):
-        entry = inside(line)
-        if entry is None:
+        image = inside(line)
+        if image is None:
             raise UserError(f"{path}, line {number}: {line} lies outside of {base}", expected, "take it off the list")
-        folder, _, name = entry.partition("/")
-        image = FolderImage(folder, name)
-        if folder not in folders.class_of:
+        if image.partition("/")[0] not in folders.class_of:
             without_class.append(line)
         elif image not in existing:
             absent.append(line)

@@ -46,9 +46,7 @@ def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None
         )
     if not found.images:
         raise UserError(f"the class folders of {root} hold no image", "at least one", "name another folder by `root`")
-    return list_class_folders(
-        found, names, lambda image: f"web/{image.folder}/{image.name}", domain="web", saliency=saliency
-    )
+    return list_class_folders(found, names, lambda image: f"web/{image}", domain="web", saliency=saliency)
 
 
 WEB = Source(

@@ -131,28 +131,23 @@ def stamp(uri: str) -> Stamp | None:
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """As `stamp` of each file, many at a time."""
-    parts = (uris[first : first + _at_once(uris)] for first in range(0, len(uris), _at_once(uris)))
+    """As `stamp` of each file, in many threads, each of which asks for some hundred one after the other."""
+    count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
+    parts = (uris[first : first + count] for first in range(0, len(uris), count))
     return [each for part in in_threads(_stamps, parts, threads=_PARALLEL, name="stamps") for each in part]
+
+
+def _stamps(uris: Sequence[str]) -> list[Stamp | None]:
+    return list(map(stamp, uris))
 
 
 def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
     """As `stamps`, in the columns `size`, bytes, and `changed`, ns, both -1 for a file that does not exist, int64."""
     found, done = np.empty((len(uris), 2), np.int64), 0
-    parts = (piece.to_pylist() for piece in pieces(uris, _at_once(uris)))
-    for part in in_threads(_stamps, parts, threads=_PARALLEL, name="stamps"):
-        found[done : done + len(part)] = [each or (-1, -1) for each in part]
-        done += len(part)
+    for piece in pieces(uris):
+        found[done : done + len(piece)] = [each or (-1, -1) for each in stamps(piece.to_pylist())]
+        done += len(piece)
     return pa.table({"size": found[:, 0], "changed": found[:, 1]})
-
-
-def _at_once(uris: Sequence[str] | pa.ChunkedArray) -> int:
-    """How many files a thread asks for one after the other: some hundred, and of few files few."""
-    return min(2**9, -(-len(uris) // _PARALLEL) or 1)
-
-
-def _stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    return list(map(stamp, uris))
 
 
 def sync(path: Path) -> None:

@@ -3,22 +3,15 @@
 `scenes` describes what the pictures show, and why.
 """
 
-import json
 from collections.abc import Iterable
-from math import inf
-from os import rename
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels
-from mcis.datasets.synthetic.scenes import MIN_SIZE, SPLITS, Scene, draw_scene
+from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene
 from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
-
-_VERSION = 1
-"""Raised when the same arguments begin to draw other pictures, so that an old folder does not pass as a new one."""
 
 
 def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classes: int = 8, seed: int = 0) -> None:
@@ -30,19 +23,12 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
         ImageSets/Segmentation/{train_aug,val}.txt       <id> per line
         ImageSets/Segmentation/{train_aug,val}_cls.txt   <id> <class index> ... per line
         classes.txt                     a name per line
-        drawn.json                      the arguments
 
     Each image follows from (seed, split, its number in the split, size, classes), so a longer list begins with the
     shorter. A split of at least `classes` images holds every class. The folder appears complete or not at all; one that
-    was drawn with the same arguments stays as it is.
-
-    Raises:
-        UserError: an argument out of range, or `root` holds something else.
+    is there stays as it is.
     """
-    root = Path(root).absolute()
-    arguments = {"version": _VERSION, "train": train, "val": val, "size": size, "classes": classes, "seed": seed}
-    _check(arguments)
-    if _drawn_before(root, arguments):
+    if root.exists() and any(root.iterdir()):
         return
     root.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=root.parent, prefix=f".{root.name}-") as aside:
@@ -52,43 +38,11 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
             scenes = (draw_scene(seed, split, index, size=size, classes=classes) for index in range(number))
             _write_split(folder, split, scenes)
         (folder / "classes.txt").write_text("".join(f"{drawn.name}\n" for drawn in DRAWN_CLASSES[:classes]))
-        (folder / "drawn.json").write_text(json.dumps(arguments) + "\n")
         try:
-            rename(folder, root)
+            folder.rename(root)
         except OSError:
-            if not _drawn_before(root, arguments):  # another process may have been faster
+            if not root.is_dir():  # another process may have been faster
                 raise
-
-
-def _check(arguments: dict[str, int]) -> None:
-    limits = {
-        "train": (1, inf),
-        "val": (1, inf),
-        "size": (MIN_SIZE, inf),
-        "classes": (2, len(DRAWN_CLASSES)),
-        "seed": (0, inf),
-    }
-    for name, (low, high) in limits.items():
-        if not low <= arguments[name] <= high:
-            expected = f"at least {low}" if high == inf else f"{low} to {high}"
-            raise UserError(f"{name} = {arguments[name]} for the embedded data set", expected, f"change {name}")
-
-
-def _drawn_before(root: Path, arguments: dict[str, int]) -> bool:
-    """Whether `root` holds just this data set; False for a missing or empty folder."""
-    if not root.exists() or (root.is_dir() and not any(root.iterdir())):
-        return False
-    try:
-        before = json.loads((root / "drawn.json").read_text())
-    except (OSError, ValueError):
-        before = "something else"
-    if before != arguments:
-        raise UserError(
-            f"{root} already holds {before}",
-            f"a new folder, or one drawn with {arguments}",
-            f"remove {root} or name another folder",
-        )
-    return True
 
 
 def _write_split(folder: Path, split: str, scenes: Iterable[Scene]) -> None:

@@ -20,8 +20,6 @@ from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES, Outline, capsule,
 
 SPLITS = ("train_aug", "val")
 
-MIN_SIZE = 48
-"""Shortest long side at which a scene can be drawn, pixels."""
 _UNIT = 96
 """Lengths below are in pixels of an image with this long side, and scale with it."""
 _MIN_VISIBLE = 60
@@ -49,7 +47,7 @@ class Scene:
 
 
 def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: int = 8) -> Scene:
-    """Draws image `index` of a split; its long side has `size` pixels. The same arguments give the same scene."""
+    """Draws image `index` of a split; its long side has `size` pixels, 48 or more. Equal arguments give the same."""
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     short = 3 * size // 4
     height, width = [(size, size), (short, size), (size, short)][rng.integers(3)]

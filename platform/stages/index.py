@@ -19,7 +19,6 @@ from mcis.datasets.index import (
     REJECTS_SCHEMA,
     VERDICT_FIELDS,
     Listing,
-    Repeated,
     Verdict,
     duplicates,
     shown,
@@ -240,12 +239,13 @@ def _images_of_classes(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[
     return dict(zip(classes, counts, strict=True))
 
 
-def _notes(trained: Mapping[str, int], untagged: int, repeated: list[Repeated]) -> list[str]:
+def _notes(trained: Mapping[str, int], untagged: int, repeated: list[list[str]]) -> list[str]:
     """What makes an index less useful.
 
     Args:
         trained: training images of each class.
         untagged: training images without a tag.
+        repeated: images of several splits that have the same content.
     """
     notes, (empty, single) = [], ([name for name, count in trained.items() if count == n] for n in (0, 1))
     if empty:
@@ -253,7 +253,7 @@ def _notes(trained: Mapping[str, int], untagged: int, repeated: list[Repeated]) 
     if single:
         notes.append(f"{len(single)} class(es) with a single training image, its own partner in pairs: {shown(single)}")
     if repeated:
-        examples = [" = ".join(image.image_id for image in copies.images) for copies in repeated]
+        examples = [" = ".join(images) for images in repeated]
         notes.append(f"{len(repeated)} image(s) are in more than one split with the same content: {shown(examples)}")
     if untagged:
         notes.append(f"{untagged} training image(s) without a tag take no part in training")

@@ -1,6 +1,5 @@
 """The embedded data set: a devkit's layout, the same bytes for the same seed, complete or absent."""
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import numpy as np
 import pytest
 
 from mcis.datasets.classes import palette, read_classes
-from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, decode_rgb, decode_saliency
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.synthetic.devkit import draw
@@ -45,7 +43,7 @@ def test_the_layout_is_that_of_a_devkit(devkit: Path):
     expected |= {f"SegmentationClassAug/{name}.png" for name in train + val}
     expected |= {f"SaliencyMaps/{name}.png" for name in train}
     expected |= {f"ImageSets/Segmentation/{split}{kind}.txt" for split in SPLITS for kind in ("", "_cls")}
-    assert set(contents(devkit)) == expected | {"classes.txt", "drawn.json"}
+    assert set(contents(devkit)) == expected | {"classes.txt"}
     assert read_classes(devkit / "classes.txt") == tuple(kind.name for kind in DRAWN_CLASSES)
     assert len({kind.name for kind in DRAWN_CLASSES}) == 8
 
@@ -87,29 +85,11 @@ def test_another_seed_or_split_draws_others(devkit: Path, tmp_path: Path):
     assert one.rgb.shape != two.rgb.shape or (one.rgb != two.rgb).any()
 
 
-def test_a_complete_folder_is_left_as_it_is(tmp_path: Path):
-    root = tmp_path / "devkit"
-    draw(root, train=2, val=1)
-    (root / "classes.txt").write_text("touched\n")
-    draw(root, train=2, val=1)
-    assert (root / "classes.txt").read_text() == "touched\n"
-    before = contents(root)
-    with pytest.raises(UserError, match=r"already holds .*'train': 2.*\n.*'train': 3"):
-        draw(root, train=3, val=1)
-    assert contents(root) == before
-
-
-def test_a_folder_with_other_content_is_not_touched(tmp_path: Path):
+def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work/thesis.txt").write_text("years of work")
-    (tmp_path / "file").write_text("a file")
-    for root in (tmp_path / "work", tmp_path / "file"):
-        with pytest.raises(UserError, match="already holds something else"):
-            draw(root, train=1, val=1)
-    assert contents(tmp_path) == {"work/thesis.txt": b"years of work", "file": b"a file"}
-    (tmp_path / "empty").mkdir()
-    draw(tmp_path / "empty", train=1, val=1)
-    assert (tmp_path / "empty/classes.txt").exists()
+    draw(tmp_path / "work", train=1, val=1)
+    assert contents(tmp_path) == {"work/thesis.txt": b"years of work"}
 
 
 def test_an_interrupted_drawing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -129,23 +109,4 @@ def test_two_at_once_make_one_folder(tmp_path: Path):
         for made in [pool.submit(draw, tmp_path / "devkit", train=3, val=2) for _ in range(4)]:
             made.result()
     assert [path.name for path in tmp_path.iterdir()] == ["devkit"]
-    assert json.loads((tmp_path / "devkit/drawn.json").read_text())["train"] == 3
-
-
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        ({"train": 0}, "at least 1"),
-        ({"val": 0}, "at least 1"),
-        ({"size": 47}, "at least 48"),
-        ({"classes": 9}, "2 to 8"),
-        ({"classes": 1}, "2 to 8"),
-        ({"seed": -1}, "at least 0"),
-    ],
-)
-def test_arguments_out_of_range_are_named(tmp_path: Path, argument: dict[str, int], expected: str):
-    (name,) = argument
-    with pytest.raises(UserError, match=f"{name} = {argument[name]}") as raised:
-        draw(tmp_path / "devkit", **argument)
-    assert raised.value.expected == expected
-    assert not (tmp_path / "devkit").exists()
+    assert len(tags_of(tmp_path / "devkit", "train_aug")) == 3
