@@ -36,7 +36,8 @@ class Registry(Mapping[str, _T], Generic[_T]):
             for name, entry in entries.items()
         }
         for point in importlib.metadata.entry_points(group=group):
-            if self._entries.setdefault(point.name, point) != point:
+            taken = self._entries.setdefault(point.name, point)
+            if not isinstance(taken, importlib.metadata.EntryPoint) or taken != point:
                 raise UserError(
                     f"{_package(point)} adds {point.name!r} to the {kind} of mcis, which have one already",
                     "a name of its own for each",
