@@ -1,19 +1,20 @@
 """Pictures of studies: bars of cases, and the trials of a search."""
 
+import warnings
 from collections.abc import Sequence
-from itertools import accumulate
 from pathlib import Path
 from statistics import mean
 from textwrap import fill
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mcis.tuning.figures import Figures, deviation, reached
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from mcis.tuning.search_trials import Found
+    from optuna.study import Study
 
 
 def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
@@ -70,32 +71,14 @@ def _draw_bars(axes: "Axes", figures: Sequence[Figures], column: str) -> None:
     axes.grid(axis="x", alpha=0.3)
 
 
-def search_picture(found: "Found", axes: Sequence[str], path: Path, title: str, objective: str) -> None:
-    """The objective by trial with the best so far, and by the value of each axis; a line where the default lies."""
-    done = [each for each in found.tried if each.objective is not None]
-    heights = [each.objective or 0.0 for each in done]
-    figure = _figure(3.4 * (1 + len(axes)), 3.4)
-    history, *slices = figure.subplots(1, 1 + len(axes), sharey=True, squeeze=False)[0]
-    history.scatter([each.number for each in done], heights, s=12)
-    history.step([each.number for each in done], list(accumulate(heights, max)), where="post", label="best so far")
-    lagging = [each.number for each in found.tried if each.state == "stopped"]
-    floor = [min(heights, default=0.0)] * len(lagging)
-    history.scatter(lagging, floor, marker="x", s=10, color="gray", label="stopped")
-    if found.default:
-        for each in (history, *slices):
-            each.axhline(found.default.objective or 0.0, color="gray", linestyle=":", linewidth=1)
-        history.plot([], [], color="gray", linestyle=":", label="default")
-    history.set_xlabel("trial")
-    history.set_ylabel(objective)
-    history.legend(frameon=False, fontsize=7)
-    for key, plot in zip(axes, slices, strict=True):
-        values = [each.values[key] for each in done]
-        numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-        plot.scatter(values if numbers else [str(value) for value in values], heights, s=12)
-        if values and numbers and min(values) > 0 and max(values) > 100 * min(values):
-            plot.set_xscale("log")
-        plot.set_xlabel(key, fontsize=7)
-    for each in (history, *slices):
-        each.grid(alpha=0.3)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=9)
+def search_picture(study: "Study", path: Path, objective: str) -> None:
+    """Optuna's picture of a search: the objective over the value of each axis, the later the trial the darker."""
+    import matplotlib.pyplot as plt
+    from optuna.visualization.matplotlib import plot_slice
+
+    plt.switch_backend("agg")
+    with warnings.catch_warnings(action="ignore"), plt.rc_context():  # it is experimental, and sets a style for all
+        plots: Any = plot_slice(study, target_name=objective)
+    figure = np.ravel(plots)[0].figure
     figure.savefig(path, dpi=150, format="png")
+    plt.close(figure)

@@ -32,8 +32,10 @@ def run_search(search: Search) -> Found:
     check_search(search)
     began = time.monotonic()
     with tracked(search, identity=search.identity(), varied=search.axes.keys()) as tracker:
-        found = _run_trials(search, tracker.run_id)
-        _keep(search, found, tracker)
+        trials = SearchTrials(search)
+        _run_trials(search, trials, tracker.run_id)
+        found = trials.found()
+        _keep(search, trials, tracker)
     console.print(search_table(found, search.goal.about, list(search.axes)))
     minutes = (time.monotonic() - began) / 60
     console.print(f"{len(found.tried)} trials: {found.counts()}; {minutes:.1f} min of this command", markup=False)
@@ -49,14 +51,13 @@ def run_search(search: Search) -> Found:
     return found
 
 
-def _run_trials(search: Search, parent: str) -> Found:
+def _run_trials(search: Search, trials: SearchTrials, parent: str) -> None:
     """Runs the trials that are missing, or as many as the minutes allow."""
     from ray import tune
 
-    trials = SearchTrials(search)
     missing = search.trials - len(trials.found().tried)
     if missing <= 0:
-        return trials.found()
+        return
 
     def ended(name: str, error: Exception | None) -> str:
         """How the search stands when a trial has ended, for the bar."""
@@ -89,7 +90,6 @@ def _run_trials(search: Search, parent: str) -> Found:
     late = search.minutes is not None and time.monotonic() - began >= 60 * search.minutes
     if len(found.tried) < search.trials and not late:  # Tune takes Ctrl-C for itself
         raise KeyboardInterrupt
-    return found
 
 
 def _close(search: Search, number: int, why: str) -> None:
@@ -102,12 +102,12 @@ def _close(search: Search, number: int, why: str) -> None:
         console.print(f"note: the MLflow run of {name} stays open: {error.found}", markup=False)
 
 
-def _keep(search: Search, found: Found, tracker: Tracker) -> None:
+def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:
     """Writes what was found into the folder of the search's run, and hands it to MLflow."""
-    folder = search.folder
+    folder, found = search.folder, trials.found()
     write_json(folder.study, {"study": "search", **search.about(), **asdict(found)})
     with written_aside(folder.study_picture) as aside:
-        search_picture(found, list(search.axes), aside, search.name, search.goal.about)
+        search_picture(trials.study, aside, search.goal.about)
     kept = [folder.study, folder.study_picture]
     if found.best:
         values, config = found.best.values, search.resolved.config

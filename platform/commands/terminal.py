@@ -156,8 +156,6 @@ def show_index(
         console.print(table_of("Rejects", ("kind of reason", "images"), facts.reject_kinds.items(), numbers=["images"]))
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
-    console.print(f"contents in more than one split: {facts.across}")
-    console.print(f"contents whose copies have different tags: {facts.disagreeing}")
     for note in notes:
         console.print(f"[yellow]note[/yellow]  {plain(note)}")
 

@@ -12,8 +12,6 @@ from mcis.platform.outputs.read_index import of_split
 
 _FEW = 10
 """Training images of a class that teach little of it."""
-_MOST = 0.8
-"""Share of training images with one tag from which next to no pair has anything unshared."""
 
 
 def expectations(config: Config, listing: Listing) -> list[str]:
@@ -26,10 +24,8 @@ def expectations(config: Config, listing: Listing) -> list[str]:
         f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
         f"{len(names)} classes; {single:.0%} of the tagged train images have one tag"
     ]
-    by_tags = _few_images(tagged, names) + _unseen(config, len(tagged))
-    if config.supervision == "tags":
-        by_tags += _training(config, single, val=len(tagged_val))
-    return lines + [f"expect:  {sentence}" for sentence in by_tags + _scores(config, listing)]
+    sentences = _few_images(tagged, names) + _unseen(config, len(tagged)) + _scores(config, listing)
+    return lines + [f"expect:  {sentence}" for sentence in sentences]
 
 
 def _few_images(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
@@ -52,22 +48,6 @@ def _unseen(config: Config, images: int) -> list[str]:
         for name, (steps, batch) in trainings.items()
         if steps * batch < images
     ]
-
-
-def _training(config: Config, single: float, *, val: int) -> list[str]:
-    """What the classifier's training lacks.
-
-    Args:
-        single: share of training images with one tag.
-        val: tagged val images.
-    """
-    sentences = []
-    contrasted = config.classifier.attention == "co+contrastive" and config.weights.classifier is None
-    if contrasted and single >= _MOST:
-        sentences.append("little of the contrastive terms: images with one tag share all that they have with a partner")
-    if not val and config.weights.classifier is None:
-        sentences.append("no precision of the classifier on images that it has not seen: no val image has a tag")
-    return sentences
 
 
 def _scores(config: Config, listing: Listing) -> list[str]:

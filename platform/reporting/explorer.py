@@ -6,7 +6,6 @@ pixels on the longer side: where the truth is no larger, its IoU is the one that
 """
 
 import base64
-import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,8 @@ from mcis.platform.runs.context import RunContext
 
 SIDE = 512
 """Longest side of an embedded picture and of what is computed with it, pixels."""
-MOST_IMAGES, MOST_BYTES = 12, 3_000_000
-"""Bounds of what a page embeds for its explorer: images, and bytes of JSON."""
+_MOST_IMAGES = 12
+"""Images of an explorer, some 200 kB each."""
 _THUMBNAIL, _MOST_RELATED = 96, 8
 """Pixels of the longer side of a related image; how many of them are shown of a map's."""
 
@@ -90,7 +89,7 @@ class Explorer:
 def explorer_of_run(
     config: Config, context: RunContext, panels: Sequence[Panel], relations: MapRelations | None
 ) -> Explorer | None:
-    """The explorer of the gallery's images that have maps; None where there are none."""
+    """The explorer of the gallery's first images that have maps; None where there are none."""
     with_maps = {panel.image_id: panel for panel in panels if panel.split == "train" and panel.maps}
     if not with_maps:
         return None
@@ -98,7 +97,7 @@ def explorer_of_run(
     rows = relations.rows if relations else split_rows(context, "train", tagged=True)
     row_of = {image_id: row for row, image_id in enumerate(rows["image_id"].to_pylist())}
     images = []
-    for image_id, panel in with_maps.items():
+    for image_id, panel in list(with_maps.items())[:_MOST_IMAGES]:
         row, maps = row_of[image_id], image_maps(table, image_id)
         assert maps is not None, f"no localization map of the tagged image {image_id}"
         image = fit_picture(panel.image, SIDE).rgb
@@ -128,26 +127,10 @@ def _related(relations: MapRelations, row: int) -> Iterator[Related]:
         yield Related(tag, len(related), tuple(tiles))
 
 
-class ExplorerData(NamedTuple):
-    """What the page embeds for its script.
-
-    Attributes:
-        values: an object that JSON can hold; arrays are in it as base64 of zlib's format.
-        shown: the images in it, by id, in its order.
-        left_out: how many more there are, which the bounds leave no space for.
-        size: bytes of `values` as JSON.
-    """
-
-    values: dict[str, Any]
-    shown: list[str]
-    left_out: int
-    size: int
-
-
 def explorer_data(
     explorer: Explorer, classes: Sequence[str], curve: dict[str, Any] | None, attention: Sequence[Steps]
-) -> ExplorerData:
-    """What the script of the page reads.
+) -> dict[str, Any]:
+    """What the script of the page reads: an object that JSON can hold; arrays are in it as base64 of zlib's format.
 
     Args:
         classes: K names.
@@ -159,17 +142,11 @@ def explorer_data(
     values["thresholds"] = [f"{number / explorer.bins:.3g}" for number in range(explorer.bins)]
     start = explorer.threshold if curve is None else curve["threshold"]
     values["start"] = min(round(start * explorer.bins), explorer.bins - 1)
-    size, images = len(json.dumps(values)), []
-    for image in explorer.images[:MOST_IMAGES]:
+    images = []
+    for image in explorer.images:
         steps = [number for number, of in enumerate(attention) if of.image_id == image.image_id]
-        entry = _image_data(image, steps)
-        own = len(json.dumps(entry))
-        if size + own > MOST_BYTES:
-            break
-        size += own
-        images.append(entry)
-    ids = [image.image_id for image in explorer.images[: len(images)]]
-    return ExplorerData(values | {"images": images}, ids, len(explorer.images) - len(ids), size)
+        images.append(_image_data(image, steps))
+    return values | {"images": images}
 
 
 def _image_data(image: ExplorerImage, steps: list[int]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from scipy import sparse
 
-from mcis.datasets.tables.large_tables import hashes, take, whole
+from mcis.datasets.tables.large_tables import hashes, whole
 
 _DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
 """The order of groups; other names come after these."""
@@ -36,10 +36,7 @@ class IndexFacts:
         per_class: (K, G) images with the class.
         together: (K, K) images that have both classes; on the diagonal, those that have the class.
         reject_kinds: what reasons of rejects start with, up to the colon -> images, falling.
-        repeats: images whose content an earlier row of the index has.
-        across, disagreeing: contents (equal SHA-256) in more than one split; contents whose images differ in tags.
-        copies: columns of the index, as far as it has them, for the images of those, content by content, and `across`
-            and `disagree`, bool.
+        repeats: images whose content, by its SHA-256, an earlier row of the index has.
     """
 
     groups: tuple[Group, ...]
@@ -49,9 +46,6 @@ class IndexFacts:
     together: NDArray[np.int64]
     reject_kinds: dict[str, int]
     repeats: int
-    across: int
-    disagreeing: int
-    copies: pa.Table
 
     def names(self) -> list[str]:
         """The names of the groups: domain and split, or the split alone where all are of one domain."""
@@ -72,6 +66,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     tagged = np.bincount(rows, minlength=len(index)) > 0
     per_class = np.bincount(tags * len(groups) + group[rows], minlength=len(classes) * len(groups))
     has = sparse.csr_array((np.ones(len(tags), np.int64), (rows, tags)), shape=(len(index), len(classes)))
+    contents = hashes(index["content_hash"].filter(pc.not_equal(index["content_hash"], "")))
     reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
@@ -80,7 +75,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         per_class=per_class.reshape(len(classes), len(groups)),
         together=(has.T @ has).toarray(),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
-        **_copies(index),
+        repeats=len(contents) - len(np.unique(contents)),
     )
 
 
@@ -112,37 +107,3 @@ def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     tags = whole(index["tags"])
     rows = np.repeat(np.arange(len(index), dtype=np.int32), pc.list_value_length(tags).to_numpy(zero_copy_only=False))
     return rows, tags.flatten().to_numpy().astype(np.int32)
-
-
-def _copies(index: pa.Table) -> dict[str, Any]:
-    """The fields of IndexFacts on images of equal content; those with an empty hash are left out."""
-    row = np.flatnonzero(pc.not_equal(index["content_hash"], "").to_numpy())
-    columns = {
-        "row": row,
-        "content": hashes(index["content_hash"])[row],
-        "split": codes_of(index["split"])[0][row],
-        "tags": _sets(whole(index["tags"]))[row],
-    }
-    ends = [(name, function) for name in ("row", "split", "tags") for function in ("min", "max")]
-    contents = pa.table(columns).group_by("content").aggregate(ends)
-    across, disagree = (pc.not_equal(contents[f"{name}_min"], contents[f"{name}_max"]) for name in ("split", "tags"))
-    listed = contents.append_column("across", across).append_column("disagree", disagree)
-    listed = listed.filter(pc.or_(across, disagree)).sort_by([("across", "descending"), ("row_min", "ascending")])
-    place = {content: n for n, content in enumerate(listed["content"].to_pylist())}
-    chosen = np.flatnonzero(np.isin(columns["content"], listed["content"].to_numpy()))
-    places = np.array([place[content] for content in columns["content"][chosen].tolist()], np.int64)
-    order = np.argsort(places, kind="stable")
-    wanted = ["image_id", "uri", "domain", "split", "tags", "content_hash"]
-    copies = take(index.select([name for name in wanted if name in index.column_names]), row[chosen[order]])
-    for name in ("across", "disagree"):
-        copies = copies.append_column(name, listed[name].take(pa.array(places[order])))
-    sums = {"across": int(pc.sum(across).as_py() or 0), "disagreeing": int(pc.sum(disagree).as_py() or 0)}
-    return {"repeats": len(row) - len(contents), **sums, "copies": copies}
-
-
-def _sets(tags: pa.ListArray) -> NDArray[np.int64]:
-    """A number for the tags of each image, (N,), equal for equal tags: the sum of a random one for each class."""
-    of_class = np.random.default_rng(0).integers(0, 2**63, 2**16)
-    sums = np.concatenate([[0], np.cumsum(of_class[tags.flatten().to_numpy()])])
-    ends = np.cumsum(pc.list_value_length(tags).to_numpy(zero_copy_only=False))
-    return np.diff(sums[np.concatenate([[0], ends])])

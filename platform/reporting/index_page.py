@@ -6,7 +6,6 @@ One self-contained HTML page, on which every name is escaped and nothing is load
 import contextlib
 import os
 from collections.abc import Sequence
-from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_rgb
+from mcis.datasets.index import duplicates
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.threads import in_threads
@@ -25,9 +25,9 @@ from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES, together_chart
 
 _MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
-"""Rows of the lists of rejects and copies; kinds of reasons; pairs of classes that occur together."""
-_SIDE, _MOST_PICTURES = 96, 1200
-"""Pixels of a thumbnail's long side; thumbnails that a page holds: about 8 MB."""
+"""Rows of the list of rejects and contents of that of copies; kinds of reasons; pairs of classes."""
+_SIDE, _OF_A_CLASS, _MOST_PICTURES = 96, 6, 1200
+"""Pixels of a thumbnail's long side; thumbnails of a class and domain, and of a page: about 8 MB."""
 _QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.0}
 
 
@@ -37,17 +37,13 @@ def browse_page(
     classes: tuple[str, ...],
     *,
     notes: Sequence[str],
-    thumbnails: int = 6,
     title: str,
-    seed: int = 0,
 ) -> str:
     """An index as one HTML page that needs no other file.
 
     Args:
         index, rejects: INDEX_SCHEMA, REJECTS_SCHEMA.
         notes: what its sources said of themselves, in plain words.
-        thumbnails: per class and domain, at most; fewer, as the page says, where they would be too many.
-        seed: of the choice of thumbnails.
 
     Raises:
         ValueError: a tag is no class.
@@ -69,9 +65,9 @@ def browse_page(
         "strongest": pairs,
         "quantiles": _QUANTILES,
         "size_rows": _size_rows(width, height) if len(index) else [],
-        "pictures": _choose_pictures(index, classes, thumbnails, seed),
-        "thumbnails": thumbnails,
-        "copies": _copies_by_content(facts.copies.slice(0, _MOST_ROWS), classes),
+        "pictures": _choose_pictures(index, classes),
+        "copies": duplicates(lambda columns: [index.select(columns)]),
+        "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
         "most_reasons": _MOST_REASONS,
         **THEMES,
@@ -105,17 +101,8 @@ def _size_rows(width: NDArray[Any], height: NDArray[Any]) -> list[tuple[str, lis
     ]
 
 
-def _copies_by_content(copies: pa.Table, classes: Sequence[str]) -> list[list[dict[str, Any]]]:
-    """The images of each content."""
-    rows = [row | {"tags": [classes[tag] for tag in row["tags"]]} for row in copies.to_pylist()]
-    return [list(images) for _, images in groupby(rows, lambda row: row["content_hash"])]
-
-
-def _choose_pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, seed: int) -> dict[str, Any] | None:
-    """Thumbnails by class and domain, images without a tag last; which ones depends on (seed, class, image) alone.
-
-    Args:
-        thumbnails: per class and domain, at most; fewer where the page would hold too many.
+def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] | None:
+    """Thumbnails by class and domain, images without a tag last; which ones depends on (class, image) alone.
 
     Returns:
         most: the number of thumbnails per class and domain.
@@ -126,12 +113,12 @@ def _choose_pictures(index: pa.Table, classes: Sequence[str], thumbnails: int, s
     untagged = np.setdiff1d(np.arange(len(index)), rows)
     rows, tags = np.concatenate([rows, untagged]), np.concatenate([tags, np.full(len(untagged), len(classes))])
     domain, domains = codes_of(index["domain"])
-    if thumbnails < 1 or not len(rows):
+    if not len(rows):
         return None
     codes = tags * len(domains) + domain[rows]
-    order = np.lexsort((uniforms(Draw.THUMBNAIL, seed, tags, rows)[:, 0], codes))
+    order = np.lexsort((uniforms(Draw.THUMBNAIL, 0, tags, rows)[:, 0], codes))
     shelves, start, sizes = np.unique(codes[order], return_index=True, return_counts=True)
-    most = min(thumbnails, max(1, _MOST_PICTURES // len(shelves)))
+    most = min(_OF_A_CLASS, max(1, _MOST_PICTURES // len(shelves)))
     chosen = [rows[order[first : first + min(most, size)]] for first, size in zip(start, sizes, strict=True)]
     pictures = _thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes)
     by_class: dict[int, list[tuple[str, int, list[dict[str, Any]]]]] = {}

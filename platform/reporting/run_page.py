@@ -15,11 +15,11 @@ from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, NamedTuple, TypeAlias, Union
+from typing import Any, TypeAlias, Union
 
 import numpy as np
 
-from mcis.platform.reporting.explorer import MOST_BYTES, MOST_IMAGES, Explorer, ExplorerData, explorer_data
+from mcis.platform.reporting.explorer import Explorer, explorer_data
 from mcis.platform.reporting.html import render, script
 from mcis.platform.reporting.losses import LOST, Bound, steps
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, Steps, cells, labels, legend
@@ -49,18 +49,7 @@ Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
 _TITLES: dict[Scored, str] = {**STAGE_TITLES, "baseline": "Baselines, without a classifier"}
 _NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
 """Headings of columns of numbers, which are aligned on the right."""
-_MOST_REJECTS = 300
-"""Rows of the table of rejects; the counts by reason cover all of them."""
 _PICTURE_NAME = re.compile(r"(gallery|iou|losses|thresholds|training-\w+)\.png")
-
-
-class Reject(NamedTuple):
-    """An image that is not used, as REJECTS_SCHEMA has it."""
-
-    image_id: str
-    uri: str
-    split: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +61,7 @@ class ReportData:
         classes: K names; class index k is label k + 1.
         notes: warnings in plain words.
         counts: by stage.
+        rejected: images that the index has left out, which its own page lists.
         seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
         training: the logs of the trainings "classifier", "affinity network" and "segmenter", those that took part.
         config: each value's dotted key, the value as text, and where it comes from.
@@ -90,7 +80,7 @@ class ReportData:
     classes: tuple[str, ...]
     scores: Sequence[Score]
     counts: Mapping[str, Counts]
-    rejects: Sequence[Reject]
+    rejected: int
     notes: Sequence[str]
     seconds: Mapping[str, float]
     computed: Mapping[str, bool]
@@ -152,7 +142,6 @@ def _view(data: ReportData) -> dict[str, Any]:
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
         "commit": data.git or "not known",
         "tiles": tiles,
-        "missing": _missing(data),
         "training": [_training_view(network, log) for network, log in data.training.items()],
         "times": [
             (_words(stage), data.seconds.get(stage), data.computed.get(stage))
@@ -161,11 +150,10 @@ def _view(data: ReportData) -> dict[str, Any]:
         "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
         "origins": Counter(origin for _, _, origin in data.config).most_common(),
         "plots": plots,
-        "splits": _gallery_by_split(data.panels, data.classes, explorer.shown if explorer else []),
+        "splits": _gallery_by_split(data.panels, data.classes, data.explorer),
         "labels_shown": legend(data.panels, data.classes),
         "explorer": explorer,
         "script": script("explorer_numbers.js", "explorer.js"),
-        "most_explored": (MOST_IMAGES, MOST_BYTES),
         "score_groups": [group for group in groups if group[2]],
         "headings": headings_of(meanings, but=same),
         "same_origin": same,
@@ -178,8 +166,6 @@ def _view(data: ReportData) -> dict[str, Any]:
         "curves": [(name, len(curve.thresholds), best_point(curve)) for name, curve in data.curves.items()],
         "label_of": {label.name: label for label in labels(data.classes).values()},
         "counts": [(_words(name), list(_flat(counts))) for name, counts in data.counts.items()],
-        "reject_reasons": Counter(reject.reason for reject in data.rejects).most_common(),
-        "rejects": data.rejects[:_MOST_REJECTS],
         **THEMES,
     }
 
@@ -223,24 +209,7 @@ def _iou_order(scores: Sequence[Score]) -> list[str]:
     return sorted(dict.fromkeys(name for score in scores for name in score.iou), key=rank, reverse=True)
 
 
-def _missing(data: ReportData) -> list[str]:
-    """What a whole run has and this one lacks, in plain words."""
-    absent = []
-    for what, title in STAGE_TITLES.items():
-        scores = [score for score in data.scores if score.what == what]
-        if not scores:
-            absent.append(f"{title}: not scored; the run ended before, or there is no truth to score against.")
-        elif not any(_is_number(score.miou) for score in scores):
-            absent.append(f"{title}: no mIoU, for there is no truth to score against.")
-    absent += [f"Training of the {n}: no records." for n in ("classifier", "segmenter") if n not in data.training]
-    if not data.panels:
-        absent.append("Gallery: no images.")
-    elif all(panel.truth is None for panel in data.panels):
-        absent.append("Truth: not known for the gallery's images.")
-    return absent
-
-
-def _explorer_view(data: ReportData) -> ExplorerData | None:
+def _explorer_view(data: ReportData) -> dict[str, Any] | None:
     """What the page embeds for its script, with the curve of its maps; None where that is no image."""
     if data.explorer is None:
         return None
@@ -251,13 +220,15 @@ def _explorer_view(data: ReportData) -> ExplorerData | None:
         mious = [miou if _is_number(miou) else None for miou in data.curves[score.name].mious]
         curve = {"name": score.name, "split": score.split, "images": score.images, "mious": mious}
         curve |= {"threshold": score.threshold, "miou": score.miou}
-    embedded = explorer_data(data.explorer, data.classes, curve, data.attention)
-    return embedded if embedded.shown else None
+    return explorer_data(data.explorer, data.classes, curve, data.attention)
 
 
-def _gallery_by_split(panels: Sequence[Panel], classes: Sequence[str], explored: Sequence[str]) -> list[dict[str, Any]]:
-    """Panels by split, with the columns that any of the split's has; `explored` are the ids that can be tried out."""
+def _gallery_by_split(
+    panels: Sequence[Panel], classes: Sequence[str], explorer: Explorer | None
+) -> list[dict[str, Any]]:
+    """Panels by split, with the columns that any of the split's has; the explorer's images can be tried out."""
     label_of, splits = labels(classes), []
+    explored = [image.image_id for image in explorer.images] if explorer else []
     for split in dict.fromkeys(panel.split for panel in panels):
         members = [(panel, cells(panel, classes, CELL_HEIGHT)) for panel in panels if panel.split == split]
         columns = [column for column in COLUMNS if any(column in row for _, row in members)]

@@ -15,7 +15,7 @@ from mcis.platform.reporting.bound import upper_bound
 from mcis.platform.reporting.explorer import explorer_of_run
 from mcis.platform.reporting.gallery import panels_of_run
 from mcis.platform.reporting.plots import TrainingLog, log_columns
-from mcis.platform.reporting.run_page import Reject, ReportData, write_report
+from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json, read_table, write_json, write_text
 from mcis.platform.runs.progress import console, read_records
@@ -68,12 +68,13 @@ def run(config: Config, context: RunContext) -> StageResult:
 def report_data(config: Config, context: RunContext, training: Mapping[str, TrainingLog]) -> ReportData:
     """What the page shows, read from the stages that were reached."""
     results = {stage: context.result(stage, StageResult) for stage in context.inputs}
-    rows = read_table(context.inputs["index"] / "rejects.parquet", list(Reject._fields)).to_pylist()
-    rejects = [Reject(**row) for row in rows]
     notes = [note for result in results.values() for note in result.remarks()]
+    rejects = read_table(context.inputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
     if rejects:
-        reasons = collections.Counter(reject.reason for reject in rejects)
-        notes.append(f"{len(rejects)} image(s) rejected: {shown([f'{n} x {r}' for r, n in reasons.items()])}")
+        reasons = shown([f"{n} x {reason}" for reason, n in collections.Counter(rejects).most_common()])
+        notes.append(
+            f"{len(rejects)} image(s) rejected: {reasons}; `mcis index browse --name {context.name}` lists them"
+        )
     evaluated = context.inputs.get("evaluate")
     scores = read_scores(evaluated / SCORES) if evaluated else []
     curves = read_json(evaluated / CURVES) if evaluated else {}
@@ -91,7 +92,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         classes=context.classes,
         scores=scores,
         counts={stage: result.counts for stage, result in results.items() if result.counts},
-        rejects=rejects,
+        rejected=len(rejects),
         notes=notes + left_out,
         seconds={stage: round(seconds, 2) for stage, seconds in context.seconds.items()},
         computed={**context.computed, "report": True},

@@ -25,8 +25,7 @@ from mcis.platform import pipeline
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.outputs.tables import ImageMaps
-from mcis.platform.reporting import explorer as explorer_module
-from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related, explorer_data
+from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related
 from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.files import read_json
@@ -76,7 +75,7 @@ def page_of(folder: Path, images: list[ExplorerImage], scale: str, classes: tupl
     panels = [panel(image, classes) for image in images]
     data = ReportData(
         name="drawn", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00", git=None, classes=classes,
-        scores=[score], counts={}, rejects=[], notes=[], seconds={}, computed={}, training={},
+        scores=[score], counts={}, rejected=0, notes=[], seconds={}, computed={}, training={},
         curves={"R = 3": Curve([i / BINS for i in range(BINS)], mious)}, config=[], environment={}, panels=panels,
         explorer=Explorer(images=images, scale=scale, bins=BINS, threshold=0.3, related=3),
     )  # fmt: skip
@@ -109,28 +108,6 @@ def test_hostile_names_stay_data(tmp_path: Path) -> None:
     assert page.read_text().count("<script") == 2
     data = embedded(page)
     assert data["images"][0]["id"] == data["labels"]["1"]["name"] == SHOWN
-
-
-def test_a_page_holds_no_more_than_its_bounds_and_says_what_it_left_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = [image_of(f"{n}", n) for n in range(explorer_module.MOST_IMAGES + 2)]
-    tried = Explorer(images=images, scale="maximum", bins=BINS, threshold=0.3, related=3)
-    found = explorer_data(tried, CLASSES, None, [])
-    assert found.shown == [image.image_id for image in images[:12]]
-    assert (len(found.values["images"]), found.left_out, found.values["start"]) == (12, 2, round(0.3 * BINS))
-    written = len(json.dumps(found.values))
-    assert found.size == pytest.approx(written, rel=0.01)
-    monkeypatch.setattr(explorer_module, "MOST_BYTES", written // 2)
-    fewer = explorer_data(tried, CLASSES, None, [])
-    assert len(json.dumps(fewer.values)) <= written // 2 * 1.01
-    assert 0 < len(fewer.shown) == 14 - fewer.left_out < 12
-
-    page = page_of(tmp_path / "fewer", images, "maximum").read_text()
-    assert f"{fewer.left_out} more would exceed its bound" in page
-    assert page.count(" data-explore=") == len(fewer.shown)
-    monkeypatch.setattr(explorer_module, "MOST_BYTES", 1000)
-    assert "<script" not in page_of(tmp_path / "none", images[:1], "maximum").read_text()
 
 
 # ---- in a browser

