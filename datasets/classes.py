@@ -5,6 +5,7 @@ classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for cla
 not known.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,13 +66,21 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UserError(f"{path} names {', '.join(twice)} more than once", "each class once", "rename or delete lines")
+    check_classes(path, names)
+    return names
+
+
+def check_classes(where: Path | str, names: Sequence[str]) -> None:
+    """Raises a UserError where a file or a table names background as a class, or more than MAX_CLASSES classes."""
     if "background" in names:
-        remedy = "delete that line: background is label 0 in every mask, the first class is label 1"
-        raise UserError(f"{path} lists background as a class", expected, remedy)
+        raise UserError(
+            f"{where} names background as a class",
+            "things alone: background is label 0 in every mask, the first class is label 1",
+            "delete that name",
+        )
     if len(names) > MAX_CLASSES:
         raise UserError(
-            f"{path} names {len(names)} classes",
+            f"{where} names {len(names)} classes: {', '.join(names[:3])} and more",
             f"at most {MAX_CLASSES}, because labels are bytes",
-            "name fewer classes",
+            "name those that you want in a file, one per line: `classes=FILE` `ignore_others=true` (of a table)",
         )
-    return names

@@ -14,7 +14,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import MAX_PIXELS, MOST_PIXELS, decode_labels, decode_saliency
 from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
 from mcis.datasets.storage.faults import error_text
-from mcis.datasets.storage.files import Stamp, read_decoded, stamp
+from mcis.datasets.storage.files import read_decoded
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
 SALIENT = 128
@@ -49,9 +49,8 @@ def read_truth(uri: str, shape: tuple[int, int], classes: int) -> NDArray[np.uin
     Raises:
         UserError: the mask is missing, unreadable, of another size than its image, or has a label above K.
     """
-    truth = _read("ground-truth mask", uri, decode_mask, _LABELS)
-    _check_shape("ground-truth mask", uri, truth.shape, shape)
-    _tags_in(uri, truth, classes)  # for its check of the labels
+    truth = _read("ground-truth mask", uri, decode_mask, _LABELS, shape)
+    tags_of_mask(truth, classes, uri)  # for its check of the labels
     return truth
 
 
@@ -61,9 +60,7 @@ def read_saliency(uri: str, shape: tuple[int, int]) -> NDArray[np.uint8]:
     Raises:
         UserError: the map is missing, unreadable, or not of its image's height and width, `shape`.
     """
-    saliency = _read("saliency map", uri, decode_saliency, "a gray PNG")
-    _check_shape("saliency map", uri, saliency.shape, shape)
-    return saliency
+    return _read("saliency map", uri, decode_saliency, "a gray PNG", shape)
 
 
 def read_tags(uri: str, classes: int) -> list[int]:
@@ -72,25 +69,23 @@ def read_tags(uri: str, classes: int) -> list[int]:
     Raises:
         UserError: the mask is missing, unreadable, or has a label above K = `classes`.
     """
-    return list(_read_tags(uri, stamp(uri), classes))
+    return tags_of_mask(_read("ground-truth mask", uri, decode_mask, _LABELS), classes, uri)
 
 
-@functools.lru_cache(maxsize=2**16)
-def _read_tags(uri: str, stamp: Stamp | None, classes: int) -> tuple[int, ...]:
-    """A process opens a mask once while its stamp stays the same: a run lists its sources twice."""
-    return tuple(_tags_in(uri, _read("ground-truth mask", uri, decode_mask, _LABELS), classes))
-
-
-def tags_of_mask(labels: NDArray[np.uint8], classes: int) -> list[int]:
+def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]:
     """The class indices, ascending, of a mask's labels (H, W): k for label k + 1; 0 and 255 are no class.
 
     Raises:
-        ValueError: a label above K = `classes` that is not the ignored one.
+        UserError: a label above K = `classes` that is not the ignored one.
     """
     pixels = Image.fromarray(labels).histogram()  # several times as fast as numpy.unique, which sorts
     tags = [label - 1 for label, count in enumerate(pixels) if count and label not in (BACKGROUND, IGNORE)]
     if tags and tags[-1] >= classes:
-        raise ValueError(f"label {tags[-1] + 1}; expected 0..{classes} and {IGNORE}")
+        raise UserError(
+            f"the ground-truth mask {uri}: label {tags[-1] + 1}; expected 0..{classes} and {IGNORE}",
+            f"labels of the {classes} classes",
+            "correct the mask, or name the file of the classes that it was made with (`classes`)",
+        )
     return tags
 
 
@@ -111,32 +106,25 @@ def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
     return [image for image in compared if image.tags != image.in_mask]
 
 
-def _read(what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str) -> NDArray[np.uint8]:
+def _read(
+    what: str,
+    uri: str,
+    decode: Callable[..., NDArray[np.uint8]],
+    expected: str,
+    shape: tuple[int, int] | None = None,
+) -> NDArray[np.uint8]:
     try:
-        return read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
+        pixels = read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
     except OSError as error:
         raise UserError(
             f"no {what} {uri} ({error_text(error)})", expected, "add it, or do without the folder or column"
         ) from None
     except ValueError as error:  # RejectedImage is one
         raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
-
-
-def _check_shape(what: str, uri: str, actual: tuple[int, ...], shape: tuple[int, int]) -> None:
-    if actual != shape:
+    if shape is not None and pixels.shape != shape:
         raise UserError(
-            f"the {what} {uri} has {actual[0]}x{actual[1]} pixels (height x width)",
+            f"the {what} {uri} has {pixels.shape[0]}x{pixels.shape[1]} pixels (height x width)",
             f"{shape[0]}x{shape[1]} as its image",
             f"replace the {what} or the image",
         )
-
-
-def _tags_in(uri: str, labels: NDArray[np.uint8], classes: int) -> list[int]:
-    try:
-        return tags_of_mask(labels, classes)
-    except ValueError as error:
-        raise UserError(
-            f"the ground-truth mask {uri}: {error}",
-            f"labels of the {classes} classes",
-            "correct the mask, or name the file of the classes that it was made with (`classes`)",
-        ) from None
+    return pixels

@@ -9,7 +9,7 @@ AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the tabl
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import MAX_CLASSES, read_classes
+from mcis.datasets.classes import check_classes, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import PathOrUri, Section
@@ -141,7 +141,10 @@ def _tagged(
     tags; and notes."""
     cells = _tag_cells(rows)
     found = {tag for chunk in pieces(cells) for tag in _split(chunk)[1].unique().to_pylist()}
-    names = read_classes(classes) if classes else _names(rows, found)
+    names = read_classes(classes) if classes else tuple(sorted(found))
+    check_classes(rows.path, names)
+    if not names:
+        raise UserError(f"{rows.path}: no tag in column {rows.columns['tags']!r}", "a tagged image", "add tags")
     others = sorted(found.difference(names))
     if others and not ignore_others:
         raise UserError(
@@ -190,24 +193,6 @@ def _indices(cells: pa.Array, names: Sequence[str]) -> pa.Array:
     keys = np.unique((row * np.int64(2**16) + classes)[classes >= 0])
     start = np.searchsorted(keys, np.arange(len(cells) + 1) * np.int64(2**16)).astype(np.int32)
     return pa.ListArray.from_arrays(start, pa.array((keys % 2**16).astype(np.uint16)))
-
-
-def _names(rows: UserTable, tags: Iterable[str]) -> tuple[str, ...]:
-    """The class names where no file gives them: every tag of the table."""
-    path = rows.path
-    names = tuple(sorted(tags))
-    if not names:
-        raise UserError(f"{path}: no tag in column {rows.columns['tags']!r}", "at least one tagged image", "add tags")
-    if "background" in names:
-        raise UserError(f"{path}: the tag background", "tags of things; background is no class", "delete that tag")
-    if len(names) > MAX_CLASSES:
-        raise UserError(
-            f"{path}: {len(names)} different tags: {shown(names)}",
-            f"at most {MAX_CLASSES}, because labels are bytes",
-            "merge tags, or name the classes that you want in a file, one per line: `classes=FILE` "
-            "`ignore_others=true`",
-        )
-    return names
 
 
 def _existing(rows: UserTable, what: str) -> pa.ChunkedArray:

@@ -33,19 +33,17 @@ def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None
         Rows `web/<class>/<file>` of split train.
 
     Raises:
-        UserError: a folder is missing or unreadable, no folder is named as a class, or they are all empty.
+        UserError: a folder is missing or unreadable, or no folder that is named as a class holds an image.
     """
     remedy = "name by `root` the folder that holds the classes"
     root = source_folder(root, "a folder of crawled images, <class>/<file>", remedy)
     found = read_class_folders(root, {name: k for k, name in enumerate(names)}, "web images")
-    if not set(names) & set(found.names):
+    if not found.images:
         raise UserError(
-            f"no folder in {root} is named as a class; there are {shown(found.names) or 'none'}",
+            f"no folder in {root} that is named as a class holds an image; there are {shown(found.names) or 'none'}",
             f"folders named {', '.join(names)}",
             f"{remedy}, or rename those in it",
         )
-    if not found.images:
-        raise UserError(f"the class folders of {root} hold no image", "at least one", "name another folder by `root`")
     return list_class_folders(found, names, lambda image: f"web/{image}", domain="web", saliency=saliency)
 
 

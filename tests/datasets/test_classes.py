@@ -35,7 +35,7 @@ def test_read_classes_keeps_the_order_of_lines(tmp_path: Path, text: str):
         (b"cat\n\ndog\n", "line 2 of .* is blank"),
         (b"\ncat\n", "line 1 of .* is blank"),
         (b"cat\ndog\ncat \n", "names cat more than once"),
-        (b"background\ncat\n", "lists background as a class"),
+        (b"background\ncat\n", "names background as a class"),
         ("\n".join(map(str, range(255))).encode(), "names 255 classes"),
         (b"cat\n\xff\xfe\n", "cannot read"),
     ],

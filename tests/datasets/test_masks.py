@@ -209,10 +209,10 @@ def test_labels_above_the_number_of_classes_name_the_argument(tmp_path: Path) ->
 
 
 def test_tags_of_a_mask_are_its_labels_less_one() -> None:
-    assert tags_of_mask(np.array([[0, 255], [20, 1]], np.uint8), 20) == [0, 19]
-    assert tags_of_mask(np.zeros((2, 2), np.uint8), 20) == []
-    with pytest.raises(ValueError, match="label 21"):
-        tags_of_mask(np.full((2, 2), 21, np.uint8), 20)
+    assert tags_of_mask(np.array([[0, 255], [20, 1]], np.uint8), 20, "m.png") == [0, 19]
+    assert tags_of_mask(np.zeros((2, 2), np.uint8), 20, "m.png") == []
+    with pytest.raises(UserError, match=r"m\.png: label 21"):
+        tags_of_mask(np.full((2, 2), 21, np.uint8), 20, "m.png")
 
 
 def test_tags_are_read_again_when_the_file_has_changed(tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ BAD_ROWS = [
     ([{"image": "a", "tags": "cat", "mask": "no"}], r"1 file\(s\) of column 'mask' are missing: .*/no\n", "empty"),
     ([{"image": "a", "tags": "cat", "saliency": "no"}], r"1 file\(s\) of column 'saliency' are missing", "empty"),
     ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
-    ([{"image": "a", "tags": "background;cat"}], "the tag background", "delete"),
-    ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "255 different tags: 0, 1, 10", "merge tags"),
+    ([{"image": "a", "tags": "background;cat"}], "names background as a class", "delete"),
+    ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "names 255 classes: 0, 1, 10", "in a file"),
     ([{"image": "s3://[bad/a", "tags": "cat"}], r"Invalid IPv6 URL: s3://\[bad/a", "correct it"),
     ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme: https://x.org/a\n", "correct it"),
 ]

@@ -69,15 +69,15 @@ def test_a_saliency_map_is_taken_where_its_stem_is_unique(tmp_path: Path) -> Non
 def test_wrong_folders_are_reported_with_a_remedy(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*/none"):
         list_web(tmp_path / "none", CLASSES)
-    with pytest.raises(UserError, match="is named as a class; there are none"):
+    with pytest.raises(UserError, match="holds an image; there are none"):
         list_web(tmp_path, CLASSES)
     fill(tmp_path, "dogs/a.jpg")
-    with pytest.raises(UserError, match="is named as a class; there are dogs") as caught:
+    with pytest.raises(UserError, match="holds an image; there are dogs") as caught:
         list_web(tmp_path, CLASSES)
     assert "cat, cow, dog" in caught.value.expected
     assert "rename" in caught.value.remedy
     fill(tmp_path, "dog/.a.jpg")
-    with pytest.raises(UserError, match="hold no image"):
+    with pytest.raises(UserError, match="holds an image; there are dog, dogs"):
         list_web(tmp_path, CLASSES)
     fill(tmp_path, "dog/a.jpg")
     with pytest.raises(UserError, match=r"no folder .*/none"):

@@ -115,7 +115,7 @@ def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path
         listed("tags", {"data.tags.table": table, "data.classes": devkit["data.classes"]})
     assert "--set data.tags.ignore_others=true" in caught.value.remedy
     table.write_text(f"image,tags\na.jpg,{';'.join(map(str, range(300)))}\n")
-    with pytest.raises(UserError, match="300 different tags") as caught:
+    with pytest.raises(UserError, match="names 300 classes") as caught:
         listed("tags", {"data.tags.table": table})
     assert "--set data.classes=FILE --set data.tags.ignore_others=true" in caught.value.remedy
     single = fill(tmp_path / "single", "gnu/1.JPEG")
