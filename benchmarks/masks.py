@@ -88,8 +88,8 @@ def evaluable(root: Path, paths: list[Path], *, name: str = "masks", seed: int =
     for first in range(0, len(rows), 32):  # as the stage predict writes them
         shard = pa.Table.from_pylist(predictions[first : first + 32], schema=PREDICTIONS_SCHEMA)
         write_table(output / "predictions" / f"part-{first:08d}-{first + len(shard):08d}.parquet", shard)
-    write_result(index, IndexResult(classes=VOC_CLASSES), stage="index", key=name, seconds=0.0)
-    write_result(output, PredictResult(split="val"), stage="predict", key=name, seconds=0.0)
+    write_result(index, IndexResult(classes=VOC_CLASSES), key=name)
+    write_result(output, PredictResult(split="val"), key=name)
     inputs, part = {"index": index, "predict": output}, workspace.output("evaluate", name)
     tracker = Tracker(workspace, name, identity="")
     return RunContext(workspace=workspace, name=name, part=part, tracker=tracker, origins={}, inputs=inputs)

@@ -169,12 +169,10 @@ def _compute(
             remove(folder)
         if before:
             before()
-        began, caches = time.monotonic(), list[str]()
+        caches = list[str]()
         fresh = recompute and not goes_on  # what earlier calls kept is of images that were read before
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             result = stage.module.run(config, dataclasses.replace(context, part=folder, recompute=fresh, caches=caches))
-        seconds = time.monotonic() - began
-        but_code = _but_code(parts)
-        write_result(folder, result, stage=stage.name, key=key, but_code=but_code, seconds=seconds, caches=caches)
+        write_result(folder, result, key=key, but_code=_but_code(parts), caches=caches)
         return True

@@ -92,7 +92,9 @@ _SMALL = 2**20
 
 
 class Workspace:
-    """A folder with runs and their shared store.
+    """A folder with runs and their shared store; its attributes are the paths of what this module's head lists.
+
+    `uri` is that of a workspace in a bucket, None of another.
 
     Args:
         root: its path; `folders.local_path` says that of a URI.
@@ -105,25 +107,11 @@ class Workspace:
     def __init__(self, root: Path, *, create: bool = True):
         self.root = root.expanduser().resolve()
         self.uri = uri_of(self.root)
-        """The URI of a workspace in a bucket."""
-        self.store = self.root / "store"
-        """Outputs of stages by key."""
-        self.runs = self.root / "runs"
-        """One folder per run."""
+        self.store, self.runs, self.data = self.root / "store", self.root / "runs", self.root / "data"
+        self.weights, self.comparisons = self.root / "weights", self.root / "comparisons"
         self.cache = self.root / "cache"
-        """Decoded images."""
         self.verdicts = self.cache / f"verdicts-{RULES}.parquet"
-        """Table of the result of verifying each image file."""
-        self.data = self.root / "data"
-        """Data sets that were drawn or downloaded."""
-        self.weights = self.root / "weights"
-        """Pretrained weights that were downloaded."""
-        self.comparisons = self.root / "comparisons"
-        """Pages of runs that were compared; absent before the first."""
-        self.tracking_store = self.root / "mlflow.db"
-        """MLflow's database, unless MLFLOW_TRACKING_URI names another store."""
-        self.tracking_artifacts = self.root / "mlflow"
-        """Artifacts of MLflow runs in that database."""
+        self.tracking_store, self.tracking_artifacts = self.root / "mlflow.db", self.root / "mlflow"
         if not create and not is_there(self.runs):
             raise UserError(
                 f"{self.uri or self.root} is no workspace",

@@ -251,7 +251,7 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
         write_table(index / "rejects.parquet", REJECTS_SCHEMA.empty_table())
         names = tuple(f"class {k}" for k in range(classes))
-        write_result(index, IndexResult(classes=names, counts={"images": {}}), stage="index", key="drawn", seconds=0.0)
+        write_result(index, IndexResult(classes=names, counts={"images": {}}), key="drawn")
         resolved = resolve("voc", "small", assignments=assignments)
         torch.manual_seed(0)
         network = build_segmenter(resolved.config.segmenter, classes)

@@ -47,7 +47,7 @@ def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> 
 
     context = masks.evaluable(workspace.root, paths, name=name, seed=seed)
     config = resolve("voc", "small", assignments=["compute.shard_rows=5"]).config
-    write_result(context.part, evaluation.run(config, context), stage="evaluate", key=name, seconds=1.0)
+    write_result(context.part, evaluation.run(config, context), key=name)
     done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.part})
     workspace.record_outputs(name, done.inputs)
     return done

@@ -57,13 +57,13 @@ def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...]
     index = workspace.output("index", "made")
     write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
     write_table(index / "rejects.parquet", pa.table({"image_id": pa.array([], pa.string())}))
-    write_result(index, IndexResult(classes=classes, counts={"images": {}}), stage="index", key="made", seconds=0.0)
+    write_result(index, IndexResult(classes=classes, counts={"images": {}}), key="made")
     outputs = {"index": index}
     for stage, table in tables.items():
         outputs[stage] = workspace.output(stage, "made")
         name = {"pseudo_masks": "masks", "predict": "predictions"}[stage]
         write_table(outputs[stage] / name / "part-00000000.parquet", table)
-        write_result(outputs[stage], PredictResult(split="test"), stage=stage, key="made", seconds=0.0)
+        write_result(outputs[stage], PredictResult(split="test"), key="made")
     workspace.run("made")
     workspace.record_outputs("made", outputs)
     return workspace
