@@ -28,10 +28,6 @@ from mcis.platform.runs.workspace import Workspace
 
 _LOOK = 1.0
 """Seconds after which a lock counts as held. Those who only look whether one is held share it for a moment."""
-_SECOND = (
-    "one process at a time under a name",
-    ", or choose another --name: stages that two runs share are computed once",
-)
 
 
 class Holder(NamedTuple):
@@ -56,8 +52,8 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
     if workspace.uri:
         note = f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine"
         console.print(note, markup=False)
-    with _held(workspace.lock_file("run", name), f"run {name}", _SECOND):
-        with _held(workspace.lock_file("workspace", "all"), f"run {name}", "the run begins when this has ended"):
+    with _held(workspace.lock_file("run", name), f"run {name}"):
+        with _held(workspace.lock_file("workspace", "all"), f"run {name}", waits="the run begins when this has ended"):
             pass
         yield
 
@@ -71,7 +67,7 @@ def hold_stage(workspace: Workspace, stage: str, key: str, *, run: str) -> Itera
     Raises:
         UserError: the file system has no locks.
     """
-    with _held(workspace.lock_file(stage, key), f"run {run}", f"it is computing {stage}-{key}"):
+    with _held(workspace.lock_file(stage, key), f"run {run}", waits=f"it is computing {stage}-{key}"):
         yield
 
 
@@ -82,9 +78,9 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
     Raises:
         UserError: a run is in progress, the workspace is held already, or the file system has no locks.
     """
-    with _held(workspace.lock_file("workspace", "all"), who, ("one such command at a time", "")):
+    with _held(workspace.lock_file("workspace", "all"), who):
         for holder in runs_in_progress(workspace):
-            raise _refusal(holder, "a workspace in which no run is in progress")
+            raise _refusal(holder)
         yield
 
 
@@ -105,20 +101,24 @@ def run_holder(workspace: Workspace, name: str) -> Holder | None:
 def refuse_if_running(workspace: Workspace, name: str) -> None:
     """Raises the UserError of `hold_run` where another process holds a run's name."""
     if holder := run_holder(workspace, name):
-        raise _refusal(holder, *_SECOND)
+        raise _refusal(holder)
 
 
-def _refusal(holder: Holder, expected: str, otherwise: str = "") -> UserError:
-    remedy = f"wait until it has ended, or end process {holder.pid} on {holder.host}{otherwise}"
-    return UserError(f"{holder} is in progress", expected, remedy)
+def _refusal(holder: Holder) -> UserError:
+    return UserError(
+        f"{holder} is in progress",
+        "one process at a time under a name, and no run beside `mcis gc --delete`",
+        f"wait until it has ended, or end process {holder.pid} on {holder.host}; a run may take another --name: stages "
+        "that two runs share are computed once",
+    )
 
 
 @contextlib.contextmanager
-def _held(file: Path, who: str, otherwise: str | tuple[str, str]) -> Iterator[None]:
+def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
     """Holds a lock while the block runs.
 
     Args:
-        otherwise: where another one holds it, why that is waited for; or, as arguments of `_refusal`, what is expected.
+        waits: why another one that holds it is waited for; None = it is not.
     """
 
     def sign(descriptor: int) -> None:  # at once, as other machines may read it
@@ -131,9 +131,9 @@ def _held(file: Path, who: str, otherwise: str | tuple[str, str]) -> Iterator[No
         try:
             lock.acquire(timeout=_LOOK)
         except Timeout:
-            if not isinstance(otherwise, str):
-                raise _refusal(_last_holder(file), *otherwise) from None
-            console.print(f"waiting for {_last_holder(file)}: {otherwise}", markup=False)
+            if waits is None:
+                raise _refusal(_last_holder(file)) from None
+            console.print(f"waiting for {_last_holder(file)}: {waits}", markup=False)
             lock.acquire()
     try:
         yield
