@@ -7,7 +7,6 @@ from typing import NamedTuple
 from pydantic import Field
 
 from mcis.datasets.classes import read_classes
-from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
@@ -15,11 +14,9 @@ from mcis.datasets.sources.lists import (
     Maps,
     check_once,
     check_present,
-    class_indices,
     complete_masks,
-    inside,
     listing_table,
-    read_lines,
+    read_tag_list,
     source_folder,
 )
 from mcis.datasets.sources.source import Source
@@ -107,7 +104,8 @@ def list_lid(
 
 def _read_split(split: str, path: Path, files: Files, truth: Maps, classes: int, first_index: int) -> _Split:
     """Reads one list; every image on it exists."""
-    entries = _entries(path, classes, first_index)
+    correct = "name the right class file by `classes`, or say by `first_index` whether indices count from 0 or 1"
+    entries = read_tag_list(path, classes, "name a list of the challenge", f"correct the list, {correct}", first_index)
     prefix, suffix = _affixes(files.root, split, next(iter(entries)))
     images = [f"{prefix}{entry}{suffix}" for entry in entries]
     absent = [image for image in images if image not in files]
@@ -124,26 +122,6 @@ def _affixes(root: Path, split: str, entry: str) -> tuple[str, str]:
             if os.path.isfile(root / f"{prefix}{entry}{suffix}"):
                 return prefix, suffix
     return "", ""
-
-
-def _entries(path: Path, classes: int, first_index: int) -> dict[str, list[int]]:
-    """Image -> class indices from 0, in the order of the list."""
-    expected = f"lines '<path> <class index> ...' with indices {first_index}..{classes - 1 + first_index}"
-    remedy = (
-        "correct the list, name the right class file by `classes`, or say by `first_index` whether indices count from "
-        "0 or 1"
-    )
-    entries: dict[str, list[int]] = {}
-    for number, line in read_lines(path, expected, "name a list of the challenge"):
-        where = f"{path}, line {number}"
-        text, *indices = line.split()
-        entry = inside(text)
-        if entry is None:
-            raise UserError(f"{where}: {text} lies outside of the images", expected, "take it off the list")
-        if entry in entries:
-            raise UserError(f"{where}: {text} a second time", "one line per image", "merge the lines")
-        entries[entry] = class_indices(where, text, indices, classes, remedy, first_index)
-    return entries
 
 
 LID = Source(

@@ -33,25 +33,31 @@ def read_lines(path: Path, expected: str, remedy: str) -> list[tuple[int, str]]:
     return lines
 
 
-def class_indices(where: str, image: str, texts: Sequence[str], classes: int, remedy: str, first: int = 0) -> list[int]:
-    """The indices, from 0 and ascending, that a line of a list names for an image.
+def read_tag_list(path: Path, classes: int, remedy: str, correct: str, first: int = 0) -> dict[str, list[int]]:
+    """Image -> its class indices, from 0 and ascending, of lines `<path> <class index> ...`, in the order of the list.
 
     Args:
-        where: the list and the line, for messages.
+        remedy: what to do where there is no such list.
+        correct: what to do where a class is unknown.
         first: number of the first class in the list.
 
     Raises:
-        UserError: there is no such class.
+        UserError: as of `read_lines`; a path leads out, an image comes twice, or a class is unknown.
     """
+    expected = f"lines '<path> <class index> ...' with indices {first}..{classes - 1 + first}"
     by_text = {str(index + first): index for index in range(classes)}
-    unknown = [text for text in texts if text not in by_text]
-    if unknown:
-        raise UserError(
-            f"{where}: class index {shown(unknown)} of image {image}",
-            f"indices {first}..{classes - 1 + first} of the {classes} classes",
-            remedy,
-        )
-    return sorted({by_text[text] for text in texts})
+    tags: dict[str, list[int]] = {}
+    for number, line in read_lines(path, expected, remedy):
+        where, (text, *indices) = f"{path}, line {number}", line.split()
+        image = inside(text)
+        if image is None:
+            raise UserError(f"{where}: {text} lies outside of the images", expected, "take it off the list")
+        if image in tags:
+            raise UserError(f"{where}: {text} a second time", "one line per image", "merge the lines")
+        if unknown := [index for index in indices if index not in by_text]:
+            raise UserError(f"{where}: class index {shown(unknown)} of image {text}", expected, correct)
+        tags[image] = sorted({by_text[index] for index in indices})
+    return tags
 
 
 def source_folder(path: Path, expected: str, remedy: str) -> Path:

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.masks import read_tags
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import class_indices, read_lines, source_folder
+from mcis.datasets.sources.lists import read_lines, read_tag_list, source_folder
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import names_in
 
@@ -73,7 +73,8 @@ def read_ids(path: Path, remedy: str) -> list[str]:
 def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
     path = listed.tags_path
     remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
-    tags = _read_tag_list(path, devkit.classes, remedy)
+    correct = "correct the list, or name the right class file by `classes`"
+    tags = read_tag_list(path, len(devkit.classes), remedy, correct)
     if untagged := [image_id for image_id in listed.ids if image_id not in tags]:
         raise UserError(
             f"{path.name} has no line for {shown(untagged)}",
@@ -111,27 +112,6 @@ def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]
     name = listed.path.name
     listed.notes.append(f"tags of {name} were read off ground-truth masks: the truth of every image was opened")
     return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
-
-
-def _read_tag_list(path: Path, classes: tuple[str, ...], remedy: str) -> dict[str, list[int]]:
-    """Image id -> ascending class indices, of lines `<id> <class index from 0> ...`.
-
-    Args:
-        path: the file.
-        classes: K class names.
-        remedy: what to do where there is no such file.
-
-    Raises:
-        UserError: no such file, no UTF-8, an unknown index, or an id a second time.
-    """
-    correct = "correct the list, or name the right class file by `classes`"
-    tags: dict[str, list[int]] = {}
-    for number, line in read_lines(path, "lines '<id> <class index> ...'", remedy):
-        where, (image_id, *indices) = f"{path}, line {number}", line.split()
-        if image_id in tags:
-            raise UserError(f"{where}: {image_id} a second time", "one line per image", "merge the lines")
-        tags[image_id] = class_indices(where, image_id, indices, len(classes), correct)
-    return tags
 
 
 _READERS: dict[str, Callable[[Devkit, DevkitList, Sequence[str | None], bool], Tags]] = {
