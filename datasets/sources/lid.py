@@ -2,8 +2,8 @@
 
 import os
 from pathlib import Path
-from typing import NamedTuple
 
+import pyarrow as pa
 from pydantic import Field
 
 from mcis.datasets.classes import read_classes
@@ -20,17 +20,6 @@ from mcis.datasets.sources.lists import (
     source_folder,
 )
 from mcis.datasets.sources.source import Source
-
-
-class _Split(NamedTuple):
-    """The images of one list: paths below the root, class indices and ground-truth mask of each; notes on the masks."""
-
-    name: str
-    path: Path
-    images: list[str]
-    tags: list[list[int]]
-    masks: list[str | None]
-    notes: list[str]
 
 
 class LidConfig(Section):
@@ -81,38 +70,36 @@ def list_lid(
     names = read_classes(root / classes)
     truth = Maps(root / masks if masks else None, "ground-truth mask")
     files = Files(root)
-    splits = [
-        _read_split(split, root / path, files, truth, len(names), first_index)
-        for split, path in (("train", train_list), ("val", val_list), ("test", test_list))
-        if path is not None
-    ]
-    check_once((split.path, split.images) for split in splits)
-    notes = [note for split in splits for note in split.notes]
+    lists = {"train": root / train_list, "val": root / val_list} | ({"test": root / test_list} if test_list else {})
+    splits = [_read_split(split, path, files, truth, names, first_index) for split, path in lists.items()]
+    check_once((path, found.table["image_id"].to_pylist()) for path, found in zip(lists.values(), splits, strict=True))
+    notes = [note for found in splits for note in found.notes]
     if not masks:
         notes = ["no folder of ground-truth masks: nothing is scored"]
-    images = [image for split in splits for image in split.images]
-    rows = listing_table(
-        image_id=[f"lid/{image}" for image in images],
-        uri=[f"{root}/{image}" for image in images],
-        domain="target",
-        split=[split.name for split in splits for _ in split.images],
-        tags=[tags for split in splits for tags in split.tags],
-        mask_uri=[uri for split in splits for uri in split.masks],
-    )
-    return Listing(rows, names, tuple(notes))
+    return Listing(pa.concat_tables([found.table for found in splits]), names, tuple(notes))
 
 
-def _read_split(split: str, path: Path, files: Files, truth: Maps, classes: int, first_index: int) -> _Split:
-    """Reads one list; every image on it exists."""
+def _read_split(split: str, path: Path, files: Files, truth: Maps, names: tuple[str, ...], first_index: int) -> Listing:
+    """The images of one list, every one of which exists, and notes on their masks."""
     correct = "name the right class file by `classes`, or say by `first_index` whether indices count from 0 or 1"
-    entries = read_tag_list(path, classes, "name a list of the challenge", f"correct the list, {correct}", first_index)
+    entries = read_tag_list(
+        path, len(names), "name a list of the challenge", f"correct the list, {correct}", first_index
+    )
     prefix, suffix = _affixes(files.root, split, next(iter(entries)))
     images = [f"{prefix}{entry}{suffix}" for entry in entries]
     absent = [image for image in images if image not in files]
     check_present(path, absent, files.root, "a file for each line (links that lead elsewhere do not count)")
     stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
     masks, notes = complete_masks([truth.of(stem) for stem in stems], split)
-    return _Split(split, path, images, list(entries.values()), masks, notes)
+    table = listing_table(
+        image_id=[f"lid/{image}" for image in images],
+        uri=[f"{files.root}/{image}" for image in images],
+        domain="target",
+        split=split,
+        tags=list(entries.values()),
+        mask_uri=masks,
+    )
+    return Listing(table, names, tuple(notes))
 
 
 def _affixes(root: Path, split: str, entry: str) -> tuple[str, str]:

@@ -9,6 +9,8 @@ import inspect
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as pa
+
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
@@ -65,34 +67,32 @@ def list_voc(
     lists = [_read_list(devkit, split, name, val_list, sbd_folder) for split, name in names.items()]
     # A folder `masks` is meant for all: a mask that is nowhere is expected there, and the evaluation names it.
     expected = devkit.root / masks if (devkit.root / masks).is_dir() else None
-    tags: list[list[int]] = []
-    uris: list[str | None] = []
-    notes: list[str] = []
+    tables, notes = [], list[str]()
     for listed in lists:
-        of_list = [truth.get(i, f"{expected}/{i}.png" if expected else None) for i in listed.ids]
+        masks_of_list = [truth.get(i, f"{expected}/{i}.png" if expected else None) for i in listed.ids]
         if listed.split == "test":
-            tags += [[] for _ in listed.ids]
-            uris += [None for _ in listed.ids]
+            tags, masks_of_list = [[] for _ in listed.ids], [None for _ in listed.ids]
         else:
-            tags += read_list_tags(tags_from, devkit, listed, of_list, difficult=difficult)
-            complete, lacking = complete_masks(of_list, listed.split)
-            uris += complete
+            tags = read_list_tags(tags_from, devkit, listed, masks_of_list, difficult=difficult)
+            masks_of_list, lacking = complete_masks(masks_of_list, listed.split)
             notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
+        if listed.split == "train":
+            _check_classes(devkit.classes, listed, tags)
+        table = listing_table(
+            image_id=listed.ids,
+            uri=[str(devkit.images / f"{image_id}.jpg") for image_id in listed.ids],
+            domain="target",
+            split=listed.split,
+            tags=tags,
+            mask_uri=masks_of_list,
+            saliency_uri=_saliency(devkit.root / saliency, listed),
+        )
+        tables.append(table)
     check_once((listed.path, listed.ids) for listed in lists)
-    _check_classes(devkit.classes, lists[0], tags)
     if not truth and not expected:
         notes = [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
-    ids = [image_id for listed in lists for image_id in listed.ids]
-    rows = listing_table(
-        image_id=ids,
-        uri=[str(devkit.images / f"{image_id}.jpg") for image_id in ids],
-        domain="target",
-        split=[listed.split for listed in lists for _ in listed.ids],
-        tags=tags,
-        mask_uri=uris,
-        saliency_uri=_saliency(devkit.root / saliency, lists),
-    )
-    return Listing(rows, devkit.classes, (*notes, *(note for listed in lists for note in listed.notes)))
+    notes += [note for listed in lists for note in listed.notes]
+    return Listing(pa.concat_tables(tables), devkit.classes, tuple(notes))
 
 
 def _open_devkit(root: Path, classes: Path | None) -> Devkit:
@@ -118,10 +118,9 @@ def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path |
 
 
 def _check_classes(names: tuple[str, ...], train: DevkitList, tags: Sequence[Sequence[int]]) -> None:
-    """Every class has a training image; the first of the `tags` are of those."""
-    tagged = {tag for of_image in tags[: len(train.ids)] for tag in of_image}
-    empty = [name for index, name in enumerate(names) if index not in tagged]
-    if empty:
+    """Every class has a training image."""
+    tagged = {tag for of_image in tags for tag in of_image}
+    if empty := [name for index, name in enumerate(names) if index not in tagged]:
         raise UserError(
             f"no training image of class {shown(empty)} in {train.path.name}",
             "at least one tagged image for each class",
@@ -129,18 +128,18 @@ def _check_classes(names: tuple[str, ...], train: DevkitList, tags: Sequence[Seq
         )
 
 
-def _saliency(folder: Path, lists: Sequence[DevkitList]) -> list[str | None]:
+def _saliency(folder: Path, listed: DevkitList) -> list[str | None]:
     """The saliency map of each image, None for images without; where the folder exists, training images have one."""
     names = set(names_in(folder))
-    if folder.is_dir():
-        lists[0].check_each(
+    maps = [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in listed.ids]
+    if listed.split == "train" and folder.is_dir():
+        listed.check_each(
             f"saliency map in {folder}",
-            [image_id for image_id in lists[0].ids if f"{image_id}.png" not in names],
+            [image_id for image_id, path in zip(listed.ids, maps, strict=True) if path is None],
             "<id>.png for each of them",
             "add the maps, or point `saliency` at a folder that does not exist, which means that there are none",
         )
-    ids = [image_id for listed in lists for image_id in listed.ids]
-    return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in ids]
+    return maps
 
 
 def _sbd_folder(sbd: Path) -> Path:

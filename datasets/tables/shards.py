@@ -62,7 +62,7 @@ class Shards:
         name = self.shard_of.get(image_id)
         if name is None:
             return None
-        shard = _read_kept(self.folder / name, self.columns, self.written[name])
+        shard = _read_shard(self.folder / name, self.columns, self.written[name])
         return shard.table.slice(*shard.rows[image_id])
 
     def __iter__(self) -> Iterator[str]:
@@ -76,8 +76,12 @@ class _Shard(NamedTuple):
     rows: dict[str, tuple[int, int]]
 
 
+@cachetools.cached(
+    cachetools.LRUCache[Any, _Shard](SHARD_BYTES, getsizeof=lambda shard: shard.table.nbytes),
+    condition=threading.Condition(),
+)
 def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _Shard:
-    """Reads a shard's file.
+    """Reads a shard's file, once for all threads of the process; a shard larger than the bound is not kept.
 
     Args:
         columns: that are read; None = all.
@@ -90,12 +94,3 @@ def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _S
         begin, count = rows.get(image_id, (number, 0))
         rows[image_id] = begin, count + 1
     return _Shard(table, rows)
-
-
-def keep_shards(bound: int) -> Callable[[Path, tuple[str, ...] | None, int], _Shard]:
-    """`_read_shard` for many threads that keeps what it has read, up to so many bytes; a larger shard is not kept."""
-    kept = cachetools.LRUCache[Any, _Shard](bound, getsizeof=lambda shard: shard.table.nbytes)
-    return cachetools.cached(kept, condition=threading.Condition())(_read_shard)
-
-
-_read_kept = keep_shards(SHARD_BYTES)

@@ -6,6 +6,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import cachetools
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from mcis.datasets.images.decode import decode_labels, encode_labels
-from mcis.datasets.tables.shards import Shards, keep_shards
+from mcis.datasets.tables import shards as shards_module
+from mcis.datasets.tables.shards import Shards
 from mcis.models.grids import Grid
 from mcis.platform.outputs.tables import MAPS_SCHEMA, image_maps, map_rows
 
@@ -149,7 +151,9 @@ def test_a_table_larger_than_the_bound_is_read_all_the_same(
     """The bound holds two shards, of which the one read last stays, or not even one."""
     shards = Shards(forty, ["mask"])
     shard_bytes = pq.read_table(forty / "part-00000000-00000005.parquet", columns=["image_id", "mask"]).nbytes
-    monkeypatch.setattr("mcis.datasets.tables.shards._read_kept", keep_shards(int(kept * shard_bytes)))
+    cache = cachetools.LRUCache(int(kept * shard_bytes), getsizeof=lambda shard: shard.table.nbytes)
+    bounded = cachetools.cached(cache)(shards_module._read_shard.__wrapped__)
+    monkeypatch.setattr(shards_module, "_read_shard", bounded)
     reads = Reads(monkeypatch)
     for image_id in ("i0", "i5", "i1", "i10", "i0", "i5", "i10", "i2"):
         assert mask_number(shards, image_id) == int(image_id[1:])
