@@ -71,7 +71,8 @@ def list_voc(
     for listed in lists:
         masks_of_list = [truth.get(i, f"{expected}/{i}.png" if expected else None) for i in listed.ids]
         if listed.split == "test":
-            tags, masks_of_list = [[] for _ in listed.ids], [None for _ in listed.ids]
+            tags = list[list[int]]([] for _ in listed.ids)
+            masks_of_list = [None for _ in listed.ids]
         else:
             tags = read_list_tags(tags_from, devkit, listed, masks_of_list, difficult=difficult)
             masks_of_list, lacking = complete_masks(masks_of_list, listed.split)
