@@ -6,7 +6,7 @@ from statistics import stdev
 
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compared_scores
-from mcis.platform.runs.scores import HEADINGS, ORIGIN, Score
+from mcis.platform.runs.scores import ORIGIN, Score, headings_of
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import Case, Contrast
 
@@ -18,9 +18,6 @@ INTERVALS = (
 """What the intervals are, in words."""
 _OF_A_CASE = {"threshold", "related images", "ignored share", "decided by maps", "seed"}
 """Headings of a score's meaning that differ from case to case, so that they do not describe a column."""
-
-Meaning = dict[str, list[str]]
-"""What a column of a study's figures means: heading -> the texts of its scores, one where all agree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,26 +123,20 @@ def deviation(values: Sequence[float]) -> float:
     return stdev(values) if len(values) > 1 else 0.0
 
 
-def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, Meaning]:
-    """What each column means, from the trials' scores by column."""
-    columns: dict[str, Meaning] = {}
+def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[str, str]]:
+    """What each column means, from the trials' scores by column: heading -> text, or all texts where they differ."""
+    columns = {}
     for column in COLUMNS:
         meanings = [trial[column].meaning() for trial in trials if column in trial]
-        for heading in HEADINGS:
-            texts = dict.fromkeys(meaning[heading] for meaning in meanings if heading in meaning)
-            if texts and heading not in _OF_A_CASE:
-                columns.setdefault(column, {})[heading] = list(texts)
-    return columns
+        headings = headings_of(meanings, but=_OF_A_CASE)
+        columns[column] = {h: " or ".join(dict.fromkeys(of[h] for of in meanings if h in of)) for h in headings}
+    return {column: meaning for column, meaning in columns.items() if meaning}
 
 
-def caption(means: Mapping[str, Meaning]) -> str:
+def caption(means: Mapping[str, Mapping[str, str]]) -> str:
     """One line on what the columns mean, but for where their scores come from and for methods that rows name."""
     parts = []
     for column, meaning in means.items():
-        texts = (
-            f"{heading} {' or '.join(texts)}"
-            for heading, texts in meaning.items()
-            if heading not in ORIGIN and not (heading == "method" and len(texts) > 1)
-        )
-        parts.append(f"{column}: {', '.join(texts)}")
+        told = [h for h in meaning if h not in ORIGIN and not (h == "method" and " or " in meaning[h])]
+        parts.append(f"{column}: {', '.join(f'{heading} {meaning[heading]}' for heading in told)}")
     return "; ".join(parts)

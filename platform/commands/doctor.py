@@ -1,6 +1,5 @@
 """Whether this machine is fit for the job: one line per part, with what to do where it is not."""
 
-import importlib.metadata
 import os
 import platform
 import tempfile
@@ -33,7 +32,6 @@ def checks(workspace: Path, wanted: int = 0) -> list[Check]:
         "python": lambda: ("ok", platform.python_version()),
         "torch": _torch,
         "gpu": _gpu,
-        "torchvision": _torchvision,
         "dense CRF": _dense_crf,
         "ray": _ray,
         "mlflow": lambda: _mlflow(workspace),
@@ -69,16 +67,6 @@ def _gpu() -> tuple[str, ...]:
     free, total = torch.cuda.mem_get_info()
     name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     return "ok", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
-
-
-def _torchvision() -> tuple[str, ...]:
-    from mcis.models.torchvision_ops import compiled_operators_load  # before torchvision, which it makes importable
-
-    version = importlib.metadata.version("torchvision")
-    if compiled_operators_load():
-        return "ok", f"{version}, compiled operators load"
-    remedy = "nothing here needs them; install the torchvision build that matches torch to have them"
-    return "note", f"{version}, compiled operators do not load beside this torch", remedy
 
 
 def _dense_crf() -> tuple[str, ...]:

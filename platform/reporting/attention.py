@@ -8,15 +8,13 @@ from PIL import Image
 from torch import Tensor
 
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
 from mcis.models.coattention import pair_kinds, positions, seen_from_n
 from mcis.models.localization import embed, score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import load_classifier
 from mcis.platform.outputs.relations import MapRelations
-from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.panels import Steps, Tile, heat_picture
+from mcis.platform.reporting.panels import Panel, Steps, Tile, heat_picture
 from mcis.platform.runs.context import RunContext
 
 _SHOWN = 3
@@ -27,7 +25,7 @@ _HEIGHT = 120
 
 @torch.inference_mode()
 def attention_steps(
-    config: Config, context: RunContext, relations: MapRelations, image_ids: Sequence[str]
+    config: Config, context: RunContext, relations: MapRelations, panels: Sequence[Panel]
 ) -> list[Steps]:
     """Each map of some training images, beside up to three related images with the attention that these receive.
 
@@ -36,7 +34,7 @@ def attention_steps(
     """
     localize, size, uris = config.localize, config.classifier.input_size, relations.rows["uri"]
     model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
-    table, source = Shards(context.inputs["localize"] / "maps"), torch.from_numpy(relations.source)
+    source = torch.from_numpy(relations.source)
 
     def embeddings(rows: list[int]) -> Tensor:
         """Embeddings (N, D, H, W) of some images."""
@@ -68,14 +66,14 @@ def attention_steps(
         return Tile(title, picture.resize((max(1, round(_HEIGHT * image.width / image.height)), _HEIGHT)))
 
     steps, row_of = [], {image_id: row for row, image_id in enumerate(relations.rows["image_id"].to_pylist())}
-    for image_id in image_ids:
-        row, image = row_of[image_id], image_maps(table, image_id)
-        assert image is not None, f"no localization map of the tagged image {image_id}"
+    for panel in panels:
+        row, kept = row_of[panel.image_id], panel.kept
+        assert kept is not None
         for tag, all_related in relations.of(row):
             name, related = context.classes[tag], all_related[:_SHOWN]
-            heat = torch.from_numpy(image.maps[image.classes.tolist().index(tag)])
+            heat = torch.from_numpy(kept.maps[kept.classes.tolist().index(tag)])
             tiles = [tile("the map", row, name, heat)]
             of_related = zip(related, received(row, related, heat), strict=True)
             tiles += [tile("attended to", other, name, attention) for other, attention in of_related]
-            steps.append(Steps(image_id, name, tuple(tiles)))
+            steps.append(Steps(panel.image_id, name, tuple(tiles)))
     return steps

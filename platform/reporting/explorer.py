@@ -7,7 +7,7 @@ pixels on the longer side: where the truth is no larger, its IoU is the one that
 
 import base64
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,14 +17,10 @@ from PIL import Image
 
 from mcis.datasets.images.decode import fit_picture, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
-from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.relations import MapRelations
-from mcis.platform.outputs.tables import ImageMaps, image_maps
 from mcis.platform.reporting.html import data_uri, shown
 from mcis.platform.reporting.panels import Panel, Steps, Tile, labels
-from mcis.platform.runs.context import RunContext
 
 SIDE = 512
 """Longest side of an embedded picture and of what is computed with it, pixels."""
@@ -49,70 +45,38 @@ class Related(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ExplorerImage:
-    """An image with what is set against thresholds.
-
-    Attributes:
-        image: (h, w, 3) uint8 RGB, at most SIDE pixels a side.
-        truth: (h, w) uint8 labels, 255 ignored; None where there is none.
-        full_size: height and width of the image's file, at which the program scores it, pixels.
-        maps: its maps as the stage localize keeps them.
-        related: what each of them was made with; empty for maps of a single round.
-    """
-
-    image_id: str
-    image: NDArray[np.uint8]
-    truth: NDArray[np.uint8] | None
-    full_size: tuple[int, int]
-    maps: ImageMaps
-    related: tuple[Related, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Explorer:
     """Images whose maps can be set against thresholds i / bins.
 
     Attributes:
+        images: panels with maps.
+        related_images: by image what each of its maps was made with; empty for maps of a single round.
         scale: of the maps, as of `models.localization.scale_maps`.
         bins: number of thresholds.
         threshold: at which a reader begins where the maps were not scored.
         related: number of related images of each map.
     """
 
-    images: Sequence[ExplorerImage]
+    images: Sequence[Panel]
+    related_images: Mapping[str, Sequence[Related]]
     scale: str
     bins: int
     threshold: float
     related: int
 
 
-def explorer_of_run(
-    config: Config, context: RunContext, panels: Sequence[Panel], relations: MapRelations | None
-) -> Explorer | None:
+def explorer_of_run(config: Config, panels: Sequence[Panel], relations: MapRelations | None) -> Explorer | None:
     """The explorer of the gallery's first images that have maps; None where there are none."""
-    with_maps = {panel.image_id: panel for panel in panels if panel.split == "train" and panel.maps}
+    with_maps = [panel for panel in panels if panel.split == "train" and panel.kept][:_MOST_IMAGES]
     if not with_maps:
         return None
-    table = Shards(context.inputs["localize"] / "maps")
-    rows = relations.rows if relations else split_rows(context, "train", tagged=True)
-    row_of = {image_id: row for row, image_id in enumerate(rows["image_id"].to_pylist())}
-    images = []
-    for image_id, panel in list(with_maps.items())[:_MOST_IMAGES]:
-        row, maps = row_of[image_id], image_maps(table, image_id)
-        assert maps is not None, f"no localization map of the tagged image {image_id}"
-        image = fit_picture(panel.image, SIDE).rgb
-        images.append(
-            ExplorerImage(
-                image_id=image_id,
-                image=image,
-                truth=None if panel.truth is None else resize_labels(panel.truth, *image.shape[:2]),
-                full_size=(rows["height"][row].as_py(), rows["width"][row].as_py()),
-                maps=maps,
-                related=tuple(_related(relations, row)) if relations else (),
-            )
-        )
+    related: dict[str, list[Related]] = {}
+    if relations:
+        row_of = {image_id: row for row, image_id in enumerate(relations.rows["image_id"].to_pylist())}
+        related = {panel.image_id: list(_related(relations, row_of[panel.image_id])) for panel in with_maps}
     return Explorer(
-        images=images,
+        images=with_maps,
+        related_images=related,
         scale=config.maps.scale,
         bins=config.evaluate.thresholds,
         threshold=config.pseudo_masks.threshold,
@@ -145,30 +109,31 @@ def explorer_data(
     images = []
     for image in explorer.images:
         steps = [number for number, of in enumerate(attention) if of.image_id == image.image_id]
-        images.append(_image_data(image, steps))
+        images.append(_image_data(image, explorer.related_images.get(image.image_id, ()), steps))
     return values | {"images": images}
 
 
-def _image_data(image: ExplorerImage, steps: list[int]) -> dict[str, Any]:
-    rows, columns = image.maps.grids
-    height, width = image.image.shape[:2]
+def _image_data(panel: Panel, related: Sequence[Related], steps: list[int]) -> dict[str, Any]:
+    """An image at no more than SIDE pixels a side."""
+    image, maps = fit_picture(panel.image, SIDE).rgb, panel.kept
+    assert maps is not None
     return {
-        "id": shown(image.image_id),
-        "height": height,
-        "width": width,
-        "full": list(image.full_size),
-        "picture": data_uri(Image.fromarray(image.image), "JPEG"),
-        "truth": None if image.truth is None else _packed(image.truth),
-        "labels": (image.maps.classes + 1).tolist(),
-        "maps": _packed(image.maps.maps.astype("<f4")),
-        "grids": [grid._asdict() for grid in (rows, columns)],
+        "id": shown(panel.image_id),
+        "height": image.shape[0],
+        "width": image.shape[1],
+        "full": panel.full_size,
+        "picture": data_uri(Image.fromarray(image), "JPEG"),
+        "truth": None if panel.truth is None else _packed(resize_labels(panel.truth, *image.shape[:2])),
+        "labels": (maps.classes + 1).tolist(),
+        "maps": _packed(maps.maps.astype("<f4")),
+        "grids": [grid._asdict() for grid in maps.grids],
         "related": [
             {
                 "label": of.tag + 1,
                 "number": of.number,
                 "tiles": [{"id": shown(tile.title), "picture": data_uri(tile.picture, "JPEG")} for tile in of.tiles],
             }
-            for of in image.related
+            for of in related
         ],
         "steps": steps,
     }

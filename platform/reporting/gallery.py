@@ -16,7 +16,7 @@ from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import split_rows, truth_of_row
-from mcis.platform.outputs.tables import image_maps
+from mcis.platform.outputs.tables import ImageMaps, image_maps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import PredictResult
@@ -75,6 +75,7 @@ def _panels(
         shape: tuple[int, int] = image.shape[:2]
         truth, prediction = None, predictions.get(image_id)
         mask = masks.rows(image_id) if masks else None
+        kept = image_maps(maps, image_id) if maps else None
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), *shape)
         panels.append(
@@ -84,7 +85,9 @@ def _panels(
                 tags=tuple(classes[k] for k in row["tags"]),
                 image=image,
                 truth=truth,
-                maps=_maps(maps, image_id, shape, classes) if maps else (),
+                maps=_maps(kept, shape, classes) if kept else (),
+                kept=kept,
+                full_size=(row["height"], row["width"]),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                 cue=mask["cue"][0].as_py() if mask else None,
                 prediction=None if prediction is None else resize_labels(prediction, *shape),
@@ -94,15 +97,12 @@ def _panels(
 
 
 def _maps(
-    table: Shards, image_id: str, shape: tuple[int, int], classes: tuple[str, ...]
+    image: ImageMaps, shape: tuple[int, int], classes: tuple[str, ...]
 ) -> tuple[tuple[str, NDArray[np.float32]], ...]:
     """Class name and map, (H, W), of each tag; each map is divided by its own maximum.
 
     That is so for any `maps.scale`: on a scale that all maps share a faint one would not show.
     """
-    image = image_maps(table, image_id)
-    if image is None:
-        return ()
     maps = score_maps(torch.from_numpy(image.maps), image.grids, "maximum", *shape).numpy()
     return tuple((classes[k], heat) for k, heat in zip(image.classes, maps, strict=True))
 

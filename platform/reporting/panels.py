@@ -15,6 +15,7 @@ from PIL import Image
 from mcis.datasets.classes import BACKGROUND, IGNORE, palette
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
+from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.runs.scores import percent
 
 COLUMNS = ("image", "truth", "localization map", "pseudo mask", "prediction")
@@ -35,6 +36,8 @@ class Panel:
     truth, pseudo_mask, prediction: (H, W) uint8 labels, k + 1 for class index k, 255 ignored (in a prediction nothing
         is); None where the run has none.
     maps: (class name, (H, W) float32 in [0, 1]) a tag, its localization map; empty where none was made.
+    kept: the same maps as the stage localize keeps them.
+    full_size: height and width of the image's file, at which the program scores it, pixels; None where nobody asks.
     cue: background cue of the pseudo mask.
     """
 
@@ -44,6 +47,8 @@ class Panel:
     image: NDArray[np.uint8]
     truth: NDArray[np.uint8] | None = None
     maps: tuple[tuple[str, NDArray[np.float32]], ...] = ()
+    kept: ImageMaps | None = None
+    full_size: tuple[int, int] | None = None
     pseudo_mask: NDArray[np.uint8] | None = None
     prediction: NDArray[np.uint8] | None = None
     cue: str | None = None

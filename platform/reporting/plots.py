@@ -3,9 +3,11 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from cycler import cycler
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
@@ -54,6 +56,8 @@ _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
 _MOST_NAMED = 40
 """Classes up to which a heat map names each."""
+_ROW = 160
+"""CSS pixels of a row of the gallery."""
 _PIXEL = 1 / 96
 """Inches of a CSS pixel."""
 Draw = Callable[[Figure, Theme], None]
@@ -102,16 +106,15 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
     thickness = 0.78 / len(bars)
 
     def draw(figure: Figure, theme: Theme) -> None:
-        axes = styled(figure.add_subplot(), theme, grid="x")
+        axes = figure.add_subplot()
         for i, (label, iou, miou, number) in enumerate(bars):
             values = np.nan_to_num(np.array([iou.get(name) for name in names], np.float64))
             centers = np.arange(len(names)) + (i - (len(bars) - 1) / 2) * thickness
-            color = theme.series[number % len(theme.series)]
-            axes.barh(centers, values, thickness * 0.86, color=color, label=f" {short(label, 60)}")
-            axes.axvline(miou, color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
+            axes.barh(centers, values, thickness * 0.86, color=f"C{number}", label=f" {short(label, 60)}")
+            axes.axvline(miou, color=f"C{number}", linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
         _name_rows(axes, theme, [short(name, 24) for name in names])
-        axes.set_xlabel("IoU in percent, dashed: mIoU", color=theme.muted, fontsize=9)
-        _legend(figure, theme, "outside upper left", columns=1)
+        axes.set_xlabel("IoU in percent, dashed: mIoU")
+        figure.legend(loc="outside upper left")
 
     return plot(480, 90 + 18 * (len(bars) - 1) + len(names) * (12 + 8 * len(bars)), draw)
 
@@ -120,20 +123,20 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
     """Stacked horizontal bars of 100 points, a step each: its mIoU, and how it lost the others."""
 
     def draw(figure: Figure, theme: Theme) -> None:
-        axes = styled(figure.add_subplot(), theme, grid="x")
+        axes = figure.add_subplot()
         rows, mious = np.arange(len(steps)), np.array([step.miou for step in steps])
-        axes.barh(rows, mious, 0.62, color=[theme.series[STAGE_COLORS[step.what]] for step in steps])
+        axes.barh(rows, mious, 0.62, color=[f"C{STAGE_COLORS[step.what]}" for step in steps])
         for row, miou in enumerate(mious):
-            axes.text(miou - 1, row, f"{miou:.1f}", color=theme.paper, fontsize=9, va="center", ha="right")
+            axes.text(miou - 1, row, f"{miou:.1f}", color=theme.paper, va="center", ha="right")
         start = mious
         for number, name in enumerate(LOST):
             points = np.array([step.lost[number] for step in steps])
-            axes.barh(rows, points, 0.62, left=start, color=theme.series[3 + number], label=name)
+            axes.barh(rows, points, 0.62, left=start, color=f"C{3 + number}", label=name)
             start = start + points
         images = [f"{step.images}, bound {step.run}" if step.run else step.images for step in steps]
         _name_rows(axes, theme, [f"{short(s.name, 34)}\n{short(of, 40)}" for s, of in zip(steps, images, strict=True)])
-        axes.set_xlabel("mIoU, and points lost", color=theme.muted, fontsize=9)
-        _legend(figure, theme, "outside upper left", columns=3)
+        axes.set_xlabel("mIoU, and points lost")
+        figure.legend(loc="outside upper left", ncols=3)
 
     return plot(640, 90 + 46 * len(steps), draw)
 
@@ -142,17 +145,18 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
     """mIoU in percent over the background threshold, a line per label, with a dot at its best point."""
 
     def draw(figure: Figure, theme: Theme) -> None:
-        axes = styled(figure.add_subplot(), theme, grid="both")
+        axes = figure.add_subplot()
+        axes.grid()
         for i, (label, curve) in enumerate(curves.items()):
-            color, text = theme.series[i % len(theme.series)], short(label, 40)
+            color, text = f"C{i}", short(label, 40)
             if best := best_point(curve):
                 axes.axvline(best[0], color=color, linewidth=0.8, alpha=0.5)
                 axes.plot(*best, "o", color=color, markersize=8, markeredgecolor=theme.paper, zorder=3)
                 text += f": best {best[1]:.1f} at {best[0]:.3g}"
             axes.plot(*curve, color=color, linewidth=1.8, label=f" {text}")
-        axes.set_xlabel("threshold of the background", color=theme.muted, fontsize=9)
-        axes.set_ylabel("mIoU in percent", color=theme.muted, fontsize=9)
-        _legend(figure, theme, "outside lower left", columns=1)
+        axes.set_xlabel("threshold of the background")
+        axes.set_ylabel("mIoU in percent")
+        figure.legend(loc="outside lower left")
 
     return plot(480, 320 + 18 * len(curves), draw)
 
@@ -178,9 +182,9 @@ def training_chart(log: TrainingLog) -> Plot:
     def draw(figure: Figure, theme: Theme) -> None:
         all_axes = figure.subplots(len(charts), 1, sharex=True, height_ratios=(3, *[1] * (len(charts) - 1)))
         for axes, (title, lines) in zip(all_axes, charts.items(), strict=True):
-            styled(axes, theme, grid="y")
+            axes.grid(axis="y")
             for i, (name, values) in enumerate(lines.items()):
-                color = theme.ink if name == "loss" else theme.series[(i - 1) % len(theme.series)]
+                color = f"C{i - 1}" if i else theme.ink
                 known = np.isfinite(values) if lines is not losses else np.ones(len(values), bool)
                 epoch, values = log["epoch"][known], values[known]
                 if lines is losses and len(values) > _SMOOTH_FROM:
@@ -189,11 +193,11 @@ def training_chart(log: TrainingLog) -> Plot:
                 marker = "o" if len(values) < 2 else None
                 label = f" {short(name, 30)}" if name else None
                 axes.plot(epoch, values, color=color, linewidth=1.6, marker=marker, label=label)
-            axes.set_title(title, loc="left", color=theme.ink, fontsize=9.5)
+            axes.set_title(title)
             axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
             axes.locator_params(axis="y", nbins=6 if lines is losses else 3)
-        all_axes[-1].set_xlabel("epoch", color=theme.muted, fontsize=9)
-        _legend(figure, theme, "outside lower left", columns=4)
+        all_axes[-1].set_xlabel("epoch")
+        figure.legend(loc="outside lower left", ncols=4)
 
     return plot(480, 480 + 90 * (len(charts) - 3), draw)
 
@@ -211,25 +215,23 @@ def together_chart(together: NDArray[np.int64], classes: Sequence[str]) -> Plot:
         axes = figure.add_subplot()
         colors = LinearSegmentedColormap.from_list("", [theme.line, theme.series[1]])
         heat = axes.imshow(np.sqrt(shares), cmap=colors, vmin=0, vmax=10, interpolation="nearest")
-        axes.set_facecolor(theme.paper)
-        axes.tick_params(color=theme.line, labelcolor=theme.muted, labelsize=9, length=0)
         if len(classes) <= _MOST_NAMED:
             names = [short(name, 20) for name in classes]
-            axes.set_yticks(range(len(names)), names, parse_math=False)
-            axes.set_xticks(range(len(names)), names, rotation=90, parse_math=False)
+            axes.set_yticks(range(len(names)), names)
+            axes.set_xticks(range(len(names)), names, rotation=90)
         bar = figure.colorbar(heat, ax=axes, ticks=np.sqrt([1, 10, 30, 100]), shrink=0.5)
-        bar.ax.set_yticklabels([f"{share} %" for share in (1, 10, 30, 100)], color=theme.muted, fontsize=9)
+        bar.ax.set_yticklabels([f"{share} %" for share in (1, 10, 30, 100)])
 
     side = len(classes) * int(np.clip(560 // len(classes), 3, 26)) + 140  # CSS pixels
     return plot(side + 60, side, draw)
 
 
-def gallery(panels: Sequence[Panel], classes: Sequence[str], *, height: int = 160) -> bytes:
+def gallery(panels: Sequence[Panel], classes: Sequence[str]) -> bytes:
     """All panels (at least one) as rows under column headings, with names and tags, over a legend of their labels.
 
     A PNG for a light page; columns that no panel has are left out.
     """
-    rows = [cells(panel, classes, 2 * height) for panel in panels]
+    rows = [cells(panel, classes, 2 * _ROW) for panel in panels]
     columns = [column for column in COLUMNS if any(column in row for row in rows)]
     handles = [
         Patch(facecolor=color, edgecolor="#8a919c", label=f" {short(name, 20)}")
@@ -247,15 +249,15 @@ def gallery(panels: Sequence[Panel], classes: Sequence[str], *, height: int = 16
                 else:
                     axes.text(0.5, 0.5, "none", color=theme.muted, ha="center", va="center")
             caption = short(f"{panel.image_id}  ·  {panel.split}  ·  {', '.join(panel.tags) or 'no tag'}", 30 * across)
-            place = {"transform": axes_of_row[0].transAxes, "va": "top", "parse_math": False, "in_layout": False}
-            axes_of_row[0].text(0, -0.04, caption, color=theme.muted, fontsize=9, **place)
+            place = {"transform": axes_of_row[0].transAxes, "va": "top", "in_layout": False}
+            axes_of_row[0].text(0, -0.04, caption, color=theme.muted, **place)
         for axes, column in zip(grid[0], columns, strict=True):
-            axes.set_title(column, loc="left", color=theme.ink, fontsize=11)
-        _legend(figure, theme, "outside lower left", columns=across, handles=handles)
+            axes.set_title(column, fontsize=11)
+        figure.legend(loc="outside lower left", ncols=across, handles=handles)
 
     width = max(row["image"].picture.width // 2 for row in rows)
     below = 18 * math.ceil(len(handles) / across)
-    return _png((width + 12) * len(columns), len(rows) * (height + 28) + below + 40, draw, "light")
+    return _png((width + 12) * len(columns), len(rows) * (_ROW + 28) + below + 40, draw, "light")
 
 
 def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -272,36 +274,36 @@ def short(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def styled(axes: Axes, theme: Theme, *, grid: Literal["x", "y", "both"]) -> Axes:
-    """The axes with the colors of a theme and lines along `grid`."""
-    axes.set_facecolor(theme.paper)
-    for side, spine in axes.spines.items():
-        spine.set_visible(side == "bottom")
-        spine.set_color(theme.line)
-    axes.tick_params(color=theme.line, labelcolor=theme.muted, labelsize=9, length=0)
-    axes.grid(axis=grid, color=theme.line, linewidth=0.8)
-    axes.set_axisbelow(True)
-    return axes
-
-
 def _png(width: int, height: int, draw: Draw, name: str) -> bytes:
     theme, buffer = THEMES[name], BytesIO()
-    figure = Figure(figsize=(width * _PIXEL, height * _PIXEL), layout="constrained", facecolor=theme.paper)
-    draw(figure, theme)
-    figure.savefig(buffer, format="png", dpi=2 / _PIXEL, facecolor=theme.paper)
+    with rc_context(_style(theme)):
+        figure = Figure(figsize=(width * _PIXEL, height * _PIXEL), layout="constrained")
+        draw(figure, theme)
+        figure.savefig(buffer, format="png", dpi=2 / _PIXEL)
     return buffer.getvalue()
+
+
+def _style(theme: Theme) -> Any:
+    """The settings of matplotlib that a theme's plots have in common; "$" in a name is a dollar."""
+    no_spines = {f"axes.spines.{side}": False for side in ("left", "right", "top")}
+    no_ticks = {f"{axis}tick.major.size": 0 for axis in "xy"}
+    colors = {
+        theme.paper: ("figure.facecolor", "savefig.facecolor", "axes.facecolor"),
+        theme.ink: ("text.color", "axes.titlecolor"),
+        theme.muted: ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"),
+        theme.line: ("axes.edgecolor", "grid.color"),
+    }
+    return {
+        **no_spines, **no_ticks, **{key: color for color, keys in colors.items() for key in keys},
+        "text.parse_math": False, "font.size": 9, "axes.titlesize": 9.5, "axes.titlelocation": "left",
+        "axes.prop_cycle": cycler(color=theme.series), "axes.axisbelow": True, "legend.frameon": False,
+        "legend.fontsize": 9, "legend.handlelength": 1.2, "legend.columnspacing": 1.4,
+    }  # fmt: skip
 
 
 def _name_rows(axes: Axes, theme: Theme, names: Sequence[str]) -> None:
     """Names the rows of horizontal bars, percent, from the top."""
-    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.grid(axis="x")
+    axes.set_yticks(range(len(names)), names)
     axes.tick_params("y", labelcolor=theme.ink)
     axes.set(xlim=(0, 100), ylim=(len(names) - 0.45, -0.55))
-
-
-def _legend(
-    figure: Figure, theme: Theme, where: Literal["outside upper left", "outside lower left"], *, columns: int, **of: Any
-) -> None:
-    look = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "columnspacing": 1.4}
-    for text in figure.legend(loc=where, ncols=columns, labelcolor=theme.ink, **look, **of).get_texts():
-        text.set_parse_math(False)  # "$" in a name is a dollar

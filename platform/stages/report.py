@@ -80,8 +80,8 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     curves = read_json(evaluated / CURVES) if evaluated else {}
     bound, left_out = upper_bound(context.workspace, context.name, scores)
     panels = panels_of_run(config, context)
-    with_maps = [panel.image_id for panel in panels if panel.split == "train" and panel.maps]
-    relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
+    with_maps = [panel for panel in panels if panel.split == "train" and panel.kept]
+    relations = relations_of_run(config, context) if with_maps else None
     attention = attention_steps(config, context, relations, with_maps[:_STEP_BY_STEP]) if relations else []
     return ReportData(
         name=context.name,
@@ -102,7 +102,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         environment=environment(config.compute.device),
         panels=panels,
         attention=attention,
-        explorer=explorer_of_run(config, context, panels, relations),
+        explorer=explorer_of_run(config, panels, relations),
         bound=bound,
     )
 

@@ -25,7 +25,7 @@ from mcis.platform import pipeline
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.outputs.tables import ImageMaps
-from mcis.platform.reporting.explorer import Explorer, ExplorerImage, Related
+from mcis.platform.reporting.explorer import Explorer, Related
 from mcis.platform.reporting.panels import Panel, Tile, labels
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.files import read_json
@@ -43,41 +43,47 @@ MANY = ("localize.related=2", f"evaluate.thresholds={BINS}", "report.panels=8")
 RELATED = Tile("other", Image.new("RGB", (30, 20), "red"))
 
 
-def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth: bool = True) -> ExplorerImage:
+def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth: bool = True) -> Panel:
     """An image of 57 x 40 pixels, noise with maps of 7 x 7 positions that do not lie at its corners."""
     random = np.random.default_rng(seed)
     maps = (6 * random.standard_normal((len(tags), 7, 7))).astype(np.float16).astype(np.float32)
     known = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
-    return ExplorerImage(
+    return Panel(
         image_id=image_id,
+        split="train",
+        tags=(),
         image=random.integers(0, 256, (40, 57, 3), np.uint8),
         truth=known if truth else None,
         full_size=(40, 57),
-        maps=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
-        related=(Related(tags[0], 2, (RELATED,)),),
+        kept=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
     )
 
 
-def panel(image: ExplorerImage, classes: tuple[str, ...]) -> Panel:
-    """The image as the gallery has it."""
-    tags = tuple(classes[k] for k in image.maps.classes)
-    maps = tuple((name, np.ones(image.image.shape[:2], np.float32)) for name in tags)
-    return Panel(image_id=image.image_id, split="train", tags=tags, image=image.image, truth=image.truth, maps=maps)
+def kept(image: Panel) -> ImageMaps:
+    assert image.kept is not None
+    return image.kept
 
 
-def page_of(folder: Path, images: list[ExplorerImage], scale: str, classes: tuple[str, ...] = CLASSES) -> Path:
+def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, ...] = CLASSES) -> Path:
     """A report with these images; its curve is best at threshold 9 / 32."""
     mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
     score = Score(
         what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, figures={},
         confusion=(), threshold=9 / BINS, related=3, seed=0, recipe="small", weights="none", git=None,
     )  # fmt: skip
-    panels = [panel(image, classes) for image in images]
+    panels = []
+    for image in images:
+        tags = tuple(classes[k] for k in kept(image).classes)
+        maps = tuple((name, np.ones((40, 57), np.float32)) for name in tags)
+        panels.append(replace(image, tags=tags, maps=maps))
+    related = {image.image_id: [Related(int(kept(image).classes[0]), 2, (RELATED,))] for image in images}
     data = ReportData(
         name="drawn", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00", git=None, classes=classes,
         scores=[score], counts={}, rejected=0, notes=[], seconds={}, computed={}, training={},
         curves={"R = 3": Curve([i / BINS for i in range(BINS)], mious)}, config=[], environment={}, panels=panels,
-        explorer=Explorer(images=images, scale=scale, bins=BINS, threshold=0.3, related=3),
+        explorer=Explorer(
+            images=panels, related_images=related, scale=scale, bins=BINS, threshold=0.3, related=3
+        ),
     )  # fmt: skip
     return write_report(data, RunFolder(folder))
 
@@ -164,20 +170,20 @@ def mask_shown(browser: "Chrome", selector: str, classes: tuple[str, ...]) -> ND
     return mask
 
 
-def expected_masks(image: ExplorerImage, scale: str, bins: int) -> Iterator[NDArray[np.uint8]]:
+def expected_masks(image: Panel, scale: str, bins: int) -> Iterator[NDArray[np.uint8]]:
     """The mask of every threshold, slowly and in float64 but for the program's own scores."""
-    scores = score_maps(torch.from_numpy(image.maps.maps), image.maps.grids, scale, *image.image.shape[:2]).numpy()
-    strongest = np.append(0, image.maps.classes + 1)[scores.argmax(axis=0) + 1].astype(np.uint8)
+    scores = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, scale, *image.image.shape[:2]).numpy()
+    strongest = np.append(0, kept(image).classes + 1)[scores.argmax(axis=0) + 1].astype(np.uint8)
     for threshold in range(bins):
         yield np.where(scores.max(axis=0).astype(np.float64) >= threshold / bins, strongest, 0).astype(np.uint8)
 
 
-def mious(image: ExplorerImage, scale: str, bins: int, classes: int) -> list[float]:
+def mious(image: Panel, scale: str, bins: int, classes: int) -> list[float]:
     """The image's mIoU at every threshold, by the functions that the stage `evaluate` calls."""
     assert image.truth is not None
-    maps = score_maps(torch.from_numpy(image.maps.maps), image.maps.grids, scale, *image.truth.shape).numpy()
+    maps = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, scale, *image.truth.shape).numpy()
     total = np.zeros((bins, classes + 1, classes + 1), np.int64)
-    add_counts(total, map_counts(image.truth, maps, image.maps.classes, classes, bins))
+    add_counts(total, map_counts(image.truth, maps, kept(image).classes, classes, bins))
     return [mean(iou(matrix)) for matrix in sweep(total)]
 
 
@@ -222,7 +228,7 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
     image = image_of(HOSTILE, 0)
     names = (HOSTILE, "square", "star")
     opened(browser, page_of(tmp_path, [image], "range", names))
-    scores = score_maps(torch.from_numpy(image.maps.maps), image.maps.grids, "range", 40, 57).numpy()
+    scores = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, "range", 40, 57).numpy()
     mask = list(expected_masks(image, "range", BINS))[9]
     known = image.truth
     assert known is not None
@@ -232,7 +238,7 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
         x, y = map(int, str(browser.find_element("id", "explore-tip").get_attribute("data-at")).split(","))
         truth = "ignored" if known[y, x] == IGNORE else told[known[y, x]]
         lines = ["mask" + told[mask[y, x]], "truth" + truth]
-        lines += [f"{told[k + 1]}{scores[n, y, x]:.2f}" for n, k in enumerate(image.maps.classes)]
+        lines += [f"{told[k + 1]}{scores[n, y, x]:.2f}" for n, k in enumerate(kept(image).classes)]
         assert text(browser, "tip") == "".join(lines)
         return x, y
 

@@ -38,7 +38,7 @@ def test_a_column_of_a_study_says_what_it_means() -> None:
         {"localization maps": 45.0, "pseudo masks": 60.0, "segmentation, CRF": 70.0},
     ]
     means = meaning_of_columns([{k: v for k, v in trial.items() if k != "localization maps"} for trial in trials])
-    assert means["pseudo masks"]["git"] == ["abc"]
+    assert means["pseudo masks"]["git"] == "abc"
     assert caption(means) == (
         "pseudo masks: split train, images 9, background cue saliency, map scale range, method paper; "
         "segmentation, CRF: split val, images 4, scales 1, mirror yes, CRF yes"
@@ -50,7 +50,7 @@ def test_a_caption_leaves_methods_to_the_rows_where_they_differ() -> None:
         scores_by_column([score("pseudo_masks", 60.0, related=3, method=method)], 3) for method in ("one", "other")
     ]
     means = meaning_of_columns(trials)
-    assert means["pseudo masks"]["method"] == ["one", "other"]
+    assert means["pseudo masks"]["method"] == "one or other"
     assert caption(means) == "pseudo masks: split train, images 9"
 
 
