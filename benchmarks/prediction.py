@@ -20,7 +20,7 @@ import torch
 from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.networks.predictor import Prediction, Predictor
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.networks.segmenter import build_segmenter
 
@@ -44,7 +44,7 @@ def crf(side: int) -> Refiner:
 
 def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:
     """The predictions of all pictures."""
-    return list(labeler.map(((None, picture) for picture in pictures), lambda _, prediction: prediction))
+    return list(labeler.map((Photo(None, picture) for picture in pictures), lambda _, prediction: prediction))
 
 
 def refined(refiner: Refiner, predictions: list[Prediction]) -> None:

@@ -10,7 +10,7 @@ SEGMENTERS: Registry[Callable[..., Any]] = Registry(
     {
         "largefov": "mcis.models.segmenters:LargeFov",
         "deeplabv3": "mcis.models.segmenters:DeepLabV3",
-        "skip": "mcis.models.segmenters:Skip",
+        "pyramid": "mcis.models.segmenters:Pyramid",
     },
 )
 """Networks (backbone, labels, width, dilation, dropout): normalized images (B, 3, H, W) -> logits (B, K + 1, H, W)."""

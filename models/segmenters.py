@@ -112,18 +112,19 @@ def _without_batch_norm(network: nn.Module) -> None:
             setattr(network.get_submodule(parent), own, nn.GroupNorm(groups, channels))
 
 
-class Skip(Segmenter):
-    """A light decoder in the manner of DeepLab-v3+ (Chen et al., ECCV 2018), for small backbones of a coarse stride.
+class Pyramid(Segmenter):
+    """A light decoder down a pyramid of levels (Lin et al., CVPR 2017; DeepLab-v3+), for backbones of a coarse stride.
 
-    The features pass a 1x1 and two dilated 3x3 convolutions, are resized to the positions of the backbone's finest
-    level, and meet it there, reduced to 48 channels; two depthwise separable 3x3 convolutions and a 1x1 follow.
+    The features pass a 1x1 and a depthwise separable 3x3 convolution, and their mean over the image is added to each
+    position: what the whole image shows. Then, from coarse to fine, they are resized to the positions of each of the
+    backbone's levels, meet it there, reduced by a 1x1, and pass a separable 3x3. Group norm follows each convolution.
 
     Args:
-        backbone: features (B, C, h, w), with a level of stride 4.
+        backbone: features (B, C, h, w), with a level of a finer stride.
         labels: K + 1, background first.
-        width: channels of the decoder.
-        dilation: of the two 3x3 convolutions on the features.
-        dropout: fraction of units dropped before the last layer.
+        width: channels of the decoder, a multiple of 8.
+        dilation: of the separable convolution on the features.
+        dropout: fraction of channels dropped before the last layer.
 
     Raises:
         UserError: the backbone has no such level.
@@ -131,50 +132,47 @@ class Skip(Segmenter):
 
     def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
         super().__init__(backbone)
-        if not backbone.levels:
+        strides = {level.layout.stride: level for level in backbone.levels}
+        self.finer = tuple(level for stride, level in strides.items() if stride < backbone.layout.stride)
+        """From the finest to the coarsest."""
+        if not self.finer:
             raise UserError(
-                "the segmentation network skip with a backbone without a layer of stride 4",
+                "the segmentation network pyramid with a backbone without a layer of a finer stride",
                 "a convolutional backbone",
                 "choose another `backbone`, or set `network` to largefov",
             )
-        finest = backbone.levels[0]
-        self.finest_layout = finest.layout
-        self.head = nn.Sequential(
-            nn.Conv2d(backbone.channels, width, 1),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(width, width, 3, padding=dilation, dilation=dilation),
-            nn.ReLU(inplace=True),
-        )
-        self.reduce = nn.Sequential(nn.Conv2d(finest.channels, _REDUCED, 1), nn.ReLU(inplace=True))
-        self.decoder = nn.Sequential(
-            *_separable(width + _REDUCED, width),
-            *_separable(width, width),
-            SampleDropout(dropout),
-            nn.Conv2d(width, labels, 1),
-        )
-        _initialize(self.head, self.reduce, self.decoder)
+        self.head = nn.Sequential(*_normed(backbone.channels, width), *_separable(width, width, dilation))
+        self.whole = nn.Conv2d(backbone.channels, width, 1)
+        self.reduce = nn.ModuleList(nn.Sequential(*_normed(level.channels, _REDUCED)) for level in self.finer)
+        self.merge = nn.ModuleList(nn.Sequential(*_separable(width + _REDUCED, width)) for _ in self.finer)
+        self.last = nn.Sequential(SampleDropout(dropout), nn.Conv2d(width, labels, 1))
+        _initialize(self.last)
 
     def logits(self, images: Tensor) -> tuple[Tensor, Grids]:
         """As of `Segmenter`, at the positions of the finest level."""
-        finest, *_, features = self.backbone.with_levels(images)
-        coarse = self.head(features)
-        fine = self.finest_layout.grids(images.shape, finest.shape)
-        upsampled = resample(coarse, self.backbone.grids(images, coarse), fine)
-        return self.decoder(torch.cat([upsampled, self.reduce(finest)], dim=1)), fine
+        with self.backbone.watching(*self.finer) as levels:
+            features = self.backbone(images)
+        merged, source = self.head(features), self.backbone.grids(images, features)
+        merged = merged + self.whole(features.mean(dim=(2, 3), keepdim=True))
+        for n in reversed(range(len(self.finer))):
+            target = self.finer[n].layout.grids(images.shape, levels[n].shape)
+            merged = self.merge[n](torch.cat([resample(merged, source, target), self.reduce[n](levels[n])], dim=1))
+            source = target
+        return self.last(merged), source
 
 
-_REDUCED = 48  # channels of the finest level in the decoder, as in DeepLab-v3+
+_REDUCED = 48  # channels of a level in the decoder, as in DeepLab-v3+
 
 
-def _separable(inputs: int, outputs: int) -> list[nn.Module]:
+def _normed(inputs: int, outputs: int) -> list[nn.Module]:
+    """A 1x1 convolution, group norm of 8 channels a group, ReLU."""
+    return [nn.Conv2d(inputs, outputs, 1, bias=False), nn.GroupNorm(outputs // 8, outputs), nn.ReLU(inplace=True)]
+
+
+def _separable(inputs: int, outputs: int, dilation: int = 1) -> list[nn.Module]:
     """A 3x3 convolution of each channel by itself, then a 1x1 over the channels (DeepLab-v3+)."""
-    return [
-        nn.Conv2d(inputs, inputs, 3, padding=1, groups=inputs),
-        nn.Conv2d(inputs, outputs, 1),
-        nn.ReLU(inplace=True),
-    ]
+    depthwise = nn.Conv2d(inputs, inputs, 3, padding=dilation, dilation=dilation, groups=inputs, bias=False)
+    return [depthwise, *_normed(inputs, outputs)]
 
 
 def _initialize(*parts: nn.Sequential) -> None:
@@ -238,6 +236,18 @@ def predict(
             total = out if total is None else total + out
     assert total is not None
     return total / (len(scales) * (2 if mirror else 1))
+
+
+def among_tags(probabilities: Tensor, tags: Sequence[int]) -> Tensor:
+    """Probabilities (K + 1, ...) of an image whose classes are known: those of others are 0, and the rest sum to 1.
+
+    Args:
+        tags: the image's class indices, from 0; background may be in any image.
+    """
+    there = [0, *(tag + 1 for tag in tags)]
+    kept = torch.zeros_like(probabilities)
+    kept[there] = probabilities[there].clamp(min=torch.finfo(probabilities.dtype).tiny)
+    return kept / kept.sum(dim=0)
 
 
 def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:

@@ -63,6 +63,8 @@ class Draw(enum.IntEnum):
     """Seed of a training that a bootstrap's resample draws in one of its turns: (resample, turn)."""
     COMPARED_IMAGES = 19
     """Which images the page of a comparison shows beside those that differ most: (0, image)."""
+    CLASS_REPEAT = 21
+    """Whether an image is repeated by the fraction that its class's repeat factor leaves over: (0, image)."""
 
 
 @enum.unique

@@ -105,6 +105,33 @@ def list_tagged(
     return found
 
 
+def read_tags(
+    table: str, classes: Sequence[str], *, image: str = "image", tags: str = "tags", allow_absolute: bool = False
+) -> dict[str, list[int]]:
+    """The tags of photographs that a trained network is to label: absolute path or URI -> class indices from 0.
+
+    Args:
+        table: as of `list_tagged`; other columns than those of images and tags are not looked at.
+        classes: the K class names of the network.
+
+    Raises:
+        UserError: as of `list_tagged`; an image is named twice, or a tag is no class.
+    """
+    rows = read_user_table(table, {"image": image, "tags": tags}, trusted=allow_absolute)
+    uris, cells = rows.uris("image", rows.filled("image")), _tag_cells(rows)
+    if twice := repeated(uris):
+        raise UserError(f"{rows.path}: {shown(twice)} more than once", "each image once", "merge the rows")
+    found = {tag for chunk in pieces(cells) for tag in _split(chunk)[1].unique().to_pylist()}
+    if others := sorted(found.difference(classes)):
+        raise UserError(
+            f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
+            f"the classes of the trained run, {', '.join(classes)}",
+            f"{nearest(others, classes)}correct the table",
+        )
+    indices = [row for chunk in pieces(cells) for row in _indices(chunk, classes).to_pylist()]
+    return dict(zip(uris.to_pylist(), indices, strict=True))
+
+
 def _ids(rows: UserTable, images: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
     """A unique name for each row: of the column for it, or the image's path as written."""
     what = "id" if "id" in rows.columns else "image"

@@ -10,17 +10,25 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, Works
 
 
 def predict(
-    images: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="IMAGES...",
-            help="Photographs: files, folders, .csv, .jsonl or .parquet tables with a column image, or URIs.",
-        ),
-    ],
     name: Annotated[
         str, typer.Option("--name", "--run", help="Name of the run that trained.", autocompletion=complete_run)
     ],
     out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
+    images: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="IMAGES...",
+            help="Photographs: files, folders, .csv, .jsonl or .parquet tables with a column image, or URIs.",
+        ),
+    ] = None,
+    tags: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TABLE",
+            help="Table with columns image and tags, as for training: its photographs are predicted, too, and their "
+            "masks hold no class that is not among their tags.",
+        ),
+    ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     assignments: Assignments = None,
 ) -> None:
@@ -32,6 +40,7 @@ def predict(
     """
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
+        from mcis.datasets.sources.tagged import read_tags
         from mcis.platform.networks.predictor import Predictor, trained_run
         from mcis.platform.runs.arguments import errors_name_keys
         from mcis.platform.runs.listing import value_of
@@ -42,7 +51,10 @@ def predict(
         trained = trained_run(run, assignments or [])
         with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
             allow = value_of(trained.config, "data.tags.allow_absolute")
-            photographs = list_photographs(images, leave_out=out, allow_absolute=allow)
+            photographs = list_photographs(
+                [*(images or []), *([tags] if tags else [])], leave_out=out, allow_absolute=allow
+            )
+            known = read_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
         for line in photographs.notes:
             console.print(line, markup=False)
         console.print(
@@ -53,7 +65,7 @@ def predict(
 
         predictor = Predictor.of(trained, processes=max(1, (os.cpu_count() or 1) - 1))
         try:
-            rejected = predict_photographs(predictor, photographs.found, out)
+            rejected = predict_photographs(predictor, photographs.found, out, known)
         finally:
             predictor.close()
         typer.echo(f"{len(photographs.found) - len(rejected)} photographs below {out}: masks, overlays, shares.csv")

@@ -224,7 +224,7 @@ def photos() -> Config:
             walk=WalkConfig(beta=4.0, steps=64, max_side=384),
         ),
         segmenter=SegmenterConfig(
-            network="skip",
+            network="pyramid",
             backbone="timm/tf_efficientnet_lite0",
             stride=16,
             trained="head",

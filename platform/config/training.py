@@ -1,5 +1,6 @@
 """Sections of the trainings: co-attention classifier, affinity network, segmentation network, and their optimizers."""
 
+import math
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -110,10 +111,20 @@ class CropSection(BackboneSection):
 
     crop: Positive = 321
     """Side of a training crop, pixels."""
+    batch: Positive = 10
+    """Images per step, over all workers."""
+    steps: Positive = 16000
+    """Updates at least."""
+    epochs: NonNegative = 0.0
+    """Passes over the training images at least; with many images these take more updates than `steps`."""
     mirror: bool = True
     """Mirror each training image with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
     """Update rule, rates and schedule."""
+
+    def updates(self, images: int) -> int:
+        """The updates of a training on so many images."""
+        return max(self.steps, math.ceil(self.epochs * images / self.batch))
 
 
 class ClassifierConfig(BackboneSection):
@@ -229,8 +240,8 @@ class SegmenterConfig(CropSection):
     """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
 
     network: Annotated[str, AfterValidator(SEGMENTERS.choice())] = "largefov"
-    """Head on the backbone: DeepLab-LargeFOV; DeepLab-V3, as torchvision has it, with group norm; or `skip`, a light
-    decoder that sees a layer of stride 4, too, for small backbones of a coarse stride."""
+    """Head on the backbone: DeepLab-LargeFOV; DeepLab-V3, as torchvision has it, with group norm; or `pyramid`, a light
+    decoder that goes down a pyramid of the backbone's levels, for small backbones of a coarse stride."""
     backbone: BackboneName = "resnet101"
     """Features that the head reads, named as the classifier's; vgg16_largefov is DeepLab-LargeFOV's VGG-16."""
     trained: Literal["all", "head"] | Positive = "all"
@@ -244,13 +255,12 @@ class SegmenterConfig(CropSection):
     three times as much."""
     dropout: Fraction = 0.0
     """Dropout after the hidden layers of largefov (0.5 in the VGG-16 version), behind the pyramid of deeplabv3 (0.5 in
-    torchvision), before the last layer of skip."""
+    torchvision), before the last layer of pyramid."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
     """Factors of the image's size, one drawn for each training image."""
-    batch: Positive = 10
-    """Images per step, over all workers."""
-    steps: Positive = 16000
-    """Updates."""
+    class_balance: Fraction = 0.0
+    """How often an epoch shows images of rare classes: each (m / c)^class_balance times, for c images of its rarest
+    class and m of the most frequent one. 0 = all once; 1 = classes equally often."""
 
 
 class AffinityNetConfig(CropSection):
@@ -282,7 +292,7 @@ class AffinityNetConfig(CropSection):
     batch: Positive = 16
     """Images per step, over all workers."""
     steps: Positive = 2000
-    """Updates."""
+    """Updates at least."""
 
     def problems(self) -> Iterator[str]:
         """A threshold for certain background above the one for background."""

@@ -40,11 +40,12 @@ class CropLearner:
     @property
     def schedule(self) -> Schedule:
         c = self.config
+        steps = c.updates(len(self.uris))
         return Schedule(
             batch=c.batch,
             images_per_sample=1,
-            steps=c.steps,
-            schedule_steps=c.steps,
+            steps=steps,
+            schedule_steps=steps,
             steps_per_epoch=len(self.uris) / c.batch,
             seed=self.seed,
             optimizer=c.optimizer,

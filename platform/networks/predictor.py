@@ -8,7 +8,7 @@ import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.images.squares import read_picture
+from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import local_path
 from mcis.models.backbones import to_unit
 from mcis.models.networks import normalization_of
-from mcis.models.segmenters import labels_at, predict
+from mcis.models.segmenters import among_tags, labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import move_channels_last
@@ -53,6 +54,20 @@ class Prediction(NamedTuple):
         probabilities = self.plain if plain or self.refined is None else self.refined
         labels = labels_at(torch.from_numpy(probabilities), self.picture.height, self.picture.width)
         return np.asarray(labels.numpy())
+
+
+class Photo(NamedTuple, Generic[K]):
+    """An image that is to be predicted.
+
+    Attributes:
+        key: anything that who gets its prediction is to know of it.
+        picture: the image as it was read.
+        tags: class indices, from 0, of what is in it, where that is known: it is given no other label.
+    """
+
+    key: K
+    picture: Picture
+    tags: Sequence[int] | None = None
 
 
 class Predictor:
@@ -114,26 +129,28 @@ class Predictor:
             processes=processes,
         )
 
-    def __call__(self, image: Path | str | NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def __call__(
+        self, image: Path | str | NDArray[np.uint8], *, tags: Sequence[str] | None = None
+    ) -> NDArray[np.uint8]:
         """Labels of one image, (H, W) uint8: 0 is background, k + 1 is `classes[k]`.
 
         Args:
             image: path or URI of a file, whose EXIF orientation is applied; or RGB (H, W, 3) uint8.
+            tags: the names of the classes that are in it, where they are known: it is given no other label.
 
         Raises:
-            UserError: the file cannot be read, or is no image.
+            UserError: the file cannot be read, or is no image; or a tag is no class.
             ValueError: an array of another shape or type.
         """
+        known = None if tags is None else self._indices(tags)
         if isinstance(image, np.ndarray):
-            return self._labels(fit_picture(image, self.max_side))
-        try:
-            picture = self.read(str(image))
-        except RejectedImage as error:
-            raise UserError(f"{image}: {error.reason}", "an image", "name another file") from None
-        return self._labels(picture)
-
-    def _labels(self, picture: Picture) -> NDArray[np.uint8]:
-        return next(self.map([(None, picture)], lambda _, prediction: prediction.labels()))
+            picture = fit_picture(image, self.max_side)
+        else:
+            try:
+                picture = self.read(str(image))
+            except RejectedImage as error:
+                raise UserError(f"{image}: {error.reason}", "an image", "name another file") from None
+        return next(self.map([Photo(None, picture, known)], lambda _, prediction: prediction.labels()))
 
     def read(self, uri: str) -> Picture:
         """An image as it is predicted.
@@ -143,27 +160,23 @@ class Predictor:
         """
         return read_picture(uri, min_side=self.min_side, max_pixels=self.max_pixels, max_side=self.max_side)
 
-    def map(self, pictures: Iterable[tuple[K, Picture]], then: Callable[[K, Prediction], T]) -> Iterator[T]:
-        """What `then` makes of the prediction of each picture, in their order.
+    def map(self, photos: Iterable[Photo[K]], then: Callable[[K, Prediction], T]) -> Iterator[T]:
+        """What `then` makes of the key and the prediction of each photo, in their order.
 
-        The network has a picture while the CRF and `then` have earlier ones: as many as there are `processes`, and one
-        that is made ready for them; `then` is called from threads. Without processes, one picture is finished before
-        the next.
-
-        Args:
-            pictures: each with anything that `then` is to know of it.
+        The network has a photo while the CRF and `then` have earlier ones: as many as there are `processes`, and one
+        that is made ready for them; `then` is called from threads. Without processes, one photo is finished before the
+        next.
         """
         if not self.processes:
-            for key, picture in pictures:
-                yield self._finished(key, picture, self._probabilities(picture.rgb), then)
+            for photo in photos:
+                yield self._finished(photo, self._probabilities(photo), then)
             return
         waiting: collections.deque[Future[T]] = collections.deque()
         beside = self.processes + 1
         with ThreadPoolExecutor(beside) as threads:
             try:
-                for key, picture in pictures:
-                    plain = self._probabilities(picture.rgb)
-                    waiting.append(threads.submit(self._finished, key, picture, plain, then))
+                for photo in photos:
+                    waiting.append(threads.submit(self._finished, photo, self._probabilities(photo), then))
                     if len(waiting) > beside:
                         yield waiting.popleft().result()
                 while waiting:
@@ -177,15 +190,26 @@ class Predictor:
         if self.refiner is not None:
             self.refiner.close()
 
-    def _probabilities(self, rgb: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def _probabilities(self, photo: Photo[K]) -> NDArray[np.float32]:
         """Probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
         c = self.config
-        image = self.normalize(to_unit(torch.tensor(rgb, device=self.device)[None]))[0]
+        image = self.normalize(to_unit(torch.tensor(photo.picture.rgb, device=self.device)[None]))[0]
         probabilities = predict(self.model, image, scales=c.scales, mirror=c.mirror, crop=c.crop)
+        if photo.tags is not None:
+            probabilities = among_tags(probabilities, photo.tags)
         return np.asarray(probabilities.cpu().numpy())
 
-    def _finished(self, key: K, picture: Picture, plain: NDArray[np.float32], then: Callable[[K, Prediction], T]) -> T:
-        return then(key, Prediction(picture, plain, self.refiner(picture.rgb, plain) if self.refiner else None))
+    def _indices(self, tags: Sequence[str]) -> list[int]:
+        if others := [tag for tag in tags if tag not in self.classes]:
+            classes = f"among the classes {', '.join(self.classes)}"
+            raise UserError(f"tags {shown(others)}", classes, "leave them out, or name classes of the trained run")
+        return [self.classes.index(tag) for tag in tags]
+
+    def _finished(self, photo: Photo[K], plain: NDArray[np.float32], then: Callable[[K, Prediction], T]) -> T:
+        refined = self.refiner(photo.picture.rgb, plain) if self.refiner else None
+        if refined is not None and photo.tags is not None:
+            refined = among_tags(torch.from_numpy(refined), photo.tags).numpy()
+        return then(photo.key, Prediction(photo.picture, plain, refined))
 
 
 class TrainedRun(NamedTuple):

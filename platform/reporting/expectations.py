@@ -1,13 +1,12 @@
 """What a run can expect of its images, in plain lines, from the listing alone."""
 
-import math
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.index import Listing, shown
 from mcis.platform.config.sections import Config
+from mcis.platform.config.training import CropSection
 from mcis.platform.outputs.read_index import of_split
 
 _FEW = 10
@@ -39,14 +38,13 @@ def _few_images(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
 
 def _unseen(config: Config, images: int) -> list[str]:
     """The trainings that do not see all of so many images in their steps."""
-    trainings = {"segmenter": (config.segmenter.steps, config.segmenter.batch)}
+    trainings: dict[str, CropSection] = {"segmenter": config.segmenter}
     if config.walks:
-        trainings["affinity_net"] = config.affinity_net.steps, config.affinity_net.batch
+        trainings["affinity_net"] = config.affinity_net
     return [
-        f"the {name} sees at most {steps * batch:,} of {images:,} training images; "
-        f"{name}.steps={math.ceil(images / batch)} shows it each of them once"
-        for name, (steps, batch) in trainings.items()
-        if steps * batch < images
+        f"the {name} sees at most {seen:,} of {images:,} training images; {name}.epochs=1 shows it each of them once"
+        for name, section in trainings.items()
+        if (seen := section.updates(images) * section.batch) < images
     ]
 
 

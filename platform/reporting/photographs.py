@@ -1,16 +1,16 @@
 """Photographs -> finished predictions in a folder: masks, overlays, and tables of class shares and of rejects."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.images.decode import Picture, RejectedImage, encode_labels, resize_labels
+from mcis.datasets.images.decode import RejectedImage, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
-from mcis.platform.networks.predictor import MOST_SIDE, Prediction, Predictor
+from mcis.platform.networks.predictor import MOST_SIDE, Photo, Prediction, Predictor
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture
@@ -24,7 +24,9 @@ class Rejected(NamedTuple):
     reason: str
 
 
-def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph], out: Path) -> list[Rejected]:
+def predict_photographs(
+    predictor: Predictor, photographs: Sequence[Photograph], out: Path, tags: Mapping[str, Sequence[int]]
+) -> list[Rejected]:
     """Writes what is predicted of photographs below `out`; what lies there under the same names is replaced.
 
         masks/<name>.png      palette PNG at the photograph's size
@@ -32,6 +34,9 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
         shares.csv            a row for each photograph: its file, mask and size, and the share of each label's pixels
         labels.csv            which label is which class, and its color
         rejects.csv           the files that give no photograph, and why
+
+    Args:
+        tags: by URI the class indices, from 0, of what is in a photograph, where they are known.
 
     Returns:
         What is in rejects.csv.
@@ -52,7 +57,7 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
         return [photograph.uri, mask, *labels.shape, *(f"{share:.6f}" for share in shares)]
 
     with bar("predict", len(photographs), "images") as progress:
-        for row in predictor.map(_read(predictor, photographs, rejected), write):
+        for row in predictor.map(_read(predictor, photographs, rejected, tags), write):
             rows.append(row)
             progress.update(len(rows) + len(rejected))
         progress.update(len(photographs))
@@ -63,8 +68,11 @@ def predict_photographs(predictor: Predictor, photographs: Sequence[Photograph],
 
 
 def _read(
-    predictor: Predictor, photographs: Iterable[Photograph], rejected: list[Rejected]
-) -> Iterator[tuple[tuple[Photograph, NDArray[np.uint8]], Picture]]:
+    predictor: Predictor,
+    photographs: Iterable[Photograph],
+    rejected: list[Rejected],
+    tags: Mapping[str, Sequence[int]],
+) -> Iterator[Photo[tuple[Photograph, NDArray[np.uint8]]]]:
     """The photographs that can be read, each with its overlay's image and as it is predicted; others are rejected."""
     for photograph in photographs:
         try:
@@ -73,4 +81,4 @@ def _read(
         except RejectedImage as error:
             rejected.append(Rejected(photograph.uri, error.reason))
             continue
-        yield (photograph, shown.rgb), picture
+        yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))

@@ -160,6 +160,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "numbers": _NUMBERS,
         "iou_columns": [(tile["what"], tile["title"], tile["score"]) for tile in shown],
         "iou_order": order,
+        "images_of": data.counts.get("index", {}).get("tags", {}),
         "most_bars": MOST_BARS,
         "steps": lost,
         "lost": list(LOST),

@@ -62,7 +62,7 @@ class Score:
         background_cue: where the background comes from.
         map_scale: how activations became scores in [0, 1] (`maps.scale`).
         related: number of related images that each map was made with.
-        method: how maps were made of related images, or refined, in words.
+        method: how maps were made of related images, or refined, or what was known of segmented images, in words.
         scales, mirror: of the images that were segmented, and whether they were also mirrored.
         crf: whether the dense CRF refined the segmentation.
         ignored_share: share of pixels in [0, 1] that pseudo masks ignore in training; they are scored all the same.

@@ -13,7 +13,7 @@ from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import cpus_per_gpu
-from mcis.platform.networks.predictor import Prediction, Predictor
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -32,18 +32,18 @@ class PredictRows:
 
     def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int | None):
         processes = cpus_per_gpu() if processes is None else processes
-        self.max_side = config.data.max_side
+        self.max_side, self.given_tags = config.data.max_side, config.predict.given_tags
         self.predictor = Predictor(config, weights, classes, gpu=gpu, max_side=self.max_side, processes=processes)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        images = rows.select(["image_id", "uri", "height", "width", "content_hash"]).to_pylist()
-        predictions = list(self.predictor.map(((row["image_id"], self._read(row)) for row in images), _as_row))
+        images = rows.select(["image_id", "uri", "height", "width", "content_hash", "tags"]).to_pylist()
+        predictions = list(self.predictor.map(map(self._read, images), _as_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
-    def _read(self, row: dict[str, Any]) -> Picture:
-        return Picture(
-            read_rgb(row["uri"], max_side=self.max_side, content_hash=row["content_hash"]), row["height"], row["width"]
-        )
+    def _read(self, row: dict[str, Any]) -> Photo[str]:
+        rgb = read_rgb(row["uri"], max_side=self.max_side, content_hash=row["content_hash"])
+        known = row["tags"] if self.given_tags else None
+        return Photo(row["image_id"], Picture(rgb, row["height"], row["width"]), known)
 
 
 def _as_row(image_id: str, prediction: Prediction) -> dict[str, Any]:

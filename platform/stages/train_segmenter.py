@@ -7,7 +7,10 @@ import torch
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
+from mcis.datasets.sampling.class_balance import repeated_by_class
+from mcis.datasets.tables.large_tables import take
 from mcis.datasets.tables.shards import Shards
+from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.crop_training import crops, taught_rows, train_on_crops
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
@@ -54,7 +57,9 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     )
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
     rows = taught_rows(split_rows(context, "train", tagged=True), useful, lacking)
-    made_of, backbone = crops("segmenter", config, context, rows, Shards(folder, ["mask"])), None
+    tags = Tags.of_index(rows["tags"], len(classes))
+    shown = take(rows, repeated_by_class(tags, config.segmenter.class_balance, config.seed))
+    made_of, backbone = crops("segmenter", config, context, shown, Shards(folder, ["mask"])), None
     if config.segmenter.init == "classifier":
         classifier = load_classifier(config.classifier, context.inputs["train_classifier"], len(classes))
         backbone = classifier.backbone.state_dict()
@@ -64,7 +69,11 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         config,
         context,
         about={"classes": list(classes), "network": config.segmenter.network},
-        counts={"training images": len(rows), "without a useful mask": len(masks) - len(rows)},
+        counts={
+            "training images": len(rows),
+            "images of an epoch, rare classes repeated": len(shown),
+            "without a useful mask": len(masks) - len(rows),
+        },
         remedy="look at the pseudo masks in the report; try another segmenter.optimizer.learning_rate, more "
         "segmenter.steps, pretrained weights (weights.backbone), or another recipe",
     )

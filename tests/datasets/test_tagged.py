@@ -13,7 +13,7 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA
 from mcis.datasets.sources import user_table
-from mcis.datasets.sources.tagged import list_tagged
+from mcis.datasets.sources.tagged import list_tagged, read_tags
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -348,3 +348,31 @@ def test_every_kind_of_text_is_read(folder: Path, kind: str) -> None:
     pa.parquet.write_table(pa.table({"image": images, "tags": tags}), folder / "t.parquet")
     found = list_tagged(folder / "t.parquet").table
     assert (found["image_id"].to_pylist(), found["tags"].to_pylist()) == (["5", "6"], [[0], [0, 1]])
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_the_tags_of_photographs_to_be_predicted(folder: Path, suffix: str) -> None:
+    """By URI as indices of the network's classes, in whatever order these are; other columns are not looked at."""
+    rows: Rows = [
+        {"image": "images/a.jpg", "tags": ["dog", "cat"], "mask": "absent.png"},
+        {"image": "b.jpg", "tags": [], "mask": None},
+    ]
+    WRITERS[suffix](folder / f"t.{suffix}", rows)
+    found = read_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])
+    assert found == {str(folder / "images/a.jpg"): [0, 2], str(folder / "b.jpg"): []}
+
+
+@pytest.mark.parametrize(
+    ("rows", "found"),
+    [
+        ("a.jpg,dgo", "1 tag.s. are no class: dgo"),
+        ("a.jpg,dog\n./a.jpg,cat", "more than once"),
+        ("../a.jpg,dog", "outside of the table's folder"),
+        (",dog", "empty cell"),
+    ],
+)
+def test_tags_that_cannot_be_given(tmp_path: Path, rows: str, found: str) -> None:
+    (tmp_path / "t.csv").write_text(f"image,tags\n{rows}\n")
+    with pytest.raises(UserError, match=found) as caught:
+        read_tags(str(tmp_path / "t.csv"), ["dog", "cat"])
+    assert caught.value.remedy

@@ -17,7 +17,7 @@ from mcis.models.backbones import Backbone, small
 from mcis.models.dropout import number_samples
 from mcis.models.grids import Layout
 from mcis.models.networks import BACKBONES
-from mcis.models.segmenters import DeepLabV3, LargeFov, Skip, _windows, labels_at, predict
+from mcis.models.segmenters import DeepLabV3, LargeFov, Pyramid, _windows, among_tags, labels_at, predict
 from mcis.models.timm_backbones import timm_backbone
 
 quick = settings(deadline=None, max_examples=60)
@@ -131,7 +131,7 @@ def test_321_pixels_are_41_positions_with_aligned_corners(backbone: str) -> None
 
 
 @pytest.mark.parametrize("size", [(24, 24), (17, 30), (1, 5)])
-@pytest.mark.parametrize("of", [lambda: network(4), network, lambda: deeplabv3(), lambda: skip()])
+@pytest.mark.parametrize("of", [lambda: network(4), network, lambda: deeplabv3(), lambda: pyramid()])
 def test_logits_have_the_size_of_the_images(of: Callable[[], nn.Module], size: tuple[int, int]) -> None:
     assert of().eval()(picture(*size, batch=2)).shape == (2, 4, *size)
 
@@ -220,67 +220,107 @@ def test_logits_of_the_pyramid_do_not_depend_on_the_batch() -> None:
 # --- the network with a finer level
 
 
-def skip(backbone: Backbone | None = None, dilation: int = 2) -> Skip:
+def pyramid(backbone: Backbone | None = None, dilation: int = 1) -> Pyramid:
     torch.manual_seed(0)
-    model = Skip(backbone or small(channels=6), labels=4, width=8, dilation=dilation, dropout=0.0)
-    last = model.decoder[-1]
+    model = Pyramid(backbone or small(channels=6), labels=4, width=8, dilation=dilation, dropout=0.0)
+    last = model.last[-1]
     assert isinstance(last, nn.Conv2d)
     nn.init.normal_(last.weight)
     return model
 
 
-def test_logits_with_a_finer_level_lie_on_its_positions() -> None:
-    """Composed by hand; every fourth pixel is a logit of a position of the finer level itself."""
-    model = skip().eval()
+def by_hand(block: nn.Module, x: Tensor, dilation: int = 1) -> Tensor:
+    """A block of convolutions, group norms and ReLUs."""
+    for layer in block.children():
+        if isinstance(layer, nn.Conv2d):
+            reach = dilation * (layer.kernel_size[0] // 2)
+            x = functional.conv2d(x, layer.weight, None, padding=reach, dilation=max(1, reach), groups=layer.groups)
+        elif isinstance(layer, nn.GroupNorm):
+            grouped = x.unflatten(1, (layer.num_groups, -1))
+            mean, square = grouped.mean((2, 3, 4), keepdim=True), grouped.square().mean((2, 3, 4), keepdim=True)
+            x = ((grouped - mean) / (square - mean.square() + layer.eps).sqrt()).flatten(1, 2)
+            x = x * layer.weight.view(1, -1, 1, 1) + layer.bias.view(1, -1, 1, 1)
+        else:
+            x = torch.relu(x)
+    return x
+
+
+def test_a_pyramids_logits_lie_on_the_positions_of_its_finest_level() -> None:
+    """Composed by hand; every fourth pixel is a logit of a position of the finest level itself."""
+    model = pyramid(dilation=2).eval()
+    last = model.last[-1]
     image = picture(33, 49, batch=1)
-    layers = [layer for part in (model.head, model.reduce, model.decoder) for layer in part]
-    first, second, third, reduce, *rest = [layer for layer in layers if isinstance(layer, nn.Conv2d)]
-    assert (reduce.in_channels, reduce.out_channels) == (4, 48)
-    assert [layer.kernel_size for layer in rest] == [(3, 3), (1, 1), (3, 3), (1, 1), (1, 1)]
+    assert [(level.layout.stride, level.channels) for level in model.finer] == [(4, 4)]
     with torch.inference_mode():
         finest, *_, features = model.backbone.with_levels(image)
-        for layer, dilation in ((first, 0), (second, 2), (third, 2)):
-            features = torch.relu(
-                functional.conv2d(features, layer.weight, layer.bias, padding=dilation, dilation=max(1, dilation))
-            )
-        assert features.shape[2:] == (5, 7)
-        upsampled = functional.interpolate(features, size=(9, 13), mode="bilinear", align_corners=True)
-        x = torch.cat([upsampled, torch.relu(functional.conv2d(finest, reduce.weight, reduce.bias))], dim=1)
-        for depthwise, pointwise in (rest[:2], rest[2:4]):
-            x = functional.conv2d(x, depthwise.weight, depthwise.bias, padding=1, groups=len(depthwise.weight))
-            x = torch.relu(functional.conv2d(x, pointwise.weight, pointwise.bias))
-        x = functional.conv2d(x, rest[4].weight, rest[4].bias)
-        torch.testing.assert_close(model(image)[:, :, ::4, ::4], x, atol=1e-5, rtol=1e-4)
+        x = by_hand(model.head, features, dilation=2)
+        x = x + functional.conv2d(features.mean((2, 3), keepdim=True), model.whole.weight, model.whole.bias)
+        assert x.shape[2:] == (5, 7)
+        x = functional.interpolate(x, size=(9, 13), mode="bilinear", align_corners=True)
+        x = by_hand(model.merge[0], torch.cat([x, by_hand(model.reduce[0], finest)], dim=1))
+        x = last(x)
+        torch.testing.assert_close(model(image)[:, :, ::4, ::4], x, atol=1e-4, rtol=1e-3)
+
+
+def test_a_pyramid_has_each_stride_once_from_coarse_to_fine() -> None:
+    """Lite0 with features at stride 32 has levels of 16, 8 and 4; VGG-16's two levels of its features' stride go."""
+    lite = pyramid(timm_backbone("tf_efficientnet_lite0", stride=32))
+    assert [level.layout.stride for level in lite.finer] == [4, 8, 16]
+    assert [level.layout.stride for level in pyramid(BACKBONES["vgg16_largefov"]()).finer] == [4]
+    with torch.inference_mode():
+        assert lite.eval()(picture(65, 97, batch=1)).shape == (1, 4, 65, 97)
 
 
 @pytest.mark.parametrize("backbone", ["small", "vgg16_largefov", "timm/tf_efficientnet_lite0", "timm/convnext_atto"])
-def test_a_dot_moves_with_its_pixel_through_the_decoder(backbone: str, dot_offsets: Callable[..., Tensor]) -> None:
-    """Both ways: through the finer level with the features silenced, and through the features alone."""
+def test_a_dot_moves_with_its_pixel_through_the_pyramid(backbone: str, dot_offsets: Callable[..., Tensor]) -> None:
+    """Both ways: through the finer levels with the features silenced, and through the features alone."""
     torch.manual_seed(0)
     built = timm_backbone(backbone.removeprefix("timm/")) if "timm/" in backbone else BACKBONES[backbone]()
-    model, stride = skip(built, dilation=1).eval(), built.layout.stride
+    model, stride = pyramid(built).eval(), built.layout.stride
     side = 8 * stride + (1 if built.layout.offset == 0 else 0)
+    for name, layer in list(model.named_modules()):  # they have no place of their own, and what a dot raises stays
+        if isinstance(layer, nn.GroupNorm) and not name.startswith("backbone"):
+            model.set_submodule(name, nn.Identity())
     with torch.inference_mode():
         for layer in model.modules():
             if isinstance(layer, nn.Conv2d):
                 layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
-        for layer in (*list(model.head)[1:], *model.decoder):
+        for layer in (*list(model.head)[1:], *model.merge.modules(), *model.last):
             if isinstance(layer, nn.Conv2d):
                 layer.weight.abs_()  # so that what a dot raises stays above zero
-        for silent in ("head.0.weight", "reduce.0.weight"):
-            weight = model.get_parameter(silent)
-            kept = weight.clone()
-            weight.zero_()
+        model.whole.weight.zero_()
+        nn.init.zeros_(model.whole.bias)  # type: ignore[arg-type]
+        names = [name for name, _ in model.named_parameters()]
+        for silent in (["head.0.weight"], [name for name in names if name.startswith("reduce")]):
+            weights = [model.get_parameter(name) for name in silent]
+            kept = [weight.clone() for weight in weights]
+            for weight in weights:
+                weight.zero_()
             off = dot_offsets(lambda images: [model(images)], [Layout(1)], side, stride)
             assert off.abs().max() < 1.5, silent
-            weight.copy_(kept)
+            for weight, before in zip(weights, kept, strict=True):
+                weight.copy_(before)
 
 
-def test_a_backbone_without_a_finer_level_has_no_such_network() -> None:
+def test_a_backbone_without_a_finer_level_has_no_pyramid() -> None:
     backbone = Backbone(nn.Conv2d(3, 4, 1), groups=(4,), layout=Layout(1))
-    with pytest.raises(UserError, match="without a layer of stride 4") as raised:
-        skip(backbone)
+    with pytest.raises(UserError, match="without a layer of a finer stride") as raised:
+        pyramid(backbone)
     assert "`network`" in raised.value.remedy
+
+
+@pytest.mark.parametrize("tags", [[], [1], [2, 0], [0, 1, 2]])
+def test_among_tags_only_these_classes_are_left_and_the_rest_sums_to_one(tags: list[int]) -> None:
+    drawn = torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(4), (5, 6)).transpose(2, 0, 1)).float()
+    drawn[:, 0, 0] = torch.tensor([0.0, 1.0, 0.0, 0.0])
+    kept = among_tags(drawn, tags)
+    there = [0, *sorted(tag + 1 for tag in tags)]
+    others = [label for label in range(4) if label not in there]
+    assert (kept[others] == 0).all()
+    torch.testing.assert_close(kept.sum(dim=0), torch.ones(5, 6))
+    expected = drawn.double()[there] / drawn.double()[there].sum(dim=0)
+    torch.testing.assert_close(kept[there].double()[:, 1:], expected[:, 1:], atol=1e-6, rtol=1e-5)
+    assert kept[:, 0, 0].isfinite().all()
 
 
 @settings(deadline=None, max_examples=40)

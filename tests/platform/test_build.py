@@ -27,13 +27,13 @@ def test_a_backbone_has_the_stride_that_is_configured_or_its_own(backbone: str, 
     ("config", "key"),
     [
         *((SegmenterConfig(backbone=name, stride=5), "stride") for name in ("small", "resnet50", "timm/resnet18")),
-        (SegmenterConfig(backbone="timm/vit_tiny_patch16_224", network="skip"), "network"),
+        (SegmenterConfig(backbone="timm/vit_tiny_patch16_224", network="pyramid"), "network"),
         (SegmenterConfig(backbone=LITE0, trained=6), "trained"),
     ],
     ids=str,
 )
 def test_what_a_backbone_does_not_have_names_its_key(config: SegmenterConfig, key: str) -> None:
-    found = {"stride": "with stride 5", "network": "skip", "trained": "has 5"}[key]
+    found = {"stride": "with stride 5", "network": "pyramid", "trained": "has 5"}[key]
     with torch.device("meta"), pytest.raises(UserError, match=found) as raised:
         freeze(build_segmenter(config, 3), config)
     assert f"segmenter.{key}" in raised.value.remedy

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor, trained_run
@@ -77,6 +78,33 @@ def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], 
     assert rejects["broken.jpg"].startswith("not an image")
     assert rejects["thin.png"].startswith("too small")
     assert (out / "labels.csv").read_text().splitlines()[2] == "1,class 0,128,0,0"
+
+
+def test_masks_of_photographs_with_given_tags_hold_no_other_class(
+    trained: Callable[..., Path], photos: Path, tmp_path: Path
+) -> None:
+    """Those of the table, after the CRF as well; what is named beside it may hold any class."""
+    run, out = trained(3, "predict.crf.iterations=2"), tmp_path / "out"
+    predictor = Predictor.load(run)
+    free = {name: set(np.unique(predictor(photos / name)).tolist()) for name in ("a.jpg", "x/a.png", "gray.png")}
+    first = max(free["a.jpg"])
+    assert first > 0, "the network finds some class, so that it can be forbidden"
+    table = photos / "t.csv"
+    table.write_text(f"image,tags\na.jpg,class {first % 3}\nx/a.png,\n")
+    status, _ = predict(run, str(photos / "gray.png"), "--tags", str(table), "--out", str(out))
+    assert status == 0
+    found = {name: set(np.unique(np.asarray(Image.open(out / f"masks/{name}.png"))).tolist()) for name in ("a", "x/a")}
+    assert found["a"] <= {0, first % 3 + 1}
+    assert found["x/a"] == {0}
+    labels = predictor(photos / "a.jpg", tags=[f"class {first % 3}"])
+    np.testing.assert_array_equal(labels, np.asarray(Image.open(out / "masks/a.png")))
+    gray = np.asarray(Image.open(out / "masks/gray.png"))
+    np.testing.assert_array_equal(gray, predictor(photos / "gray.png"))
+    table.write_text("image,tags\na.jpg,clas 1\n")
+    status, output = predict(run, "--tags", str(table), "--out", str(out))
+    assert (status, "1 tag(s) are no class: clas 1" in output) == (1, True)
+    with pytest.raises(UserError, match="tags cow"):
+        predictor(photos / "a.jpg", tags=["cow"])
 
 
 def test_without_rejects_the_status_is_0_and_a_second_call_replaces(
@@ -162,7 +190,7 @@ def test_a_photograph_of_12_megapixels_stays_within_two_gibibytes(
     from mcis.platform.reporting.photographs import predict_photographs
     predictor = Predictor.load({str(run)!r}, processes={processes})
     large = [Photograph({str(tmp_path / "large.ppm")!r}, name) for name in "ab"[: {processes} + 1]]
-    assert predict_photographs(predictor, large, Path({str(tmp_path / "out")!r})) == []
+    assert predict_photographs(predictor, large, Path({str(tmp_path / "out")!r}), {{}}) == []
     predictor.close()
     status = Path("/proc/self/status").read_text().splitlines()  # getrusage remembers the process that started this one
     ours = next(int(line.split()[1]) for line in status if line.startswith("VmHWM:"))

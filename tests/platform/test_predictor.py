@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import Picture, decode_labels, fit_picture
+from mcis.datasets.images.decode import decode_labels, fit_picture
 from mcis.datasets.tables.shards import Shards
 from mcis.models.crf import CrfParameters
 from mcis.models.grids import pixel_grids
@@ -83,7 +83,7 @@ def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch:
     predicted = []
     for processes in (0, 2):
         labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=48, processes=processes)
-        numbered = [(number, fit_picture(image, 48)) for number, image in enumerate(images)]
+        numbered = [predictor.Photo(number, fit_picture(image, 48)) for number, image in enumerate(images)]
         mapped = list(labeler.map(numbered, lambda number, prediction: (number, prediction)))
         assert [number for number, _ in mapped] == list(range(len(images)))
         predicted.append([prediction for _, prediction in mapped])
@@ -118,12 +118,12 @@ def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=None, processes=2)
     read = finished = ahead = 0
 
-    def pictures() -> Iterator[tuple[None, Picture]]:
+    def pictures() -> Iterator[predictor.Photo[None]]:
         nonlocal read, ahead
         for _ in range(12):
             read += 1
             ahead = max(ahead, read - finished)
-            yield None, fit_picture(np.zeros((8, 8, 3), np.uint8), None)
+            yield predictor.Photo(None, fit_picture(np.zeros((8, 8, 3), np.uint8), None))
 
     for _ in labeler.map(pictures(), lambda *given: None):
         finished += 1

@@ -5,6 +5,8 @@ truth's own ignored ones; pseudo masks are scored by the label before ignore is 
 scored ones beside the score.
 """
 
+import collections
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
-from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES
+from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES, Score
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_training_images
 
@@ -60,7 +62,10 @@ def run(config: Config, context: RunContext) -> StageResult:
         scored[split] = len(rows)
         if len(rows):
             evaluations.append(evaluate_predictions(config, context, rows, split))
-    scores = [score.as_json() for evaluation in evaluations for score in evaluation.scores]
+    found = [score for evaluation in evaluations for score in evaluation.scores]
+    if config.supervision == "tags":
+        notes += falls_behind(found, context)
+    scores = [score.as_json() for score in found]
     curves = {name: curve for evaluation in evaluations for name, curve in evaluation.curves.items()}
     write_json(context.part / SCORES, scores)
     write_json(context.part / CURVES, curves)
@@ -70,6 +75,32 @@ def run(config: Config, context: RunContext) -> StageResult:
         notes=tuple(notes),
         counts=counts | {"scored": scored},
     )
+
+
+_FAR = 15
+"""Points of IoU by which a class's predictions fall far behind its pseudo masks."""
+
+
+def falls_behind(scores: Sequence[Score], context: RunContext) -> list[str]:
+    """A note on the classes of which the network loses much of what its pseudo masks have, and what to do."""
+    masks, predictions = (
+        [score for score in scores if score.what == what] for what in ("pseudo_masks", "segmentation")
+    )
+    if not masks or not predictions:
+        return []
+    images = collections.Counter(pc.list_flatten(split_rows(context, "train", columns=["tags"])["tags"]).to_pylist())
+    lost = []
+    for label, name in enumerate(context.classes):
+        taught, found = masks[0].iou[name], predictions[-1].iou[name]
+        if taught is not None and found is not None and taught - found > _FAR:
+            lost.append(f"{name} ({images[label]} images; {taught:.1f} in masks, {found:.1f} in predictions)")
+    if not lost:
+        return []
+    return [
+        f"the network falls far behind its masks on {len(lost)} of {len(context.classes)} classes: {shown(lost)}; "
+        "more photographs of them help most, then segmenter.class_balance=1, more segmenter.epochs, or, where the tags "
+        "of photographs are known, `mcis predict --tags`"
+    ]
 
 
 def rows_with_truth(context: RunContext, split: str, *, tagged: bool) -> tuple[pa.Table, list[str]]:

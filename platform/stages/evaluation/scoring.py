@@ -107,7 +107,12 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows), reused=context.reused)
     trained_on = "ground truth" if config.supervision == "full" else None
-    inference = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
+    inference: dict[str, Any] = {
+        "scales": config.predict.scales,
+        "mirror": config.predict.mirror,
+        "method": "among the given tags" if config.predict.given_tags else None,
+        "trained_on": trained_on,
+    }
     scores = [
         scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **inference) for name, of in counts.items()
     ]

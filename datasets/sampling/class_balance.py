@@ -1,0 +1,29 @@
+"""Images of rare classes repeated, so that an epoch shows each class about as often as the most frequent one."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.tags import Tags
+
+
+def repeated_by_class(tags: Tags, strength: float, seed: int) -> NDArray[np.int64]:
+    """Positions of N images, each as often as its rarest class asks for (repeat factors of Gupta et al., CVPR 2019).
+
+    An image stands there (most / c)^strength times, where c is the number of images of its rarest class and `most` that
+    of the most frequent one; the fraction of a time that is left over is drawn. Images without a tag stand there once.
+
+    Args:
+        strength: in [0, 1]; 0 repeats nothing, 1 shows classes of single-tag images equally often.
+
+    Returns:
+        (M,), ascending, each of 0..N-1 at least once.
+    """
+    images = np.bincount(tags.values, minlength=tags.classes)
+    of_class = (images.max(initial=0) / np.maximum(images, 1)) ** strength
+    times = np.ones(len(tags))
+    start = tags.start.astype(np.int64)
+    owner = np.repeat(np.arange(len(tags)), start[1:] - start[:-1])
+    np.maximum.at(times, owner, of_class[tags.values])
+    draws = uniforms(Draw.CLASS_REPEAT, seed, 0, np.arange(len(tags)), count=1)[:, 0]
+    return np.repeat(np.arange(len(tags)), np.floor(times + draws).astype(np.int64))
