@@ -1,6 +1,7 @@
 """Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W); prediction over scales and mirror images."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,20 @@ from mcis.models.grids import Grids, pixel_grids
 from mcis.models.resampling import resample
 
 
+class Decoded(NamedTuple):
+    """What a network makes of images at some positions.
+
+    Attributes:
+        logits: (B, K + 1, h, w).
+        grids: where the positions lie.
+        in_image: logits of each class being in the image, (B, K), where the network has a head for it.
+    """
+
+    logits: Tensor
+    grids: Grids
+    in_image: Tensor | None = None
+
+
 class Segmenter(nn.Module):
     """A backbone and what makes logits of its features.
 
@@ -21,27 +36,31 @@ class Segmenter(nn.Module):
     """
 
     head: nn.Sequential
+    image_head: nn.Linear | None = None
 
     def __init__(self, backbone: Backbone):
         super().__init__()
         self.backbone = backbone
 
-    def logits(self, images: Tensor) -> tuple[Tensor, Grids]:
-        """Logits at some positions of the images, (B, K + 1, h, w), and where these lie."""
+    def decode(self, images: Tensor) -> Decoded:
+        """Logits at some positions of the images."""
         logits = self.head(self.backbone(images))
-        return logits, self.backbone.grids(images, logits)
+        return Decoded(logits, self.backbone.grids(images, logits))
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions.
+    def forward(self, images: Tensor, *, image_level: bool = False) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions; those of `in_image`, too,
+        where `image_level` asks for them.
 
         Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
         41 positions, where this is upsampling with aligned corners; the padding is cut off again.
         """
         (height, width), layout = images.shape[2:], self.backbone.layout
         padded = functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
-        logits, source = self.logits(padded)
+        logits, source, in_image = self.decode(padded)
         rows, columns = pixel_grids(*padded.shape[2:])
-        return resample(logits, source, Grids(rows._replace(positions=height), columns._replace(positions=width)))
+        target = Grids(rows._replace(positions=height), columns._replace(positions=width))
+        of_pixels = resample(logits, source, target)
+        return (of_pixels, in_image) if image_level else of_pixels
 
 
 class LargeFov(Segmenter):
@@ -119,6 +138,9 @@ class Pyramid(Segmenter):
     position: what the whole image shows. Then, from coarse to fine, they are resized to the positions of each of the
     backbone's levels, meet it there, reduced by a 1x1, and pass a separable 3x3. Group norm follows each convolution.
 
+    A linear layer on the same mean says which classes are in the image at all. The log of that chance is added to the
+    class's logits everywhere: what a part looks like is weighed with what the image is of.
+
     Args:
         backbone: features (B, C, h, w), with a level of a finer stride.
         labels: K + 1, background first.
@@ -145,20 +167,25 @@ class Pyramid(Segmenter):
         self.whole = nn.Conv2d(backbone.channels, width, 1)
         self.reduce = nn.ModuleList(nn.Sequential(*_normed(level.channels, _REDUCED)) for level in self.finer)
         self.merge = nn.ModuleList(nn.Sequential(*_separable(width + _REDUCED, width)) for _ in self.finer)
-        self.last = nn.Sequential(SampleDropout(dropout), nn.Conv2d(width, labels, 1))
+        self.last = nn.Sequential(SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
+        self.image_head = nn.Linear(backbone.channels, labels - 1)
         _initialize(self.last)
 
-    def logits(self, images: Tensor) -> tuple[Tensor, Grids]:
+    def decode(self, images: Tensor) -> Decoded:
         """As of `Segmenter`, at the positions of the finest level."""
         with self.backbone.watching(*self.finer) as levels:
             features = self.backbone(images)
         merged, source = self.head(features), self.backbone.grids(images, features)
-        merged = merged + self.whole(features.mean(dim=(2, 3), keepdim=True))
+        mean = features.mean(dim=(2, 3))
+        merged = merged + self.whole(mean[:, :, None, None])
         for n in reversed(range(len(self.finer))):
             target = self.finer[n].layout.grids(images.shape, levels[n].shape)
             merged = self.merge[n](torch.cat([resample(merged, source, target), self.reduce[n](levels[n])], dim=1))
             source = target
-        return self.last(merged), source
+        assert self.image_head is not None
+        in_image = self.image_head(mean)
+        chances = functional.pad(functional.logsigmoid(in_image), (1, 0))  # background may be in any image
+        return Decoded(self.last(merged) + chances[:, :, None, None], source, in_image)
 
 
 _REDUCED = 48  # channels of a level in the decoder, as in DeepLab-v3+

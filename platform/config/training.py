@@ -258,6 +258,9 @@ class SegmenterConfig(CropSection):
     torchvision), before the last layer of pyramid."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
     """Factors of the image's size, one drawn for each training image."""
+    image_loss: NonNegative = 0.0
+    """Factor of the loss of the image-level head of pyramid, which says which classes a crop holds: an image counts as
+    so many labeled pixels as a crop has, times this."""
     class_balance: Fraction = 0.0
     """How often an epoch shows images of rare classes: each (m / c)^class_balance times, for c images of its rarest
     class and m of the most frequent one. 0 = all once; 1 = classes equally often."""

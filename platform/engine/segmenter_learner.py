@@ -11,7 +11,7 @@ from mcis.datasets.classes import IGNORE
 from mcis.datasets.sampling.batches import CropBatch
 from mcis.datasets.sampling.keyed_random import Draw
 from mcis.models.backbones import Backbone
-from mcis.models.losses import pixel_ce
+from mcis.models.losses import pixel_ce, presence_ce
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
@@ -47,7 +47,11 @@ class SegmenterLearner(CropLearner):
         return int((batch.labels != IGNORE).sum())
 
     def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The term `pixel`: cross entropy over the labeled pixels."""
+        """The terms `pixel`, cross entropy over the labeled pixels, and `image`, of which classes a crop holds."""
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
-        logits = model(self.images(batch, Draw.SEGMENTER_JITTER, device))
-        return {"pixel": pixel_ce(logits.float(), labels)}
+        images, c = self.images(batch, Draw.SEGMENTER_JITTER, device), self.config
+        if not c.image_loss:
+            return {"pixel": pixel_ce(model(images).float(), labels)}
+        logits, in_image = model(images, image_level=True)
+        weight = c.image_loss * c.crop**2
+        return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(in_image.float(), labels)}

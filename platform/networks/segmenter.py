@@ -4,6 +4,7 @@ from pathlib import Path
 
 from torch import nn
 
+from mcis.datasets.errors import UserError
 from mcis.models.segmenter_table import SEGMENTERS
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.networks.build import backbone_keys, build_backbone
@@ -15,13 +16,22 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     """The segmentation network as configured, with its initial weights.
 
     Raises:
-        UserError: the backbone cannot have the stride, or has no level of stride 4 where the network needs it.
+        UserError: the backbone cannot have the stride or lacks a level that the network needs, or the network has no
+            image-level head where it is to learn.
     """
     backbone = build_backbone(config)
     with errors_name_keys(backbone_keys(config)):
-        return SEGMENTERS[config.network](
+        network = SEGMENTERS[config.network](
             backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
         )
+    if config.image_loss and getattr(network, "image_head", None) is None:
+        raise UserError(
+            f"segmenter.image_loss with the network {config.network}, which says nothing of the image as a whole",
+            "a network with such a head, as pyramid",
+            "set segmenter.network=pyramid or segmenter.image_loss=0",
+        )
+    assert isinstance(network, nn.Module)
+    return network
 
 
 def load_segmenter(config: SegmenterConfig, folder: Path, classes: int) -> nn.Module:

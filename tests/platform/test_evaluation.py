@@ -10,12 +10,14 @@ from PIL import Image
 
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.counts import crc_of_truth, read_counts
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.results import write_result
 from mcis.platform.runs.scores import SCORES, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
+from mcis.platform.stages.evaluation import falls_behind
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 12
@@ -83,6 +85,22 @@ def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths:
             truth = np.array(Image.open(path))
             assert counted.counts.pixels[counted.images == image].sum() == (truth != 255).sum()
             assert counted.truth_crc[image] == crc_of_truth(truth)
+
+
+def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: RunContext) -> None:
+    """Those more than 15 points behind, with their images; the score after the CRF counts, and unknown ones do not."""
+    plain, refined = read_scores(first.inputs["evaluate"] / SCORES)
+    at = dict.fromkeys(plain.iou, 60.0)
+    far, near, absent = first.classes[:3]
+    masks = dataclasses.replace(plain, what="pseudo_masks", iou=at | {absent: None})
+    low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
+    (note,) = falls_behind([masks, plain, low], first)
+    tags = split_rows(first, "train", columns=["tags"])["tags"].to_pylist()
+    assert (
+        f"behind its masks on 1 of 20 classes: {far} ({sum(0 in of for of in tags)} images; 60.0 in masks, 44.9" in note
+    )
+    assert falls_behind([masks, dataclasses.replace(low, iou=at)], first) == []
+    assert falls_behind([low], first) == [], "a run on the truth has no pseudo masks"
 
 
 def test_another_truth_has_another_checksum() -> None:

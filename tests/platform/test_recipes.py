@@ -12,6 +12,7 @@ from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.classifier import BatchScores
 from mcis.models.losses import PairScores
 from mcis.platform.config.resolve import resolve
+from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 
 K = 20
@@ -106,3 +107,10 @@ def test_reduction_and_the_contrastive_terms_beginning() -> None:
     assert 0 < one_side["contrastive"] < late["contrastive"]
     _, ignored, _ = losses("paper", 4, unshared=(False, False))
     assert ignored["contrastive"] == pytest.approx(text["contrastive"])
+
+
+@pytest.mark.parametrize(("images", "updates"), [(1, 30), (160, 30), (161, 31), (10_000_000, 1_875_000)])
+def test_updates_are_the_least_ones_or_passes_over_the_images(images: int, updates: int) -> None:
+    for section in (SegmenterConfig, AffinityNetConfig):
+        assert section(batch=16, steps=30, epochs=3.0).updates(images) == updates
+        assert section(batch=16, steps=30).updates(images) == 30
