@@ -36,7 +36,6 @@ class Segmenter(nn.Module):
     """
 
     head: nn.Sequential
-    image_head: nn.Linear | None = None
 
     def __init__(self, backbone: Backbone):
         super().__init__()
@@ -182,7 +181,6 @@ class Pyramid(Segmenter):
             target = self.finer[n].layout.grids(images.shape, levels[n].shape)
             merged = self.merge[n](torch.cat([resample(merged, source, target), self.reduce[n](levels[n])], dim=1))
             source = target
-        assert self.image_head is not None
         in_image = self.image_head(mean)
         chances = functional.pad(functional.logsigmoid(in_image), (1, 0))  # background may be in any image
         return Decoded(self.last(merged) + chances[:, :, None, None], source, in_image)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mcis.datasets.classes import IGNORE
-from mcis.models.losses import LossReduction, PairScores, pair_losses, pixel_ce, sigmoid_ce
+from mcis.models.losses import LossReduction, PairScores, pair_losses, pixel_ce, presence_ce, sigmoid_ce
 
 quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
@@ -114,3 +114,16 @@ def test_pixel_ce_sums_over_the_labeled_pixels(seed: int, batch: int, labels: in
     assert total.item() == pytest.approx(expected)
     assert logits.grad is not None
     torch.testing.assert_close(logits.grad, gradient)
+
+
+@quick
+@given(seeds, st.integers(1, 3), st.integers(1, 4))
+def test_presence_ce_is_that_of_the_classes_that_a_crop_holds(seed: int, batch: int, classes: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.choice([*range(classes + 1), IGNORE], (batch, 2, 3)).astype(np.uint8)
+    scores = rng.normal(size=(batch, classes))
+    expected = 0.0
+    for b, k in np.ndindex(batch, classes):
+        chance = 1 / (1 + math.exp(-scores[b, k]))
+        expected -= math.log(chance if (labels[b] == k + 1).any() else 1 - chance) / classes
+    assert presence_ce(torch.from_numpy(scores), torch.from_numpy(labels)).item() == pytest.approx(expected)
