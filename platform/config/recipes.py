@@ -114,13 +114,13 @@ def _with_vgg16(config: Config, recipe: str) -> Config:
 _O = TypeVar("_O", bound=Optimizer)
 
 
-def _adamw(kind: type[_O], rate: float) -> _O:
-    """AdamW with one rate for all layers, which rises over 5 % of the steps and falls to zero."""
+def _adamw(kind: type[_O], rate: float, faster: float = 1.0) -> _O:
+    """AdamW, whose rate rises over 5 % of the steps and falls to zero; that of new layers is so many times as high."""
     return kind(
         name="adamw",
         learning_rate=rate,
         weight_decay=0.01,
-        new_layer_rate=1.0,
+        new_layer_rate=faster,
         bias_rate=1.0,
         schedule="cosine",
         warm_up=0.05,
@@ -179,7 +179,8 @@ def photos() -> Config:
     ImageNet features that come with the installation are computed once and left as they are; the classifier trains
     phi on them alone, with co-attention in its last two epochs. Maps are related to the nearest images of the class by
     attention over the same features, with W_P = I, which needs no training. They walk over affinities that are learnt
-    from their own confident labels before the dense CRF makes masks of them.
+    from their own confident labels before the dense CRF makes masks of them. The segmentation network trains all of a
+    backbone whose last stage stays at stride 32, on images of rare classes more often.
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: about
     0.2 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 71 of the pseudo masks and 64 of the
@@ -226,15 +227,19 @@ def photos() -> Config:
         segmenter=SegmenterConfig(
             network="pyramid",
             backbone="timm/tf_efficientnet_lite0",
-            stride=16,
-            trained="head",
+            stride=32,
             width=128,
-            dilation=3,
+            dilation=1,
+            dropout=0.1,
+            image_loss=0.3,
+            class_balance=1.0,
             crop=256,
+            scales=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
-            steps=300,
-            optimizer=_adamw(SegmenterOptimizer, 0.001),
+            steps=400,
+            epochs=4.0,
+            optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3),
         ),
         predict=PredictConfig(
             scales=(1.0,), crop=None, crf=CrfParameters(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
