@@ -115,7 +115,7 @@ class CropSection(BackboneSection):
     """Images per step, over all workers."""
     steps: Positive = 16000
     """Updates at least."""
-    epochs: NonNegative = 0.0
+    epochs: float = Field(default=0.0, ge=0, exclude_if=lambda epochs: not epochs)
     """Passes over the training images at least; with many images these take more updates than `steps`."""
     mirror: bool = True
     """Mirror each training image with probability 1/2."""

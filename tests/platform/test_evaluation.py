@@ -90,7 +90,7 @@ def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths:
 def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: RunContext) -> None:
     """Those more than 15 points behind, with their images; the score after the CRF counts, and unknown ones do not."""
     plain, refined = read_scores(first.inputs["evaluate"] / SCORES)
-    at = dict.fromkeys(plain.iou, 60.0)
+    at: dict[str, float | None] = dict.fromkeys(plain.iou, 60.0)
     far, near, absent = first.classes[:3]
     masks = dataclasses.replace(plain, what="pseudo_masks", iou=at | {absent: None})
     low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
