@@ -105,7 +105,7 @@ def list_tagged(
     return found
 
 
-def read_tags(
+def photograph_tags(
     table: str, classes: Sequence[str], *, image: str = "image", tags: str = "tags", allow_absolute: bool = False
 ) -> dict[str, list[int]]:
     """The tags of photographs that a trained network is to label: absolute path or URI -> class indices from 0.

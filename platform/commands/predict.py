@@ -40,7 +40,7 @@ def predict(
     """
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
-        from mcis.datasets.sources.tagged import read_tags
+        from mcis.datasets.sources.tagged import photograph_tags
         from mcis.platform.networks.predictor import Predictor, trained_run
         from mcis.platform.runs.arguments import errors_name_keys
         from mcis.platform.runs.listing import value_of
@@ -54,7 +54,7 @@ def predict(
             photographs = list_photographs(
                 [*(images or []), *([tags] if tags else [])], leave_out=out, allow_absolute=allow
             )
-            known = read_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
+            known = photograph_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
         for line in photographs.notes:
             console.print(line, markup=False)
         console.print(

@@ -13,7 +13,7 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA
 from mcis.datasets.sources import user_table
-from mcis.datasets.sources.tagged import list_tagged, read_tags
+from mcis.datasets.sources.tagged import list_tagged, photograph_tags
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -358,7 +358,7 @@ def test_the_tags_of_photographs_to_be_predicted(folder: Path, suffix: str) -> N
         {"image": "b.jpg", "tags": [], "mask": None},
     ]
     WRITERS[suffix](folder / f"t.{suffix}", rows)
-    found = read_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])
+    found = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])
     assert found == {str(folder / "images/a.jpg"): [0, 2], str(folder / "b.jpg"): []}
 
 
@@ -374,5 +374,5 @@ def test_the_tags_of_photographs_to_be_predicted(folder: Path, suffix: str) -> N
 def test_tags_that_cannot_be_given(tmp_path: Path, rows: str, found: str) -> None:
     (tmp_path / "t.csv").write_text(f"image,tags\n{rows}\n")
     with pytest.raises(UserError, match=found) as caught:
-        read_tags(str(tmp_path / "t.csv"), ["dog", "cat"])
+        photograph_tags(str(tmp_path / "t.csv"), ["dog", "cat"])
     assert caught.value.remedy
