@@ -67,18 +67,11 @@ class Listing(NamedTuple):
 
 
 def merge(first: Listing, *others: Listing) -> Listing:
-    """Listings of several sources, one after the other, with all their notes.
+    """Listings of several sources that mean the same classes, one after the other, with all their notes.
 
     Raises:
-        UserError: they name different classes, or an image twice.
+        UserError: an image is in two of them.
     """
-    for listing in others:
-        if listing.classes != first.classes:
-            raise UserError(
-                f"sources of different classes: {shown(first.classes)}; {shown(listing.classes)}",
-                "the same class names in the same order",
-                "name one class file for all sources",
-            )
     table = pa.concat_tables([first.table, *(listing.table for listing in others)])
     if others and (twice := repeated(table["image_id"])):
         raise UserError(

@@ -32,16 +32,9 @@ class Relations:
     related: NDArray[np.int64]
     """(T, R) related images; (T, 1) where each image is related to itself."""
     others: NDArray[np.int64]
-    """(O,) images with which contrastive activations are computed, map by map (`contrastive_images`)."""
+    """(O,) images with which contrastive activations are computed, map by map (`_contrastive_images`)."""
     others_start: NDArray[np.int64]
     """(T + 1,) where the `others` of each map begin."""
-
-
-class ContrastiveImages(NamedTuple):
-    """Images with which T maps are contrasted: positions, (O,), map by map, and where each map's begin, (T + 1,)."""
-
-    images: NDArray[np.int64]
-    start: NDArray[np.int64]
 
 
 class Asked(NamedTuple):
@@ -88,10 +81,10 @@ def draw(
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
     drawn = RELATED[related_by].draw(Asked(tags, source, image, tag, related, seed, related_may_repeat, vectors))
-    others = ContrastiveImages(np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64))
+    others, others_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
     if contrastive:
-        others = contrastive_images(tags, drawn)
-    return Relations(start=start, image=image, tag=tag, related=drawn, others=others.images, others_start=others.start)
+        others, others_start = _contrastive_images(tags, drawn)
+    return Relations(start=start, image=image, tag=tag, related=drawn, others=others, others_start=others_start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +182,9 @@ def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.
     return choice
 
 
-def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveImages:
-    """The related images of the other tags of each map's image, as far as they lack the map's class.
+def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The related images of the other tags of each map's image, as far as they lack the map's class, map by map, (O,),
+    and where those of each map begin, (T + 1,).
 
     A map's image and such an image share one class but not the map's.
 
@@ -203,22 +197,19 @@ def contrastive_images(tags: Tags, related: NDArray[np.int64]) -> ContrastiveIma
     tagged = np.repeat(np.arange(len(tags)), np.diff(start)) * tags.classes + tags.values
     if (np.diff(tagged) < 0).any():
         tagged = np.sort(tagged)
-    parts = []
+    images, kept = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
     for first in range(0, len(tags), _MAPS_AT_ONCE):
         of_images = start[first : first + _MAPS_AT_ONCE + 1]
-        parts.append(_contrastive_images(tags, tagged, of_images, related[of_images[0] : of_images[-1]]))
-    kept = np.concatenate([np.zeros(1, np.int64), *(part.start for part in parts)])
-    none = np.zeros(0, np.int64)
-    return ContrastiveImages(
-        np.concatenate([none, *(part.images for part in parts)]),
-        np.cumsum(kept),
-    )
+        of_maps, count = _combined(tags, tagged, of_images, related[of_images[0] : of_images[-1]])
+        images.append(of_maps)
+        kept.append(count)
+    return np.concatenate(images), np.cumsum(np.concatenate(kept))
 
 
-def _contrastive_images(
+def _combined(
     tags: Tags, tagged: NDArray[np.int64], start: NDArray[np.int64], related: NDArray[np.int64]
-) -> ContrastiveImages:
-    """As `contrastive_images`, of the maps of some images; in the place of `start` how many each map has, (T,).
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """As `_contrastive_images`, of the maps of some images; but of each map, (T,), how many there are.
 
     Args:
         tagged: image K + class of every tag, ascending.
@@ -235,7 +226,7 @@ def _contrastive_images(
     # Of a map combined with itself nothing is left, as its related images have its class.
     lacks = tagged[np.minimum(np.searchsorted(tagged, wanted), len(tagged) - 1)] != wanted
     kept = np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag))
-    return ContrastiveImages(candidates[lacks], kept)
+    return candidates[lacks], kept
 
 
 RELATED = Registry[RelatedRule](
