@@ -7,7 +7,7 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.runtime import check_gpus
+from mcis.platform.engine.nodes import check_gpus
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_answers
 from mcis.platform.runs.progress import console
 
@@ -19,6 +20,21 @@ _GONE = 120.0
 """Seconds to wait where this machine's part of Ray does not answer, before Ray itself ends the process."""
 _ASKED_EVERY = 10.0
 """Seconds until the autoscaler is asked again: it keeps one wish alone, the last of all programs'."""
+
+
+def check_gpus(compute: ComputeConfig) -> None:
+    """Stops a run on this machine whose GPUs are not there, as a cluster may yet start some; says which would be idle.
+
+    Raises:
+        UserError: there is no GPU for each training worker.
+    """
+    import ray
+
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus and not compute.gpu:
+        console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them", markup=False)
+    if compute.gpu and not os.environ.get("RAY_ADDRESS"):
+        wait_for_nodes([{"GPU": compute.gpu_share}] * compute.least_workers, 0, "compute.gpu=true")
 
 
 def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None:

@@ -20,7 +20,6 @@ from filelock import FileLock, Timeout
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import PLACE
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.runs.progress import console
 
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -243,23 +242,3 @@ def cpus_per_gpu() -> int:
     own = ray.get_runtime_context().get_node_id()
     resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
     return max(1, int(resources.get("CPU", 1) / resources["GPU"]))
-
-
-def check_gpus(compute: ComputeConfig) -> None:
-    """Stops a run whose GPUs are not there, unless a cluster may yet start some; says so where GPUs would be idle.
-
-    Raises:
-        UserError: a Ray of this machine has no GPU for each worker.
-    """
-    import ray
-
-    gpus, workers = int(ray.cluster_resources().get("GPU", 0)), compute.least_workers
-    if gpus and not compute.gpu:
-        console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them", markup=False)
-    if not compute.gpu or gpus >= workers or os.environ.get("RAY_ADDRESS"):
-        return
-    raise UserError(
-        f"{gpus} GPU(s) for compute.{'min_' if compute.min_workers else ''}workers={workers} and compute.gpu=true",
-        "a GPU for each training worker",
-        "lower it, or set compute.gpu=false to run on CPUs",
-    )

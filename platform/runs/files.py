@@ -162,15 +162,18 @@ def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) 
     """Reads a JSON file of the workspace as a record whose fields have types, a dataclass or a model of pydantic.
 
     Raises:
-        FileNotFoundError, UserError: as of `read_json`; or it holds something else.
+        FileNotFoundError: there is none.
+        UserError: it cannot be read at present, or holds something else (`BadFile`).
     """
-    value = read_json(path)
-    try:
-        return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        why = f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg'].removeprefix('Value error, ')}"
-        raise UserError(f"{path} is damaged ({why})", expected, remedy) from None
+
+    def parse(file: Path) -> _Record:
+        try:
+            return TypeAdapter(kind).validate_json(file.read_bytes(), strict=True)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}") from None
+
+    return read_file(path, parse, expected, remedy)
 
 
 def _parse_json(path: Path) -> Any:

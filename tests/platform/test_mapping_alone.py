@@ -65,7 +65,7 @@ import pyarrow as pa, pyarrow.parquet, ray
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import check_gpus
+from mcis.platform.engine.nodes import check_gpus
 
 whole = ComputeConfig(gpu=True, shard_rows=2)
 half = ComputeConfig(gpu=True, gpu_share=0.5, shard_rows=2)
@@ -114,7 +114,7 @@ check_gpus(ComputeConfig(workers=4))
 try:
     check_gpus(ComputeConfig(workers=4, gpu=True))
 except UserError as error:
-    assert "2 GPU(s) for compute.workers=4" in error.found
+    assert "compute.gpu=true needs 4 x (1 GPU); the cluster lacks 2 x (1 GPU)" in error.found, error
 else:
     raise AssertionError("four workers on two GPUs")
 ray.shutdown()
