@@ -1,6 +1,6 @@
 """The lists of a VOC 2012 devkit, and the tags of their images: from <list>_cls.txt, XML or, on request, masks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -70,7 +70,7 @@ def read_ids(path: Path, remedy: str) -> list[str]:
     return [line for _, line in lines]
 
 
-def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
+def _tags_listed(devkit: Devkit, listed: DevkitList) -> Tags:
     path = listed.tags_path
     remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
     correct = "correct the list, or name the right class file by `classes`"
@@ -84,7 +84,7 @@ def _tags_listed(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]
     return [tags[image_id] for image_id in listed.ids]
 
 
-def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
+def _tags_annotated(devkit: Devkit, listed: DevkitList, difficult: bool) -> Tags:
     remedy = f"restore the devkit's, or write {listed.tags_path.name}"
     folder = source_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
     names = set(names_in(folder))
@@ -105,20 +105,13 @@ def _tags_annotated(devkit: Devkit, listed: DevkitList, masks: Sequence[str | No
     return every if difficult else plain
 
 
-def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None], difficult: bool) -> Tags:
+def _tags_masked(devkit: Devkit, listed: DevkitList, masks: Sequence[str | None]) -> Tags:
     absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
     remedy = "add the masks, or take tags from lists or xml by `tags_from`"
     listed.check_each("ground-truth mask", absent, "a mask for each image whose tags are to come from masks", remedy)
     name = listed.path.name
     listed.notes.append(f"tags of {name} were read off ground-truth masks: the truth of every image was opened")
     return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
-
-
-_READERS: dict[str, Callable[[Devkit, DevkitList, Sequence[str | None], bool], Tags]] = {
-    "lists": _tags_listed,
-    "xml": _tags_annotated,
-    "masks": _tags_masked,
-}
 
 
 def read_list_tags(
@@ -143,7 +136,9 @@ def read_list_tags(
             "annotations, which alone say what is difficult",
             "name xml by `tags_from`, or leave `difficult` out",
         )
-    return _READERS[tags_from](devkit, listed, masks, difficult)
+    if tags_from == "lists":
+        return _tags_listed(devkit, listed)
+    return _tags_annotated(devkit, listed, difficult) if tags_from == "xml" else _tags_masked(devkit, listed, masks)
 
 
 class _Annotation(ElementTree.TreeBuilder):
