@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_runs, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
 
 if TYPE_CHECKING:
     from mcis.platform.reporting.comparison import Comparison
@@ -22,7 +22,7 @@ def compare(
             metavar="RUN",
             help="Runs, the first of which is the baseline: names, or folders WORKSPACE/runs/NAME of any workspace. "
             "Several joined by commas are the seeds of one configuration.",
-            autocompletion=complete_runs,
+            autocompletion=complete_run,
         ),
     ],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,

@@ -26,21 +26,11 @@ def _completing(names: Iterable[str]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
-complete_study = _completing(["inference", "lid", "references", "settings"])
-"""The studies that come with the project."""
-
-
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     """The names of runs of the workspace that begin so."""
     runs = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE).expanduser() / "runs"
     names = sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
     return [name for name in names if name.startswith(incomplete) and not name.startswith(".")]
-
-
-def complete_runs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """As `complete_run`, also behind the commas of several names."""
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in complete_run(ctx, last)]
 
 
 Setting = Annotated[

@@ -11,7 +11,6 @@ from mcis.platform.commands.options import (
     Name,
     Verbose,
     WorkspaceFolder,
-    complete_study,
     grouped,
     plain_errors,
 )
@@ -88,7 +87,6 @@ def run_study(
         str,
         typer.Argument(
             help="inference (table 4), references (7), settings (1 to 3), lid (section 4.6), or your own TOML file.",
-            autocompletion=complete_study,
         ),
     ],
     configuration: Configuration,

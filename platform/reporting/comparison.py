@@ -50,16 +50,11 @@ class Difference(NamedTuple):
     high: float
 
     @property
-    def is_found(self) -> bool:
-        """Whether the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
-
-    @property
     def verdict(self) -> str:
         """The difference in words: none where the interval contains 0; there is none of fewer than two images."""
         if np.isnan(self.low) or np.isnan(self.high):
             return "cannot be told"
-        return "no difference" if not self.is_found else "higher" if self.low > 0 else "lower"
+        return "higher" if self.low > 0 else "lower" if self.high < 0 else "no difference"
 
 
 class ScoreRow(NamedTuple):
@@ -72,7 +67,6 @@ class ScoreRow(NamedTuple):
         deviation, boundary_deviation: of the seeds, points; None for one seed.
         iou: percent by name of the label, means over the seeds in which it occurs; None where it occurs in none.
         meaning: heading -> text; of several seeds all texts.
-        differing: headings of the meaning under which the baseline has another text.
     """
 
     case: str
@@ -83,7 +77,6 @@ class ScoreRow(NamedTuple):
     boundary_deviation: float | None
     iou: Mapping[str, float | None]
     meaning: Mapping[str, str]
-    differing: frozenset[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,17 +119,13 @@ class Comparison:
     @property
     def explanation(self) -> str:
         """What the intervals are over, and what they do not tell."""
-        several = [len(case.runs) > 1 for case in self.cases]
-        seeds = " and seeds" if all(several) else ", and of the seeds where there are several" if any(several) else ""
-        paired = all(several) and all(case.seeds == self.cases[0].seeds for case in self.cases)
         resamples, seed, confidence = self.settings
-        alone = [case.label for case in self.cases if len(case.runs) == 1]
-        untold = f"; what another seed would change they do not tell of {', '.join(alone)}" if alone else ""
+        seeds = ", and of the seeds where there are several" if any(len(case.runs) > 1 for case in self.cases) else ""
         return (
-            f"{100 * confidence:g} % intervals over {resamples} resamples of the images{seeds}; the images"
-            f"{' and seeds' if paired else ''} are drawn for all alike (seed {seed}). An interval that contains 0 is "
-            f"marked as no difference. Each interval stands for itself: of many, about {100 * (1 - confidence):.3g} % "
-            f"leave out 0 where there is no difference{untold}."
+            f"{100 * confidence:g} % intervals over {resamples} resamples of the images{seeds}, drawn for all runs "
+            f"alike (seed {seed}). An interval that contains 0 is marked as no difference. Each stands for itself: of "
+            f"many, about {100 * (1 - confidence):.3g} % leave out 0 where there is no difference. Of a single run they"
+            " do not tell what another seed would change."
         )
 
 
@@ -189,7 +178,7 @@ def _compared(cases: Sequence[Case], key: str, settings: Settings) -> ComparedSc
         for run, of_run in zip(case.runs, of_runs, strict=True):
             ious = iou_of(*of_run["mIoU"])
             image_mious[run.name] = dict(zip(counted[run.name].image_ids, map(mean, ious), strict=True))
-        rows.append(_row(case, key, rows[0] if rows else None))
+        rows.append(_row(case, key))
         figures[case.label] = {
             figure: Overlaps(*(np.stack(part) for part in zip(*(of[figure] for of in of_runs), strict=True)))
             for figure in of_runs[0]
@@ -236,7 +225,7 @@ def _differences(
     return sorted(out, key=lambda each: each.figure != "mIoU")
 
 
-def _row(case: Case, key: str, baseline: ScoreRow | None) -> ScoreRow:
+def _row(case: Case, key: str) -> ScoreRow:
     scores = case.scores(key)
     meanings = [score.meaning() for score in scores]
     meaning = {h: merged(of[h] for of in meanings if h in of) for h in headings_of(meanings)}
@@ -251,7 +240,6 @@ def _row(case: Case, key: str, baseline: ScoreRow | None) -> ScoreRow:
         boundary_deviation=stdev(boundary) if len(boundary) > 1 else None,
         iou={name: fmean(values) if values else None for name, values in named.items()},
         meaning=meaning,
-        differing=frozenset(h for h in meaning if baseline and meaning[h] != baseline.meaning.get(h)),
     )
 
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
@@ -39,22 +38,10 @@ def panels_of_run(config: Config, context: RunContext) -> list[Panel]:
 
 
 def spread_rows(context: RunContext, split: str, count: int, *, tagged: bool) -> pa.Table:
-    """`spread` rows of the index of a split, of which no others are in memory."""
-    tags = split_rows(context, split, tagged=tagged, columns=["tags"])
-    numbered = tags.append_column("row", pa.array(np.arange(len(tags))))
-    return split_rows(context, split, tagged=tagged, only=spread(numbered, count)["row"].to_numpy())
-
-
-def spread(rows: pa.Table, count: int) -> pa.Table:
-    """`count` rows, or all if there are fewer, spread evenly; those with several tags first, since they show most."""
-    several = pc.greater(pc.list_value_length(rows["tags"]), 1)
-    ordered = pa.concat_tables([rows.filter(several), rows.filter(pc.invert(several))])
-    multi = int(pc.sum(several).as_py() or 0)
-    wanted = min(count, len(rows))
-    first = min(multi, max((wanted + 1) // 2, wanted - (len(rows) - multi)))
-    positions = [*np.linspace(0, multi - 1, first).astype(int)] if first else []
-    positions += [*np.linspace(multi, len(rows) - 1, wanted - first).astype(int)] if wanted > first else []
-    return ordered.take(pa.array(sorted(set(map(int, positions))), pa.int64()))
+    """`count` rows of the index of a split, or all if there are fewer, spread evenly; no others are in memory."""
+    rows = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
+    only = np.linspace(0, rows - 1, min(count, rows)).astype(np.int64)
+    return split_rows(context, split, tagged=tagged, only=only)
 
 
 def _panels(

@@ -5,7 +5,7 @@ import hashlib
 from collections.abc import Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jinja2
 from PIL import Image
@@ -15,22 +15,15 @@ from mcis.platform.runs.scores import grouped, percent
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-class Script(NamedTuple):
-    """A script that a page holds.
+def script(*names: str) -> dict[str, str]:
+    """The script of the files of these names beside the templates, one behind the other.
 
-    Attributes:
+    Returns:
         text: ASCII, without the end tag of a script.
         hash: what a content security policy names it by, so that the page runs this script and no other.
     """
-
-    text: str
-    hash: str
-
-
-def script(*names: str) -> Script:
-    """The script of the files of these names beside the templates, one behind the other."""
     text = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
-    return Script(text, f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}")
+    return {"text": text, "hash": f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"}
 
 
 def render(template: str, view: Mapping[str, Any]) -> str:

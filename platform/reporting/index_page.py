@@ -20,14 +20,14 @@ from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.index_facts import codes_of, flat_tags, index_facts
+from mcis.platform.reporting.index_facts import flat_tags, index_facts
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES, together_chart
 
 _MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
 """Rows of the list of rejects and contents of that of copies; kinds of reasons; pairs of classes."""
 _SIDE, _OF_A_CLASS, _MOST_PICTURES = 96, 6, 1200
-"""Pixels of a thumbnail's long side; thumbnails of a class and domain, and of a page: about 8 MB."""
+"""Pixels of a thumbnail's long side; thumbnails of a class, and of a page: about 8 MB."""
 _QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.0}
 
 
@@ -102,29 +102,27 @@ def _size_rows(width: NDArray[Any], height: NDArray[Any]) -> list[tuple[str, lis
 
 
 def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] | None:
-    """Thumbnails by class and domain, images without a tag last; which ones depends on (class, image) alone.
+    """Thumbnails by class, images without a tag last; which ones depends on (class, image) alone.
 
     Returns:
-        most: the number of thumbnails per class and domain.
-        classes: by class index, or K for images without a tag: each domain, how many images it has, and thumbnails.
+        most: the number of thumbnails of a class.
+        classes: by class index, or K for images without a tag: how many images it has, and thumbnails.
         broken: how many of the chosen files cannot be shown.
     """
     rows, tags = (numbers.astype(np.int64) for numbers in flat_tags(index))
     untagged = np.setdiff1d(np.arange(len(index)), rows)
     rows, tags = np.concatenate([rows, untagged]), np.concatenate([tags, np.full(len(untagged), len(classes))])
-    domain, domains = codes_of(index["domain"])
     if not len(rows):
         return None
-    codes = tags * len(domains) + domain[rows]
-    order = np.lexsort((uniforms(Draw.THUMBNAIL, 0, tags, rows)[:, 0], codes))
-    shelves, start, sizes = np.unique(codes[order], return_index=True, return_counts=True)
+    order = np.lexsort((uniforms(Draw.THUMBNAIL, 0, tags, rows)[:, 0], tags))
+    shelves, start, sizes = np.unique(tags[order], return_index=True, return_counts=True)
     most = min(_OF_A_CLASS, max(1, _MOST_PICTURES // len(shelves)))
-    chosen = [rows[order[first : first + min(most, size)]] for first, size in zip(start, sizes, strict=True)]
+    chosen = [rows[order[first : first + min(most, size)]].tolist() for first, size in zip(start, sizes, strict=True)]
     pictures = _thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes)
-    by_class: dict[int, list[tuple[str, int, list[dict[str, Any]]]]] = {}
-    for code, size, shown in zip(shelves.tolist(), sizes.tolist(), chosen, strict=True):
-        tag, domain_code = divmod(code, len(domains))
-        by_class.setdefault(tag, []).append((domains[domain_code], size, [pictures[row] for row in shown.tolist()]))
+    by_class = {
+        tag: (size, [pictures[row] for row in shown])
+        for tag, size, shown in zip(shelves.tolist(), sizes.tolist(), chosen, strict=True)
+    }
     broken = sum(picture["reason"] is not None for picture in pictures.values())
     return {"most": most, "classes": by_class, "broken": broken}
 

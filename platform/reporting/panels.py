@@ -105,30 +105,26 @@ def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Cell]:
     if panel.maps:
         pictures["localization map"] = heat_picture(image, panel.maps, classes)
     return {
-        column: Cell(pictures[column], *_describe(panel, column, classes), column in panel.masks)
+        column: Cell(
+            pictures[column],
+            f"{column} of {panel.image_id}, tagged {', '.join(panel.tags) or 'with nothing'}",
+            _note(panel, column, classes),
+            column in panel.masks,
+        )
         for column in COLUMNS
         if column in pictures
     }
 
 
-def _describe(panel: Panel, column: str, classes: Sequence[str]) -> tuple[str, str]:
-    """A cell that the panel has, for those who cannot see it, and a note for its caption, which may be empty."""
-    if column == "image":
-        return f"image {panel.image_id}, tagged {', '.join(panel.tags) or 'with nothing'}", ""
-    if column == "localization map":
-        strong = (f"{name} above one half on {percent((heat > 0.5).mean())}" for name, heat in panel.maps)
-        return f"localization maps of {panel.image_id}: {', '.join(strong)} of the image", ""
-    mask, names = panel.masks[column], labels(classes)
-    values, counts = np.unique(mask, return_counts=True)
-    shares = dict(zip(values.tolist(), counts / mask.size, strict=True))
-    areas = ", ".join(f"{names[label].name} {percent(area)}" for label, area in shares.items())
-    note = ""
+def _note(panel: Panel, column: str, classes: Sequence[str]) -> str:
+    """A note for the caption of a cell that the panel has, which may be empty."""
     if column == "pseudo mask":
-        ignored = f"{percent(shares[IGNORE])} ignored" if IGNORE in shares else ""
-        note = ", ".join(filter(None, (f"cue {panel.cue}" if panel.cue else "", ignored)))
-    elif column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any():
-        note = f"mIoU here {mean(iou(confusion(panel.truth, mask, len(classes)))):.0f}"
-    return f"{column} of {panel.image_id}: {areas}", note
+        ignored = float((panel.masks[column] == IGNORE).mean())
+        notes = [f"cue {panel.cue}"] if panel.cue else []
+        return ", ".join(notes + ([f"{percent(ignored)} ignored"] if ignored else []))
+    if column == "prediction" and panel.truth is not None and (panel.truth != IGNORE).any():
+        return f"mIoU here {mean(iou(confusion(panel.truth, panel.masks[column], len(classes)))):.0f}"
+    return ""
 
 
 def legend(panels: Iterable[Panel], classes: Sequence[str]) -> list[Label]:

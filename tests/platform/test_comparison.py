@@ -64,8 +64,7 @@ def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
             assert (each.split, each.images) == ("val", 8)
     by_case = {d.case: d.verdict for d in comparison.differences if d.figure == "mIoU"}
     assert by_case["b-s0"] == "lower"
-    assert "300 resamples of the images; the images are drawn for all alike (seed 0)" in comparison.explanation
-    assert comparison.explanation.endswith("they do not tell of a-s0, b-s0, a-s1.")
+    assert "300 resamples of the images, drawn for all runs alike (seed 0)" in comparison.explanation
 
 
 def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
@@ -89,7 +88,6 @@ def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
 def test_an_interval_that_contains_0_is_no_difference(low: float, high: float, verdict: str) -> None:
     each = Difference("x", "mIoU", "b", "val", 8, 50.0, 51.0, 1.0, low, high)
     assert each.verdict == verdict
-    assert each.is_found == (verdict in ("higher", "lower"))
 
 
 def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
@@ -99,14 +97,13 @@ def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
     assert {(d.difference, d.low, d.high, d.verdict) for d in comparison.differences} == {(0, 0, 0, "no difference")}
 
 
-def test_rows_tell_what_scores_mean_and_what_is_not_the_baselines(root: Path) -> None:
+def test_rows_tell_what_scores_mean(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s1")
     for score in comparison.scores:
         first, second = score.rows
         of_run: Score = comparison.cases[1].runs[0].scores[score.title]
-        assert (first.differing, first.deviation) == (frozenset(), None)
+        assert first.deviation is None
         assert second.meaning == of_run.meaning()
-        assert second.differing == {"seed"}
         assert (second.miou, second.boundary_miou, second.iou) == (of_run.miou, of_run.boundary_miou, of_run.iou)
 
 
@@ -130,13 +127,7 @@ def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None
     first = comparison.differences[0]
     assert first.first == pytest.approx(comparison.scores[0].rows[0].miou, abs=0.006)
     assert first.verdict == "lower"
-    assert "resamples of the images and seeds; the images and seeds are drawn for all alike" in comparison.explanation
-    assert comparison.explanation.endswith("where there is no difference.")
-    unpaired = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0")
-    assert "seeds; the images are drawn for all alike" in unpaired.explanation
-    one = compared(root, "a-s0", "b-s1,b-s0")
-    assert "resamples of the images, and of the seeds where there are several; the images are drawn" in one.explanation
-    assert one.explanation.endswith("they do not tell of a-s0.")
+    assert "resamples of the images, and of the seeds where there are several, drawn" in comparison.explanation
 
 
 def test_other_images_are_not_compared(root: Path) -> None:

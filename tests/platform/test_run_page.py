@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mcis.platform.reporting.gallery import spread
 from mcis.platform.reporting.losses import Bound
 from mcis.platform.reporting.panels import Panel, Steps, Tile
 from mcis.platform.reporting.plots import log_columns
@@ -269,13 +267,3 @@ def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData
     write_report(bare(panels=data.panels[:1]), RunFolder(tmp_path))
     assert sorted(path.name for path in kept.parent.iterdir()) == ["gallery.png", "mine.png"]
     assert not list(tmp_path.glob(".*"))
-
-
-@pytest.mark.parametrize("several", range(7))
-def test_as_many_images_are_shown_as_are_asked_for(several: int) -> None:
-    """However many of six have several tags: none, some, or all of them."""
-    rows = pa.table({"image_id": list("abcdef"), "tags": [[0, 1]] * several + [[0]] * (6 - several)})
-    for count in range(9):
-        shown = spread(rows, count)
-        assert len(set(shown["image_id"].to_pylist())) == len(shown) == min(count, 6)
-        assert sum(len(tags) > 1 for tags in shown["tags"].to_pylist()) >= min(several, min(count, 6) // 2)
