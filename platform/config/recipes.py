@@ -237,8 +237,8 @@ def photos() -> Config:
             scales=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
-            steps=400,
-            epochs=4.0,
+            steps=500,
+            epochs=5.0,
             optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3),
         ),
         predict=PredictConfig(
