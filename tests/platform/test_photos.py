@@ -10,9 +10,11 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tables.shards import Shards
+from mcis.models.networks import build_backbone
 from mcis.models.pretrained import bundled_file, load_pretrained
 from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform import pipeline
+from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.affinities import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
@@ -40,9 +42,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def settings(root: Path, *assignments: str) -> Resolved:
+def settings(root: Path, *assignments: str, recipe: str = "photos") -> Resolved:
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-    return resolve("voc", "photos", options, [*TINY, *assignments])
+    return resolve("voc", recipe, options, [*TINY, *assignments])
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +57,20 @@ def weights(run: pipeline.RunResult) -> dict[str, torch.Tensor]:
     content = torch.load(run.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)
     state: dict[str, torch.Tensor] = content["state_dict"]
     return state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["photos_fast", "photos_best"])
+def test_the_other_sizes_of_the_recipe_run_whole(ray_local: None, root: Path, tmp_path: Path, recipe: str) -> None:
+    """The large one with random weights, and without the GPU that it is made for."""
+    small = ["segmenter.steps=2", "segmenter.epochs=0.1", "segmenter.batch=2", "segmenter.crop=64", "compute.gpu=false"]
+    if recipe == "photos_best":
+        backbone = build_backbone(RECIPES[recipe]().classifier.backbone)
+        torch.save(backbone.body.state_dict(), tmp_path / "random.pt")
+        small.append(f"weights.backbone={tmp_path / 'random.pt'}")
+    resolved = settings(root, *small, "affinity_net.epochs=0.1", recipe=recipe)
+    done = pipeline.run(resolved, Workspace(tmp_path), recipe, until="evaluate")
+    assert done.context.result("train_segmenter", TrainingResult).counts["steps"] == 2
 
 
 @pytest.mark.slow
