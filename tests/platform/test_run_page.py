@@ -65,7 +65,11 @@ def data() -> ReportData:
             score("pseudo_masks", 64.0625, name="saliency", split="train", **masks),
             score("baseline", 56.0, name="random tag", split="train", background_cue="saliency"),
         ],
-        counts={"images": {"train": 10582, "val": 120}, "ignored": {"pseudo masks": {"pixels": 7}}},
+        counts={
+            "index": {"tags": {"square": 12, "circle": 3}},
+            "images": {"train": 10582, "val": 120},
+            "ignored": {"pseudo masks": {"pixels": 7}},
+        },
         rejected=1,
         notes=["No saliency maps: the background comes from the dense CRF."],
         seconds={"index": 1.5, "train_classifier": 190.0},
@@ -128,12 +132,12 @@ def test_score_table_says_each_figure_with_what_it_means(page: Any, data: Report
 
 def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Any) -> None:
     assert page.rows["classes"] == [
-        ["class", "localization maps", "segmentation"],
-        ["background", "90.1", "90.1"],
-        ["square", "61.4", "61.4"],
-        ["circle", "30.5", "30.5"],
-        ["star", "–", "–"],
-        ["mean", "43.5", "51.8"],
+        ["class", "images", "localization maps", "segmentation"],
+        ["background", "", "90.1", "90.1"],
+        ["square", "12", "61.4", "61.4"],
+        ["circle", "3", "30.5", "30.5"],
+        ["star", "", "–", "–"],
+        ["mean", "", "43.5", "51.8"],
     ]
 
 
