@@ -118,16 +118,19 @@ class DeepLabV3(Segmenter):
 
 
 def _without_batch_norm(network: nn.Module) -> None:
-    """Puts group norms of 8 channels a group, of 256 channels 32 groups, in place of the batch norms below a network.
-
-    Smaller groups would leave nothing of the image's mean, which has one position.
-    """
+    """Puts group norms in place of the batch norms below a network."""
     for name, layer in list(network.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
             parent, _, own = name.rpartition(".")
-            channels = layer.num_features
-            groups = 1 if channels % 8 else channels // 8
-            setattr(network.get_submodule(parent), own, nn.GroupNorm(groups, channels))
+            setattr(network.get_submodule(parent), own, _group_norm(layer.num_features))
+
+
+def _group_norm(channels: int) -> nn.GroupNorm:
+    """Of 8 channels a group, of 256 channels 32 groups, or of one group where 8 does not divide them.
+
+    Smaller groups would leave nothing of the image's mean, which has one position.
+    """
+    return nn.GroupNorm(1 if channels % 8 else channels // 8, channels)
 
 
 class Pyramid(Segmenter):
@@ -143,7 +146,7 @@ class Pyramid(Segmenter):
     Args:
         backbone: features (B, C, h, w), with a level of a finer stride.
         labels: K + 1, background first.
-        width: channels of the decoder, a multiple of 8.
+        width: channels of the decoder.
         dilation: of the separable convolution on the features.
         dropout: fraction of channels dropped before the last layer.
 
@@ -190,8 +193,8 @@ _REDUCED = 48  # channels of a level in the decoder, as in DeepLab-v3+
 
 
 def _normed(inputs: int, outputs: int) -> list[nn.Module]:
-    """A 1x1 convolution, group norm of 8 channels a group, ReLU."""
-    return [nn.Conv2d(inputs, outputs, 1, bias=False), nn.GroupNorm(outputs // 8, outputs), nn.ReLU(inplace=True)]
+    """A 1x1 convolution, group norm, ReLU."""
+    return [nn.Conv2d(inputs, outputs, 1, bias=False), _group_norm(outputs), nn.ReLU(inplace=True)]
 
 
 def _separable(inputs: int, outputs: int, dilation: int = 1) -> list[nn.Module]:
