@@ -183,8 +183,8 @@ def photos() -> Config:
     backbone whose last stage stays at stride 32, on images of rare classes more often.
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: about
-    0.2 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 71 of the pseudo masks and 64 of the
-    segmentation network on photographs of six animals (docs/results.md).
+    0.35 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 71 of the pseudo masks and 65 to 77 of
+    the segmentation network on photographs of six animals (docs/results.md).
     """
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
@@ -249,10 +249,9 @@ def photos() -> Config:
 
 
 def photos_fast() -> Config:
-    """`photos` in half the time: smaller images for the classifier, masks by the dense CRF alone, a shorter training.
+    """`photos` in less time: smaller images for the classifier, masks by the dense CRF alone, a shorter training.
 
-    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours: see docs/results.md, as for the
-    mIoU that it has.
+    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours and mIoU: not measured.
     """
     config = photos()
     return config.model_copy(
