@@ -52,7 +52,8 @@ def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
         assert set(score.iou) == {"background", *small.first.context.classes}
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
     assert written["counts"]["evaluate"]["scored"] == {"train": 24, "val": 6}
-    assert small.first.context.result("evaluate", StageResult).notes == ()
+    (note,) = small.first.context.result("evaluate", StageResult).notes
+    assert note.startswith("the network falls far behind its masks on "), "it was trained for a few steps"
     assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report", "train_affinity"}
 
 
