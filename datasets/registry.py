@@ -35,11 +35,14 @@ class Registry(Mapping[str, _T], Generic[_T]):
             name: importlib.metadata.EntryPoint(name, entry, group) if isinstance(entry, str) else entry
             for name, entry in entries.items()
         }
+        self._packages: dict[str, str] = {}
         for point in importlib.metadata.entry_points(group=group):
-            taken = self._entries.setdefault(point.name, point)
-            if not isinstance(taken, importlib.metadata.EntryPoint) or taken != point:
+            # Made anew: where the package importlib_metadata was imported, points are of its class.
+            made = importlib.metadata.EntryPoint(point.name, point.value, group)
+            package = self._packages[point.name] = point.dist.name if point.dist else point.value
+            if point.name in entries or self._entries.setdefault(point.name, made) != made:
                 raise UserError(
-                    f"{_package(point)} adds {point.name!r} to the {kind} of mcis, which have one already",
+                    f"{package} adds {point.name!r} to the {kind} of mcis, which have one already",
                     "a name of its own for each",
                     "rename its entry point, or remove the package",
                 )
@@ -59,7 +62,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
                 raise UserError(
                     f"{name} of the {self.kind} cannot be loaded from {entry.value} ({type(error).__name__}: {error})",
                     f"an entry point of mcis.{self.kind} that can be imported",
-                    f"correct or remove the package {_package(entry)}",
+                    f"correct or remove the package {self._packages.get(name, entry.value)}",
                 ) from error
         found: _T = entry
         return found
@@ -86,7 +89,3 @@ class Registry(Mapping[str, _T], Generic[_T]):
             raise PydanticCustomError("unknown_name", "{text}", {"text": text})
 
         return check
-
-
-def _package(point: importlib.metadata.EntryPoint) -> str:
-    return point.dist.name if point.dist else point.value

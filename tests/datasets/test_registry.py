@@ -1,6 +1,8 @@
 """Extension points: the project's own entries, those of installed packages, and names that are none."""
 
 import collections
+import importlib
+import sys
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -21,7 +23,13 @@ def install(folder: Path, declared: str) -> None:
     (about / "entry_points.txt").write_text(f"[mcis.animals]\n{declared}\n")
 
 
-def test_entries_of_packages_stand_behind_the_projects_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("finder", ["importlib.metadata", "importlib_metadata"])
+def test_entries_of_packages_stand_behind_the_projects_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str
+) -> None:
+    """Whether Python finds them, or a package that puts a finder and classes of its own in the place of Python's."""
+    importlib.import_module(finder)
+    monkeypatch.delitem(sys.modules, "birds", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "birds = birds:Birds\nbroken = birds:Absent")
     animals = Registry[Any]("animals", {"late": "collections:Counter", "cat": 4})

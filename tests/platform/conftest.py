@@ -255,8 +255,8 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         resolved = resolve("voc", "small", assignments=assignments)
         torch.manual_seed(0)
         network = build_segmenter(resolved.config.segmenter, classes)
-        *_, last, _ = network.parameters()
-        torch.nn.init.normal_(last)  # else nearly every pixel has the same label
+        layers: Any = getattr(network, "last", network.head)
+        torch.nn.init.normal_(layers[-1].weight)  # else nearly every pixel has the same label
         save_weights(network, segmenter / WEIGHTS, {})
         write_text(workspace.run("drawn").config, experiment_text(resolved.config, resolved.origins))
         workspace.record_outputs("drawn", {"index": index, "train_segmenter": segmenter})

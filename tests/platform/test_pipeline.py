@@ -72,7 +72,7 @@ def test_a_disk_too_small_ends_a_run_before_any_training_but_not_a_finished_one(
 
 def test_gpus_that_are_absent_end_a_run_of_networks_before_its_index_but_not_an_index(small: Any) -> None:
     """Whether there are nodes with GPUs now changes no key, so a run that asks for them never falls back to CPUs."""
-    with pytest.raises(UserError, match=r"0 GPU\(s\) for compute.workers=1 and compute.gpu=true"):
+    with pytest.raises(UserError, match=r"compute.gpu=true needs 1 x \(1 GPU\)"):
         small.run("gpu", "compute.gpu=true")
     assert small.workspace.outputs("gpu") == {}
     assert small.run("gpu", "compute.gpu=true", until="index").scores == []
