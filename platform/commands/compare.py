@@ -59,6 +59,8 @@ def compare(
 
         cases = open_cases(workspace, runs, what=[name for name in _WHAT if not what or name in what])
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
+        if page.suffix != ".html":
+            raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")
 
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases

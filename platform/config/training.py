@@ -116,7 +116,8 @@ class CropSection(BackboneSection):
     steps: Positive = 16000
     """Updates at least."""
     epochs: float = Field(default=0.0, ge=0, exclude_if=lambda epochs: not epochs)
-    """Passes over the training images at least; with many images these take more updates than `steps`."""
+    """Passes at least over the training images, with those that are repeated (`segmenter.class_balance`); of many
+    images these take more updates than `steps`."""
     mirror: bool = True
     """Mirror each training image with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()

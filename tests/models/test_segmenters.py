@@ -291,8 +291,8 @@ def test_a_dot_moves_with_its_pixel_through_the_pyramid(backbone: str, dot_offse
         for layer in (*list(model.head)[1:], *model.merge.modules(), *model.last):
             if isinstance(layer, nn.Conv2d):
                 layer.weight.abs_()  # so that what a dot raises stays above zero
-        model.whole.weight.zero_()
-        nn.init.zeros_(model.whole.bias)  # type: ignore[arg-type]
+        for name in ("whole.weight", "whole.bias"):
+            model.get_parameter(name).zero_()
         names = [name for name, _ in model.named_parameters()]
         for silent in (["head.0.weight"], [name for name in names if name.startswith("reduce")]):
             weights = [model.get_parameter(name) for name in silent]

@@ -154,3 +154,9 @@ def test_the_command_ends_in_a_clear_error(folder: Path) -> None:
     done = invoke(folder, "a-s0", "b", "--what", "maps")
     assert done.exit_code == 1
     assert "expected: one of localization_maps, pseudo_masks, segmentation" in done.output
+    table = folder / "photos.csv"
+    table.write_text("image,tags\n")
+    done = invoke(folder, "a-s0", "b", "--html", str(table))
+    assert done.exit_code == 1
+    assert "expected: a file *.html" in done.output
+    assert table.read_text() == "image,tags\n", "a table is not written over"

@@ -64,7 +64,7 @@ def run(config: Config, context: RunContext) -> StageResult:
             evaluations.append(evaluate_predictions(config, context, rows, split))
     found = [score for evaluation in evaluations for score in evaluation.scores]
     if config.supervision == "tags":
-        notes += falls_behind(found, context)
+        notes += falls_behind(found, config, context)
     scores = [score.as_json() for score in found]
     curves = {name: curve for evaluation in evaluations for name, curve in evaluation.curves.items()}
     write_json(context.part / SCORES, scores)
@@ -81,7 +81,7 @@ _FAR = 15
 """Points of IoU by which a class's predictions fall far behind its pseudo masks."""
 
 
-def falls_behind(scores: Sequence[Score], context: RunContext) -> list[str]:
+def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
     """A note on the classes of which the network loses much of what its pseudo masks have, and what to do."""
     masks, predictions = (
         [score for score in scores if score.what == what] for what in ("pseudo_masks", "segmentation")
@@ -96,10 +96,11 @@ def falls_behind(scores: Sequence[Score], context: RunContext) -> list[str]:
             lost.append(f"{name} ({images[label]} images; {taught:.1f} in masks, {found:.1f} in predictions)")
     if not lost:
         return []
+    balance = "" if config.segmenter.class_balance == 1 else "segmenter.class_balance=1, "
     return [
-        f"the network falls far behind its masks on {len(lost)} of {len(context.classes)} classes: {shown(lost)}; "
-        "more photographs of them help most, then segmenter.class_balance=1, more segmenter.epochs, or, where the tags "
-        "of photographs are known, `mcis predict --tags`"
+        f"the network falls far behind its masks on {len(lost)} of {len(context.classes)} classes: {shown(lost)}; try "
+        f"{balance}more segmenter.epochs, more photographs of these, or, where it is known what is in photographs, "
+        "`mcis predict --tags`"
     ]
 
 
