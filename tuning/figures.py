@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import stdev
 
 from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Settings, compared_scores
+from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.scores import ORIGIN, Score, headings_of
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import Case, Contrast
@@ -106,7 +106,7 @@ def with_intervals(
     cases = open_cases(workspace.root, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
     intervals = {
         column: [found.low, found.high]
-        for score in compared_scores(cases, Settings())
+        for score in compare(cases, Settings()).scores
         for found in score.differences
         if found.figure == "mIoU" and (column := column_of(cases[0].scores(score.title)[0])) in difference.miou
     }

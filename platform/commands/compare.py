@@ -9,7 +9,6 @@ import typer
 from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
 
 if TYPE_CHECKING:
-    from mcis.platform.reporting.comparison import Comparison
     from mcis.platform.runs.scores import Scored
 
 _WHAT: tuple["Scored", ...] = ("localization_maps", "pseudo_masks", "segmentation")
@@ -62,50 +61,15 @@ def compare(
         if page.suffix != ".html":
             raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")
 
+        from mcis.platform.commands.terminal import console, plain, table_of
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
 
         comparison = compare_cases(cases, Settings(resamples=resamples, seed=seed, confidence=confidence))
         shown = comparison_page.compared_images(comparison, images)
-        _show(comparison)
+        for table in comparison.tables():
+            console.print(table_of(table.title, table.columns, table.rows, numbers=table.numbers))
+        for remark in comparison.remarks():
+            console.print(plain(remark))
         comparison_page.write_page(comparison, shown, page)
         typer.echo(f"page:  {page}")
-
-
-def _show(comparison: "Comparison") -> None:
-    """Configuration, scores and differences, each as a table, what the intervals are, and why a score is left out."""
-    from mcis.platform.commands.terminal import console, plain, table_of
-
-    labels, same = [case.label for case in comparison.cases], comparison.same_origin
-    keys = [[key, *(f"{v.value} ({v.origin})" if v else "-" for v in of)] for key, of in comparison.keys.items()]
-    console.print(table_of("Configuration", ("key", *labels), keys) if keys else "the configurations are the same")
-    rows: list[list[str]] = []
-    for score in comparison.scores:
-        for row in score.rows:
-            made = ", ".join(f"{h} {text}" for h, text in row.meaning.items() if h not in ("split", *same))
-            figures = (_figure(row.miou, row.deviation), _figure(row.boundary_miou, row.boundary_deviation))
-            rows.append([score.title, row.case, row.name, row.meaning["split"], made, *figures])
-    right = ("mIoU %", "boundary mIoU %")
-    console.print(table_of("Scores", ("score", "run", "which", "split", "meaning", *right), rows, numbers=right))
-    if same:
-        console.print(plain(f"all scores: {', '.join(f'{heading} {text}' for heading, text in same.items())}"))
-    for score in comparison.scores:
-        for label, why in score.left_out.items():
-            console.print(plain(f"not compared: {score.title} of {label}: {why}"))
-    rows = []
-    for of in comparison.differences:
-        figures = (f"{of.first:.2f}", f"{of.second:.2f}")
-        found = (f"{of.difference:+.2f}", f"{of.low:+.2f} to {of.high:+.2f}")
-        rows.append([of.what, of.figure, of.case, of.verdict, str(of.images), *figures, *found])
-    share = f"{100 * comparison.settings.confidence:g} % interval"
-    numbers = ("images", labels[0], "compared", "difference", share)
-    columns = ("score", "figure", "run", "verdict", *numbers)
-    console.print(table_of(f"Differences to {labels[0]}", columns, rows, numbers=numbers))
-    console.print(plain(comparison.explanation))
-
-
-def _figure(value: float | None, deviation: float | None) -> str:
-    """A figure, of several seeds with their deviation; `-` where there is none."""
-    if value is None:
-        return "-"
-    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"

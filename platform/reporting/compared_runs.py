@@ -1,7 +1,6 @@
 """What is compared: runs of one or several workspaces, by themselves or as the seeds of one configuration."""
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,13 +16,6 @@ _OF_A_SEED = ("seed", "compute.", "tracking.", "localize.keep_features")
 """Beginnings of the keys in which the runs of a case may differ: all but `seed` change no result but for rounding."""
 
 
-class ConfigValue(NamedTuple):
-    """A value of the configuration as text, and where it comes from."""
-
-    value: str
-    origin: str
-
-
 class Run(NamedTuple):
     """A run that came to its scores.
 
@@ -32,7 +24,7 @@ class Run(NamedTuple):
         folder: its files.
         outputs: the folder of each stage's output.
         scores: by what is scored, and for segmentation also which of them.
-        configuration: by dotted key.
+        configuration: by dotted key, each value as text, and where it comes from.
     """
 
     name: str
@@ -40,11 +32,11 @@ class Run(NamedTuple):
     folder: RunFolder
     outputs: Mapping[str, Path]
     scores: Mapping[str, Score]
-    configuration: Mapping[str, ConfigValue]
+    configuration: Mapping[str, tuple[str, str]]
 
     @property
     def seed(self) -> str:
-        return self.configuration["seed"].value if "seed" in self.configuration else "none"
+        return self.configuration.get("seed", ("none", ""))[0]
 
 
 class Case(NamedTuple):
@@ -91,24 +83,19 @@ def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) 
     names = [folder.path.name for folder in flat]
     opened = [[_opened(folder, names.count(folder.path.name) > 1, what) for folder in of_case] for of_case in folders]
     _check_classes([run for of_case in opened for run in of_case])
-    cases = [_case(runs) for runs in opened]
-    labels = [case.label for case in cases]
-    return [
-        case._replace(label=", ".join(run.name for run in case.runs)) if labels.count(case.label) > 1 else case
-        for case in cases
-    ]
+    return [_case(runs) for runs in opened]
 
 
-def differing_keys(cases: Sequence[Case]) -> dict[str, list[ConfigValue | None]]:
-    """The keys of the configuration whose values differ between cases, and the value of each case, None for none."""
-    keys = dict.fromkeys(key for case in cases for run in case.runs for key in run.configuration)
-    rows = {key: [_value(case, key) for case in cases] for key in keys}
-    return {key: values for key, values in rows.items() if len({value and value.value for value in values}) > 1}
-
-
-def _value(case: Case, key: str) -> ConfigValue | None:
-    values = [run.configuration[key] for run in case.runs if key in run.configuration]
-    return ConfigValue(merged(of.value for of in values), merged(of.origin for of in values)) if values else None
+def differing_keys(cases: Sequence[Case]) -> dict[str, list[str]]:
+    """The keys whose values differ between cases: of each case value and origin as text, `-` where it has no value."""
+    keys, rows = dict.fromkeys(key for case in cases for run in case.runs for key in run.configuration), {}
+    for key in keys:
+        of_cases = [[run.configuration[key] for run in case.runs if key in run.configuration] for case in cases]
+        values = [merged(value for value, _ in of_case) for of_case in of_cases]
+        origins = [f"({merged(origin for _, origin in of_case)})" if of_case else "-" for of_case in of_cases]
+        if len(set(values)) > 1:
+            rows[key] = [f"{value} {origin}".strip() for value, origin in zip(values, origins, strict=True)]
+    return rows
 
 
 def merged(texts: Iterable[str]) -> str:
@@ -156,16 +143,10 @@ def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
             # Maps with related images come behind those of a single round, which are the run's where it has no others.
             scores[f"{score.title}, {score.name}" if score.what == "segmentation" else score.title] = score
     title = f"{name} in {workspace.root}" if is_shared else name
-    return Run(title, workspace, folder, outputs, scores, _configuration(folder))
-
-
-def _configuration(folder: RunFolder) -> dict[str, ConfigValue]:
-    """A run's values by key; keys that are None are left out, as the file does."""
     experiment, origins = read_experiment(folder.config), read_origins(folder.config)
-    values = experiment.names | experiment.values
-    return {
-        key: ConfigValue(str(value), origins.get(key, "default")) for key, value in values.items() if value is not None
-    }
+    values = {key: value for key, value in (experiment.names | experiment.values).items() if value is not None}
+    configuration = {key: (str(value), origins.get(key, "default")) for key, value in values.items()}
+    return Run(title, workspace, folder, outputs, scores, configuration)
 
 
 def _check_classes(runs: Sequence[Run]) -> None:
@@ -198,6 +179,6 @@ def _case(runs: Sequence[Run]) -> Case:
         seeds = ", ".join(f"{run.name!r} has seed {run.seed}" for run in runs)
         raise UserError(f"runs of one seed in one case: {seeds}", "another seed for each run of a case", remedy)
     ordered = sorted(runs, key=lambda run: (len(run.seed), run.seed))
-    stems = {re.sub(rf"[-_.]?(seed|s)?{re.escape(run.seed)}$", "", run.name) for run in ordered}
-    stem = stems.pop() if len(stems) == 1 else ""
-    return Case(f"{stem} ({len(runs)} seeds)" if stem else names, tuple(ordered))
+    stem, seeds = ordered[0].name.removesuffix(ordered[0].seed), ",".join(run.seed for run in ordered)
+    alike = all(run.name == stem + run.seed for run in ordered)
+    return Case(f"{stem}{{{seeds}}}" if alike else names, tuple(ordered))

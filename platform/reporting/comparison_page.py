@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,6 @@ from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
-from mcis.platform.runs.scores import headings_of
 
 _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
@@ -42,37 +42,23 @@ _MASKS = {
 """What is shown -> the stage that made it, its table, and the column of panels that it takes."""
 
 
-class Shown(NamedTuple):
-    """A case's mask of an image, as the prediction or pseudo mask of a panel; of several seeds, the first one's.
+class ComparedImage(NamedTuple):
+    """An image that all cases have a mask of.
 
     Attributes:
-        run: whose mask it is.
-        which: of segmentation `plain` or `with CRF`.
-        miou: of this image, percent; NaN where the image has no truth.
+        panel: photograph and truth, of the baseline's index.
+        why: it is shown.
+        masks: label of each case, its mask as the prediction or pseudo mask of a panel, of several seeds the first
+            one's, and a note on it.
     """
 
-    case: str
-    run: str
-    which: str
     panel: Panel
-    miou: float
-
-
-class ComparedImage(NamedTuple):
-    """An image as a panel without masks but its truth, and the masks of all cases; `differs_most`: it was not drawn."""
-
-    panel: Panel
-    differs_most: bool
-    masks: list[Shown]
+    why: str
+    masks: list[tuple[str, Panel, str]]
 
 
 class ComparedImages(NamedTuple):
-    """Images by what is shown of them.
-
-    Attributes:
-        what: `segmentation` or `pseudo_masks`.
-        common: how many images all cases have a mask of.
-    """
+    """Images by what is shown of them, `segmentation` or `pseudo_masks`; `common`: so many are in all cases."""
 
     what: str
     common: int
@@ -129,12 +115,13 @@ def _compared(comparison: Comparison, what: str, count: int) -> ComparedImages:
     panels, images = _panels(comparison, list(chosen)), []
     for image_id, differs_most in chosen.items():
         panel, masks = panels[image_id], []
-        for case, masks_of_case, miou in zip(comparison.cases, tables, mious, strict=True):
+        for case, masks_of_case, of in zip(comparison.cases, tables, mious, strict=True):
             mask, which = _mask(masks_of_case, image_id)
             added: dict[str, Any] = {column.replace(" ", "_"): resize_labels(mask, *panel.image.shape[:2])}
-            shown = replace(panel, **added)
-            masks.append(Shown(case.label, case.runs[0].name, which, shown, miou.get(image_id, np.nan)))
-        images.append(ComparedImage(panel, differs_most, masks))
+            facts = ["" if len(case.runs) == 1 else case.runs[0].name, which]
+            facts.append("" if math.isnan(of.get(image_id, math.nan)) else f"mIoU here {of[image_id]:.1f}")
+            masks.append((case.label, replace(panel, **added), ", ".join(filter(None, facts))))
+        images.append(ComparedImage(panel, "differs most" if differs_most else "drawn at random", masks))
     return ComparedImages(what, len(common), images)
 
 
@@ -147,7 +134,7 @@ def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
 
 def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
     """The photographs and the truth of images of the baseline's index."""
-    classes = tuple(comparison.scores[0].rows[0].iou)[1:]
+    classes = _classes(comparison)
     columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
     index = read_table(comparison.cases[0].runs[0].outputs["index"] / "index.parquet", columns)
     panels = {}
@@ -185,62 +172,56 @@ def default_file(cases: Sequence[Case]) -> Path:
 
 def write_page(comparison: Comparison, images: Sequence[ComparedImages], file: Path) -> None:
     """Writes the page, in place of what lies there."""
-    classes = tuple(comparison.scores[0].rows[0].iou)[1:]
-    meanings = [row.meaning for score in comparison.scores for row in score.rows]
-    label_of = labels(classes)
+    classes = _classes(comparison)
     view = {
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),
         "comparison": comparison,
-        "headings": headings_of(meanings, but=comparison.same_origin),
-        "classes": [_class_view(comparison, score) for score in comparison.scores],
+        "tables": comparison.tables()[::-1],
+        "charts": [_chart(score, [case.label for case in comparison.cases]) for score in comparison.scores],
         "most_bars": MOST_BARS,
-        "label_of": {label.name: label for label in label_of.values()},
+        "label_of": {label.name: label for label in labels(classes).values()},
         "galleries": [_gallery_view(of, classes) for of in images],
         **THEMES,
     }
     write_text(file, render("comparison_page.html.j2", view))
 
 
-def _by_range(score: ComparedScore) -> list[str]:
-    """The labels of a score, those first whose IoU differs most between the cases, in points."""
+def _chart(score: ComparedScore, labels: list[str]) -> dict[str, Any]:
+    """A chart of IoU by class, those first that differ most between the cases, and the values that it shows."""
+    bars = []
+    for case in score.cases:
+        scores = case.scores(score.title)
+        known = {name: [value for of in scores if (value := of.iou[name]) is not None] for name in scores[0].iou}
+        iou = {name: fmean(values) if values else None for name, values in known.items()}
+        bars.append(Bars(case.label, iou, fmean(of.miou for of in scores), labels.index(case.label)))
 
     def spread(name: str) -> float:
-        values = [value for row in score.rows if (value := row.iou.get(name)) is not None]
+        values = [value for of in bars if (value := of.iou[name]) is not None]
         return max(values) - min(values) if values else -1.0
 
-    return sorted(score.rows[0].iou, key=spread, reverse=True)
-
-
-def _class_view(comparison: Comparison, score: ComparedScore) -> dict[str, Any]:
-    order, places = _by_range(score), [case.label for case in comparison.cases]
-    bars = [Bars(row.case, row.iou, row.miou, places.index(row.case)) for row in score.rows]
+    order = sorted(bars[0].iou, key=spread, reverse=True)
     return {"title": score.title, "order": order, "rows": bars, "plot": iou_chart(order[:MOST_BARS], bars)}
 
 
+def _classes(comparison: Comparison) -> tuple[str, ...]:
+    first = comparison.cases[0].runs[0].scores[comparison.scores[0].title]
+    return tuple(first.iou)[1:]
+
+
 def _gallery_view(images: ComparedImages, classes: tuple[str, ...]) -> dict[str, Any]:
-    panels = [shown.panel for image in images.images for shown in image.masks]
+    """Images as titled cells with notes: photograph, truth, and the mask of each case."""
+    column, label_of, views = _MASKS[images.what][2], labels(classes), []
+    for panel, why, masks in images.images:
+        of_image = cells(panel, classes, CELL_HEIGHT)
+        shown = [(column, of_image.get(column), "") for column in ("image", "truth")]
+        for case, of_case, note in masks:
+            cell = cells(of_case, classes, CELL_HEIGHT)[column]
+            shown.append((case, cell._replace(alt=f"{case}: {cell.alt}"), note))
+        tags = [label_of[classes.index(name) + 1] for name in panel.tags]
+        views.append({"id": panel.image_id, "tags": tags, "why": f"{panel.split}, {why}", "cells": shown})
     return {
         "title": "Predictions" if images.what == "segmentation" else "Pseudo masks",
         "common": images.common,
-        "legend": legend(panels, classes),
-        "images": [_image_view(image, images.what, classes) for image in images.images],
-    }
-
-
-def _image_view(image: ComparedImage, what: str, classes: tuple[str, ...]) -> dict[str, Any]:
-    """An image as titled cells with notes: photograph, truth, and the mask of each case."""
-    panel, label_of = image.panel, labels(classes)
-    of_image = cells(panel, classes, CELL_HEIGHT)
-    shown = [(column, of_image.get(column), "") for column in ("image", "truth")]
-    for mask in image.masks:
-        facts = ["" if mask.run == mask.case else mask.run, mask.which]
-        facts += [] if math.isnan(mask.miou) else [f"mIoU here {mask.miou:.1f}"]
-        cell = cells(mask.panel, classes, CELL_HEIGHT)[_MASKS[what][2]]
-        shown.append((mask.case, cell._replace(alt=f"{mask.case}: {cell.alt}"), ", ".join(filter(None, facts))))
-    return {
-        "id": panel.image_id,
-        "split": panel.split,
-        "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
-        "why": "differs most" if image.differs_most else "drawn at random",
-        "cells": shown,
+        "legend": legend((panel for image in images.images for _, panel, _ in image.masks), classes),
+        "images": views,
     }

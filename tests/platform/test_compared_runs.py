@@ -42,26 +42,22 @@ def test_runs_of_one_name_are_called_by_their_workspace(root: Path) -> None:
 
 def test_keys_that_differ_are_told_with_where_their_values_come_from(root: Path) -> None:
     cases = open_cases(root, ["a-s0", "b", "a-s1"], what=ALL)
-    rows = {
-        key: [value and (value.value, value.origin) for value in values]
-        for key, values in differing_keys(cases).items()
-    }
+    rows = differing_keys(cases)
     assert rows.keys() == {"seed", "segmenter.steps", "compute.threads"}
-    assert rows["seed"] == [("0", "--set"), ("0", "default"), ("1", "--set")]
-    assert rows["segmenter.steps"][1] == ("7", "--set")
+    assert rows["seed"] == ["0 (--set)", "0 (default)", "1 (--set)"]
+    assert rows["segmenter.steps"][1] == "7 (--set)"
     assert rows["segmenter.steps"][0] == rows["segmenter.steps"][2]
-    assert rows["compute.threads"][1] == ("2", "--set")
+    assert rows["compute.threads"][1] == "2 (--set)"
     assert differing_keys(cases[:1]) == {}
 
 
 def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
     case, single = open_cases(root, ["a-s2, a-s0,a-s1", "b"], what=ALL)
-    assert case.label == "a (3 seeds)"
+    assert case.label == "a-s{0,1,2}"
     assert [run.name for run in case.runs] == ["a-s0", "a-s1", "a-s2"]
     assert case.seeds == ["0", "1", "2"]
     assert single.label == "b"
-    seeds = differing_keys([case, single])["seed"]
-    assert [value and value.value for value in seeds] == ["0, 1, 2", "0"]
+    assert differing_keys([case, single])["seed"] == ["0, 1, 2 (--set)", "0 (default)"]
 
 
 @pytest.mark.parametrize(

@@ -87,10 +87,10 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     compared = open_cases(
         workspace, [f"study-{case}-s4,study-{case}-s5" for case in ("none-identity-r2", "co-r2")], what=["pseudo_masks"]
     )
-    [found] = [of for of in compare(compared, Settings()).differences if of.figure == "mIoU"]
+    [found] = [of for of in compare(compared, Settings()).scores[0].differences if of.figure == "mIoU"]
     assert (found.low, found.high) == (low, high)
-    assert low <= found.difference <= high
-    assert found.difference == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
+    assert low <= found.second - found.first <= high
+    assert found.second - found.first == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
 
 
 @pytest.mark.slow
