@@ -1,12 +1,11 @@
-"""The image sources: one file and one line of a table each."""
+"""The image sources: one record and one line of a table each."""
 
 from mcis.datasets.registry import Registry
+from mcis.datasets.sources.class_folders import SINGLE, WEB
 from mcis.datasets.sources.lid import LID
-from mcis.datasets.sources.single_label import SINGLE
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.tagged import TAGS
 from mcis.datasets.sources.voc import VOC
-from mcis.datasets.sources.web import WEB
 
 SOURCES = Registry[Source](
     "sources",

@@ -1,39 +1,141 @@
-"""Class folders, `<folder>/<image>` -> listing of images with one tag each: what sources `single` and `web` share."""
+"""Class folders, `<folder>/<image>` -> listing of images with one tag each: the sources `single` and `web`.
+
+Class folders of `single` are those of ImageNet CLS-LOC, `<wnid>/*.JPEG`, those of Caltech-256, `<nnn.name>/*.jpg`, and
+folders that are named as the classes; those of `web`, which hold what a search engine returned, are named as these.
+"""
 
 import collections
 import os
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import Maps, left_out, listing_table, scan
+from mcis.datasets.section import LocalPath, Section
+from mcis.datasets.sources.lists import Maps, left_out, listing_table, nearest, read_lines, scan, source_folder
+from mcis.datasets.sources.source import Source
+
+SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
+"""Of single-label images, in any case; files with other suffixes are left out and counted."""
+_BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
+"""Folders below the root that may hold the class folders of single-label images, tried in this order."""
 
 
-class ClassFolders(NamedTuple):
+class SingleConfig(Section):
+    """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256 or plain class folders."""
+
+    root: LocalPath | None = None
+    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
+    classes: LocalPath | None = None
+    """File of lines `<wnid or folder> <class name>`; None = the table of the project, and the folders' names."""
+    saliency: LocalPath | None = None
+    """Folder of saliency maps with the images' relative paths; an image may be without."""
+
+
+class WebConfig(Section):
+    """Crawled images (source `web`)."""
+
+    root: LocalPath | None = None
+    """Folder of <class>/<file>."""
+    saliency: LocalPath | None = None
+    """Folder of saliency maps <class>/<stem>.png; an image may be without."""
+
+
+def list_single_label(
+    root: Path, names: tuple[str, ...], *, classes: Path | None = None, saliency: Path | None = None
+) -> Listing:
+    """Reads the names in the class folders; no image is opened.
+
+    Args:
+        names: K class names; folders that stand for none of them are left out and noted.
+        root, classes, saliency: as of `SingleConfig`.
+
+    Returns:
+        Rows `single/<folder>/<stem>` of split train and domain source.
+
+    Raises:
+        UserError: a folder or file is missing or unreadable, no folder stands for a class, a class is unknown, or two
+            images have the same stem.
+    """
+    root = source_folder(root, "a folder of single-label images", "name it by `root`")
+    table = _read_class_file(classes, names) if classes else {**voc_folders(), **{name: name for name in names}}
+    class_of = {folder: names.index(name) for folder, name in table.items() if name in names}
+    bases = [(root / below).resolve() for below in _BELOW if (root / below).is_dir()]
+    read = (_read_folders(base, class_of, "single-label images", SUFFIXES) for base in bases)
+    found = next((each for each in read if each.images), None)  # a class may be called `train`, as a folder of `_BELOW`
+    if found is None:
+        raise UserError(
+            f"no folder with images in {root} stands for one of the {len(names)} classes; there are "
+            f"{shown(scan(root, root).folders) or 'none'}",
+            "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
+            f"(Caltech-256), here or in 256_ObjectCategories; or named as the classes ({shown(names)}), with images",
+            "name by `root` the folder that holds them, or say by `classes` which folder is which class",
+        )
+    if classes and (absent := sorted(set(class_of) - set(found.names))):
+        found.notes.append(f"{classes} names {len(absent)} folder(s) that are not in {found.base}: {shown(absent)}")
+    if twice := [stem for stem, count in collections.Counter(found.stems).items() if count > 1]:
+        raise UserError(
+            f"{len(twice)} images in {found.base} are there twice, by different suffixes: {shown(twice)}",
+            "one image per name, which is its name in the index and that of its saliency map",
+            "remove or rename one of each",
+        )
+    return _listing(found, names, [f"single/{stem}" for stem in found.stems], domain="source", saliency=saliency)
+
+
+def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None) -> Listing:
+    """Reads the names in the class folders; no image is opened, and no suffix is trusted.
+
+    What a search engine returned under a false name, cut off or empty, is listed here and rejected with a reason when
+    the images are verified.
+
+    Args:
+        names: K class names; other folders are left out and noted.
+        root, saliency: as of `WebConfig`. An image whose stem another of its folder has is without a saliency map.
+
+    Returns:
+        Rows `web/<class>/<file>` of split train and domain web.
+
+    Raises:
+        UserError: a folder is missing or unreadable, or no folder that is named as a class holds an image.
+    """
+    remedy = "name by `root` the folder that holds the classes"
+    root = source_folder(root, "a folder of crawled images, <class>/<file>", remedy)
+    found = _read_folders(root, {name: k for k, name in enumerate(names)}, "web images")
+    if not found.images:
+        raise UserError(
+            f"no folder in {root} that is named as a class holds an image; there are {shown(found.names) or 'none'}",
+            f"folders named {', '.join(names)}",
+            f"{remedy}, or rename those in it",
+        )
+    return _listing(found, names, [f"web/{image}" for image in found.images], domain="web", saliency=saliency)
+
+
+class _ClassFolders(NamedTuple):
     """The names in the class folders.
 
     Attributes:
         base: the folder that holds the class folders, absolute and without links.
         what: the images, for messages.
-        class_of: folder -> class index, of every folder that stands for a class, whether it exists or not.
         names: of all folders in `base`, ascending.
         images: those in class folders, `<folder>/<name>`.
+        stems: these without suffixes.
+        classes: the class index of each image.
         notes: what was left out.
     """
 
     base: Path
     what: str
-    class_of: Mapping[str, int]
     names: list[str]
     images: list[str]
+    stems: list[str]
+    classes: list[int]
     notes: list[str]
 
 
-def read_class_folders(
-    base: Path, class_of: Mapping[str, int], what: str, suffixes: tuple[str, ...] = ()
-) -> ClassFolders:
-    """Reads the names in the folders that stand for a class; no image is opened.
+def _read_folders(base: Path, class_of: Mapping[str, int], what: str, suffixes: tuple[str, ...] = ()) -> _ClassFolders:
+    """Reads the names in the folders that stand for a class.
 
     Args:
         suffixes: of images, in any case; none: every file that is not hidden is taken for one.
@@ -41,61 +143,98 @@ def read_class_folders(
     Raises:
         UserError: a folder cannot be read.
     """
-    what, top, images = f"{what} in {base}", scan(base, base), list[str]()
-    left = top.left
+    what, top, images, classes = f"{what} in {base}", scan(base, base), list[str](), list[int]()
     no_image = "file(s) or folder(s) that are no image" + (f" ({', '.join(suffixes)})" if suffixes else "")
     for folder in top.folders:
         if folder in class_of:
             content = scan(base / folder, base)
             files = [name for name in content.files if name[0] != "." and name.lower().endswith(suffixes or ("",))]
             images += [f"{folder}/{name}" for name in files]
-            left += content.left
-            left[no_image] += len(content.files) + len(content.folders) - len(files)
-    notes = left_out(what, left)
+            classes += [class_of[folder]] * len(files)
+            top.left.update(content.left)
+            top.left[no_image] += len(content.files) + len(content.folders) - len(files)
+    notes = left_out(what, top.left)
     if others := [folder for folder in top.folders if folder not in class_of]:
         notes.append(f"{what}: left out {len(others)} folder(s) that stand for no class: {shown(others)}")
-    return ClassFolders(base, what, class_of, top.folders, images, notes)
+    stems = [os.path.splitext(image)[0] for image in images]
+    return _ClassFolders(base, what, top.folders, images, stems, classes, notes)
 
 
-def list_class_folders(
-    found: ClassFolders,
+def _listing(
+    found: _ClassFolders,
     names: tuple[str, ...],
-    name_of: Callable[[str], str],
+    image_ids: list[str],
     *,
     domain: Literal["source", "web"],
     saliency: Path | None,
 ) -> Listing:
-    """The listing of class folders, all in split train. An image whose stem another has is without a saliency map.
-
-    Args:
-        names: K class names.
-        name_of: an image's path -> its name in the index.
-        saliency: folder of saliency maps `<folder>/<stem>.png`; None = there are none.
-
-    Raises:
-        UserError: the folder of saliency maps is missing.
-    """
-    images, notes = found.images, list(found.notes)
-    classes = [found.class_of[image.partition("/")[0]] for image in images]
-    stems = [os.path.splitext(image)[0] for image in images]
-    present = set(classes)
+    """All images in split train; one whose stem another has is without a saliency map `<folder>/<stem>.png`."""
+    notes, present = list(found.notes), set(found.classes)
     if absent := [name for k, name in enumerate(names) if k not in present]:
         notes.append(f"{found.what}: none of class {shown(absent, len(absent))}")
-    maps, count = Maps(saliency, "saliency map"), collections.Counter(stems)
-    shared = sum(count[stem] > 1 for stem in stems)
-    if saliency and shared:
+    maps, count = Maps(saliency, "saliency map"), collections.Counter(found.stems)
+    uris = [maps.of(stem) if count[stem] == 1 else None for stem in found.stems]
+    if saliency and (shared := sum(count[stem] > 1 for stem in found.stems)):
         notes.append(
             f"{found.what}: {shared} share a stem with another, so that no saliency map can be told to be theirs"
         )
-    uris = [maps.of(stem) if count[stem] == 1 else None for stem in stems]
     if saliency and None in uris:
         notes.append(f"{found.what}: no saliency map for {uris.count(None)} of {len(uris)}")
     rows = listing_table(
-        image_id=[name_of(image) for image in images],
-        uri=[f"{found.base}/{image}" for image in images],
+        image_id=image_ids,
+        uri=[f"{found.base}/{image}" for image in found.images],
         domain=domain,
         split="train",
-        tags=[[k] for k in classes],
+        tags=[[k] for k in found.classes],
         saliency_uri=uris,
     )
     return Listing(rows, names, tuple(notes))
+
+
+def voc_folders() -> dict[str, str]:
+    """Folder of ImageNet or Caltech-256 -> VOC class."""
+    tables = tomllib.loads(Path(__file__).with_name("voc_folders.toml").read_text(encoding="utf-8")).values()
+    return {text.split()[0]: name for table in tables for name, folders in table.items() for text in folders}
+
+
+def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
+    """Folder -> class name.
+
+    Raises:
+        UserError: the file cannot be read, names a folder twice, a folder without a class, or an unknown class.
+    """
+    expected, table = "lines '<folder> <class name>'", dict[str, str]()
+    remedy = "name another by `classes`, or leave it off to go by the folders' names"
+    for number, line in read_lines(path, expected, remedy):
+        folder, name = (*line.split(None, 1), "")[:2]
+        if not name:
+            raise UserError(f"{path}, line {number}: no class name for {folder}", expected, "name its class")
+        if folder in table:
+            raise UserError(f"{path}, line {number}: {folder} a second time", "each folder once", "delete one")
+        table[folder] = name
+    if unknown := sorted(set(table.values()) - set(names)):
+        remedy = f"{nearest(unknown, names)}correct {path.name}, or leave those folders off"
+        raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(names)}", remedy)
+    return table
+
+
+SINGLE = Source(
+    lister=list_single_label,
+    location="root",
+    about="a folder of single-label images",
+    help="Folder of single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or `<class>/<image>`.",
+    example="single ILSVRC/Data/CLS-LOC/train",
+    record=SingleConfig,
+    options={"classes": "data.single.classes"},
+    domain="source",
+)
+WEB = Source(
+    lister=list_web,
+    location="root",
+    about="a folder of crawled images, <class>/<file>",
+    help="Folder of crawled images, `<class>/<file>`; the folder is the tag.",
+    example="web bing",
+    record=WebConfig,
+    options={"classes": "data.classes"},
+    domain="web",
+)

@@ -1,4 +1,4 @@
-"""The source `single`: ImageNet's, Caltech-256's and plain class folders, their classes, and what is left out."""
+"""The sources of class folders, `single` and `web`: their classes, and what is left out."""
 
 import os
 import re
@@ -10,9 +10,9 @@ import pytest
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing, merge
-from mcis.datasets.sources.single_label import list_single_label
-from mcis.datasets.sources.synsets import IMAGENET
+from mcis.datasets.sources.class_folders import list_single_label, list_web, voc_folders
 
+CLASSES = ("cat", "cow", "dog")
 DOG, CAT, TENCH = "n02099601", "n02123045", "n01440764"  # golden retriever, tabby, a fish
 
 
@@ -37,13 +37,14 @@ def listed(root: Path, **options: Any) -> Listing:
 
 
 def test_every_voc_class_has_synsets_and_a_synset_has_one_class() -> None:
-    assert set(IMAGENET.values()) == set(VOC_CLASSES)
-    assert all(re.fullmatch(r"n\d{8}", synset) for synset in IMAGENET)
-    of = {name: [s for s, c in IMAGENET.items() if c == name] for name in VOC_CLASSES}
+    imagenet = {folder: name for folder, name in voc_folders().items() if "." not in folder}
+    assert set(imagenet.values()) == set(VOC_CLASSES)
+    assert all(re.fullmatch(r"n\d{8}", synset) for synset in imagenet)
+    of = {name: [s for s, c in imagenet.items() if c == name] for name in VOC_CLASSES}
     assert len(of["dog"]) == 118 + 1, "ILSVRC's breeds and dog itself"
     assert len(of["bird"]) == 59 + 1
-    assert len(IMAGENET) == 258
-    assert not IMAGENET.keys() & {TENCH, "n02115641", "n02687172", "n03930630"}, "fish, dingo, aircraft carrier, pickup"
+    assert len(imagenet) == 258
+    assert not imagenet.keys() & {TENCH, "n02115641", "n02687172", "n03930630"}, "fish, dingo, aircraft carrier, pickup"
 
 
 @pytest.mark.parametrize("above", [".", "Data", "Data/CLS-LOC", "Data/CLS-LOC/train"])
@@ -122,13 +123,6 @@ def test_a_class_file_replaces_the_table(imagenet: Path, tmp_path: Path) -> None
     assert any("names 1 folder(s) that are not in" in note and "n00000001" in note for note in found.notes)
 
 
-def test_a_subset_lists_images_in_its_order(imagenet: Path, tmp_path: Path) -> None:
-    (tmp_path / "list.txt").write_text(f"{CAT}/{CAT}_1.JPEG\n\n./{DOG}//{DOG}_2.JPEG\n")
-    found = listed(imagenet, subset=tmp_path / "list.txt")
-    assert found.table["image_id"].to_pylist() == [f"single/{CAT}/{CAT}_1", f"single/{DOG}/{DOG}_2"]
-    assert any("2 of 3 are on the list" in note for note in found.notes)
-
-
 def test_saliency_maps_may_be_absent_for_some_images(imagenet: Path, tmp_path: Path) -> None:
     fill(tmp_path / "maps", f"{DOG}/{DOG}_2.png", f"{TENCH}/a.png")
     found = listed(imagenet, saliency=tmp_path / "maps")
@@ -159,27 +153,6 @@ def test_links_out_of_the_folder_and_other_files_are_left_out_and_counted(imagen
         assert any(note in n for n in found.notes), note
 
 
-BAD_LISTS = [
-    (f"{DOG}/absent.JPEG", rf"names 1 image\(s\) that are not in .*: {DOG}/absent\.JPEG\n", "take them off"),
-    (f"{TENCH}/a.JPEG", rf"names 1 image\(s\) of folders that stand for no class: {TENCH}/a\.JPEG\n", "`classes`"),
-    (f"../train/{DOG}/{DOG}_2.JPEG", r"line 1: \.\./train/.* lies outside of", "take it off"),
-    ("/etc/hostname", r"line 1: /etc/hostname lies outside of", "take it off"),
-    (f"{DOG}/a\0b.JPEG", "lies outside of", "take it off"),
-    (f"{DOG}/{DOG}_2.JPEG\n{DOG}/./{DOG}_2.JPEG", "line 2: .* a second time", "delete"),
-    ("\n \n", "is empty", "none to take all"),
-]
-
-
-@pytest.mark.parametrize(("text", "found", "remedy"), BAD_LISTS, ids=[found for _, found, _ in BAD_LISTS])
-def test_a_wrong_subset_is_reported_with_a_remedy(
-    imagenet: Path, tmp_path: Path, text: str, found: str, remedy: str
-) -> None:
-    (tmp_path / "list.txt").write_text(text)
-    with pytest.raises(UserError, match=found) as caught:
-        listed(imagenet, subset=tmp_path / "list.txt")
-    assert remedy in caught.value.remedy
-
-
 BAD_CLASSES = [
     (f"{DOG} dgo", r"names unknown classes: dgo\n", "did you mean dog?"),
     (f"\n{DOG}", f"line 2: no class name for {DOG}", "name its class"),
@@ -201,7 +174,6 @@ def test_a_wrong_class_file_is_reported_with_a_remedy(
 def test_wrong_folders_are_errors(imagenet: Path, tmp_path: Path) -> None:
     for options, found in (
         ({"saliency": tmp_path / "none"}, "no folder .*/none"),
-        ({"subset": tmp_path / "none"}, "no file .*/none"),
         ({"classes": tmp_path / "none"}, "no file .*/none"),
     ):
         with pytest.raises(UserError, match=found):
@@ -215,7 +187,7 @@ def test_wrong_folders_are_errors(imagenet: Path, tmp_path: Path) -> None:
         list_single_label(imagenet / "Data/CLS-LOC/train", ("teapot",))
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(UserError, match="binary cannot be read"):
-        listed(imagenet, subset=tmp_path / "binary")
+        listed(imagenet, classes=tmp_path / "binary")
 
 
 def test_two_images_of_the_same_stem_are_an_error(imagenet: Path) -> None:
@@ -234,3 +206,72 @@ def test_listings_are_merged(imagenet: Path, tmp_path: Path) -> None:
     assert merge(first).table.equals(first.table)
     with pytest.raises(UserError, match=rf"3 image\(s\) are in two sources: single/{DOG}/{DOG}_10"):
         merge(first, second, first)
+
+
+# --- web
+
+
+def test_a_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
+    fill(tmp_path, "dog/b.jpg", "dog/b.gif", "dog/page", "cat/a b.JPG", "cat/x.html")
+    found = list_web(tmp_path, CLASSES)
+    assert found.classes == CLASSES
+    assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
+    rows = found.table.to_pylist()
+    names = ["cat/a b.JPG", "cat/x.html", "dog/b.gif", "dog/b.jpg", "dog/page"]
+    assert [r["image_id"] for r in rows] == [f"web/{name}" for name in names]
+    assert [r["tags"] for r in rows] == [[0], [0], [2], [2], [2]]
+    assert rows[0]["uri"] == str(tmp_path / "cat/a b.JPG")
+    assert {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows} == {("web", "train", None, None)}
+    assert found.notes == (f"web images in {tmp_path}: none of class cow",)
+
+
+def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
+    names = ("dog/.b.jpg", "dog/inner/c.jpg", "list.txt")
+    fill(tmp_path / "web", *(f"{name}/a.jpg" for name in (*CLASSES, "kitten")), *names)
+    fill(tmp_path, "secret")
+    (tmp_path / "web/dog/link.jpg").symlink_to(tmp_path / "secret")
+    (tmp_path / "web/dog/inside.jpg").symlink_to("a.jpg")
+    os.mkfifo(tmp_path / "web/cat/pipe.jpg")
+    with (tmp_path / "web/cat" / os.fsdecode(b"\xff.jpg")).open("w"):
+        pass
+    found = list_web(tmp_path / "web", CLASSES)
+    listed = [f"web/{name}.jpg" for name in ("cat/a", "cow/a", "dog/a", "dog/inside")]
+    assert found.table["image_id"].to_pylist() == listed
+    root = f"web images in {tmp_path / 'web'}"
+    assert set(found.notes) == {
+        f"{root}: left out 2 file(s) or folder(s) that are no image",
+        f"{root}: left out 1 link(s) that lead out of {tmp_path / 'web'}",
+        f"{root}: left out 1 pipe(s) or broken link(s)",
+        f"{root}: left out 1 name(s) that are no UTF-8",
+        f"{root}: left out 1 folder(s) that stand for no class: kitten",
+    }
+
+
+def test_a_saliency_map_is_taken_where_its_stem_is_unique(tmp_path: Path) -> None:
+    fill(tmp_path / "web", "dog/b.jpg", "dog/b.gif", "dog/c.jpg", "cat/b.jpg", "cat/d", "cow/e.jpg")
+    fill(tmp_path / "maps", "dog/b.png", "dog/c.png", "cat/b.png", "cat/d.png")
+    found = list_web(tmp_path / "web", CLASSES, saliency=tmp_path / "maps")
+    maps = {r["image_id"]: r["saliency_uri"] for r in found.table.to_pylist()}
+    expected = {"web/cat/b.jpg": "cat/b.png", "web/cat/d": "cat/d.png", "web/dog/c.jpg": "dog/c.png"}
+    without = dict.fromkeys(("web/cow/e.jpg", "web/dog/b.gif", "web/dog/b.jpg"))
+    assert maps == {name: str(tmp_path / "maps" / path) for name, path in expected.items()} | without
+    assert any("2 share a stem with another" in note for note in found.notes)
+    assert f"web images in {tmp_path / 'web'}: no saliency map for 3 of 6" in found.notes
+
+
+def test_wrong_folders_of_a_crawl_are_reported_with_a_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no folder .*/none"):
+        list_web(tmp_path / "none", CLASSES)
+    with pytest.raises(UserError, match="holds an image; there are none"):
+        list_web(tmp_path, CLASSES)
+    fill(tmp_path, "dogs/a.jpg")
+    with pytest.raises(UserError, match="holds an image; there are dogs") as caught:
+        list_web(tmp_path, CLASSES)
+    assert "cat, cow, dog" in caught.value.expected
+    assert "rename" in caught.value.remedy
+    fill(tmp_path, "dog/.a.jpg")
+    with pytest.raises(UserError, match="holds an image; there are dog, dogs"):
+        list_web(tmp_path, CLASSES)
+    fill(tmp_path, "dog/a.jpg")
+    with pytest.raises(UserError, match=r"no folder .*/none"):
+        list_web(tmp_path, CLASSES, saliency=tmp_path / "none")
