@@ -17,7 +17,7 @@ READERS: dict[str, set[str]] = {
         "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
         "platform/stages/evaluation/workers.py",
     },
-    "read_tags": {"datasets/sources/voc_lists.py"},  # data.tags_from=masks
+    "read_tags": {"datasets/sources/voc.py"},  # data.tags_from=masks
     "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks
 }
 """What opens a ground-truth mask, and the modules that may import it."""

@@ -8,15 +8,26 @@ Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
 
 import pyarrow as pa
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.images.masks import read_tags
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.sources.lists import check_once, check_present, complete_masks, listing_table, source_folder
+from mcis.datasets.sources.lists import (
+    check_once,
+    check_present,
+    complete_masks,
+    listing_table,
+    read_lines,
+    read_tag_list,
+    source_folder,
+)
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.voc_lists import Devkit, DevkitList, read_ids, read_list_tags
+from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import names_in
 
 MASKS = "SegmentationClassAug"
@@ -24,6 +35,46 @@ MASKS = "SegmentationClassAug"
 
 SBD_HOME = "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours"
 """The address of SBD's benchmark.tgz, without the name."""
+
+_MAX_XML = 2**20
+"""Largest annotation that is parsed, bytes; VOC's have a few thousand."""
+
+
+class _Devkit(NamedTuple):
+    """Folders of a devkit, the names in the folder of its images, and the K class names."""
+
+    root: Path
+    images: Path
+    image_names: set[str]
+    lists: Path
+    classes: tuple[str, ...]
+
+
+class _DevkitList(NamedTuple):
+    """A list of the devkit.
+
+    Attributes:
+        split: that its images are of.
+        path: of the file `<name>.txt`.
+        ids: of its images, in its order.
+        notes: about the list; what reads its tags adds to them.
+    """
+
+    split: str
+    path: Path
+    ids: list[str]
+    notes: list[str]
+
+    @property
+    def tags_path(self) -> Path:
+        """Path of the file with the tags of the list's images."""
+        return self.path.with_name(f"{self.path.stem}_cls.txt")
+
+    def check_each(self, what: str, absent: Sequence[str], expected: str, remedy: str) -> None:
+        """Raises a UserError where images of the list lack something that each has to have."""
+        if absent:
+            found = f"no {what} for {len(absent)} of {len(self.ids)} images of {self.path.name}: {shown(absent)}"
+            raise UserError(found, expected, remedy)
 
 
 def list_voc(
@@ -74,7 +125,7 @@ def list_voc(
             tags = list[list[int]]([] for _ in listed.ids)
             masks_of_list = [None for _ in listed.ids]
         else:
-            tags = read_list_tags(tags_from, devkit, listed, masks_of_list, difficult=difficult)
+            tags = _read_list_tags(tags_from, devkit, listed, masks_of_list, difficult=difficult)
             masks_of_list, lacking = complete_masks(masks_of_list, listed.split)
             notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
         if listed.split == "train":
@@ -96,29 +147,109 @@ def list_voc(
     return Listing(pa.concat_tables(tables), devkit.classes, tuple(notes))
 
 
-def _open_devkit(root: Path, classes: Path | None) -> Devkit:
+def _open_devkit(root: Path, classes: Path | None) -> _Devkit:
     root = root.expanduser().resolve()
     names = read_classes(classes) if classes else VOC_CLASSES
     remedy = "point `root` at the folder VOC2012"
     images = source_folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
     lists = source_folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
-    return Devkit(root, images, set(names_in(images)), lists, names)
+    return _Devkit(root, images, set(names_in(images)), lists, names)
 
 
-def _read_list(devkit: Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> DevkitList:
+def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path | None) -> _DevkitList:
     """The list of a split; an absent train_aug.txt is made of other lists. All of its images exist."""
     path, notes = devkit.lists / f"{name}.txt", []
     if split == "train" and name == "train_aug" and not path.is_file():
         ids = _train_aug(devkit.lists, val_list, sbd)
         notes.append(f"{path.name} is made of SBD's ids and train.txt without val.txt: {len(ids)} images")
     else:
-        ids = read_ids(path, f"add it, or name another list by `{split}_list`")
+        ids = _read_ids(path, f"add it, or name another list by `{split}_list`")
     absent = [image_id for image_id in ids if f"{image_id}.jpg" not in devkit.image_names]
     check_present(path, absent, devkit.images, f"<id>.jpg for each of the {len(ids)} ids")
-    return DevkitList(split, path, ids, notes)
+    return _DevkitList(split, path, ids, notes)
 
 
-def _check_classes(names: tuple[str, ...], train: DevkitList, tags: Sequence[Sequence[int]]) -> None:
+def _read_ids(path: Path, remedy: str) -> list[str]:
+    """The image ids of a list, one per line, in its order."""
+    return [line for _, line in read_lines(path, "a UTF-8 text file with one image id per line", remedy)]
+
+
+def _read_list_tags(
+    tags_from: str, devkit: _Devkit, listed: _DevkitList, masks: Sequence[str | None], *, difficult: bool
+) -> list[list[int]]:
+    """The class indices of each image of a list, ascending; adds to the list's notes."""
+    if tags_from == "auto":
+        by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
+        tags_from = "lists" if by_list else "xml"
+    if tags_from == "xml":
+        return _tags_annotated(devkit, listed, difficult)
+    if difficult:
+        raise UserError(
+            f"`difficult` is set, but the tags of {listed.path.name} come from {tags_from}",
+            "annotations, which alone say what is difficult",
+            "name xml by `tags_from`, or leave `difficult` out",
+        )
+    if tags_from == "lists":
+        return _tags_listed(devkit, listed)
+    absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
+    remedy = "add the masks, or take tags from lists or xml by `tags_from`"
+    listed.check_each("ground-truth mask", absent, "a mask for each image whose tags are to come from masks", remedy)
+    name = listed.path.name
+    listed.notes.append(f"tags of {name} were read off ground-truth masks: the truth of every image was opened")
+    return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
+
+
+def _tags_listed(devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:
+    path = listed.tags_path
+    remedy = f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
+    correct = "correct the list, or name the right class file by `classes`"
+    tags = read_tag_list(path, len(devkit.classes), remedy, correct)
+    if untagged := [image_id for image_id in listed.ids if image_id not in tags]:
+        raise UserError(
+            f"{path.name} has no line for {shown(untagged)}",
+            f"a line for each of the {len(listed.ids)} images of {listed.path.name}",
+            "add the missing lines; an image without any class gets a line with its id alone",
+        )
+    return [tags[image_id] for image_id in listed.ids]
+
+
+def _tags_annotated(devkit: _Devkit, listed: _DevkitList, difficult: bool) -> list[list[int]]:
+    remedy = f"restore the devkit's, or write {listed.tags_path.name}"
+    folder = source_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
+    names = set(names_in(folder))
+    listed.check_each("annotation", [i for i in listed.ids if f"{i}.xml" not in names], f"<id>.xml in {folder}", remedy)
+    objects = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
+    listed.notes.append(f"tags of {listed.path.name} are those of the objects in {folder.name}")
+    if marked := sum(mark for of_image in objects for _, mark in of_image):
+        count = "count as tags" if difficult else "do not count (`difficult` would count them)"
+        listed.notes.append(f"{marked} object(s) of {listed.path.name} are marked difficult and {count}")
+    return [sorted({k for k, mark in of_image if difficult or not mark}) for of_image in objects]
+
+
+def _annotated(path: Path, classes: tuple[str, ...]) -> list[tuple[int, bool]]:
+    """The objects of an annotation: class index, and whether it is marked difficult. Parts of objects do not count."""
+    try:
+        data = read_bytes(str(path))
+        if len(data) > _MAX_XML:
+            raise ValueError(f"more than {_MAX_XML} bytes")
+        tree = ElementTree.fromstring(data)  # expat ends where entities expand to much more than the file holds
+        if tree.tag != "annotation":
+            raise ValueError("it has another root")
+    except (OSError, SyntaxError, ValueError, LookupError) as error:  # LookupError: an unknown encoding
+        raise UserError(f"{path}: {unquoted(error)}", "an XML file <annotation> of VOC", "replace the file") from None
+    texts = [[(entry.findtext(of) or "").strip() for of in ("name", "difficult")] for entry in tree.iterfind("object")]
+    if unknown := sorted({name for name, _ in texts} - set(classes)):
+        raise UserError(
+            f"{path}: an object of class {shown([repr(name) for name in unknown])}",
+            f"one of the {len(classes)} classes",
+            "correct the file, or name the right class file by `classes`",
+        )
+    if wrong := sorted({mark for _, mark in texts} - {"", "0", "1"}):
+        raise UserError(f"{path}: an object with difficult {shown(wrong)}", "0 or 1", "correct the file")
+    return [(classes.index(name), mark == "1") for name, mark in texts]
+
+
+def _check_classes(names: tuple[str, ...], train: _DevkitList, tags: Sequence[Sequence[int]]) -> None:
     """Every class has a training image."""
     tagged = {tag for of_image in tags for tag in of_image}
     if empty := [name for index, name in enumerate(names) if index not in tagged]:
@@ -129,7 +260,7 @@ def _check_classes(names: tuple[str, ...], train: DevkitList, tags: Sequence[Seq
         )
 
 
-def _saliency(folder: Path, listed: DevkitList) -> list[str | None]:
+def _saliency(folder: Path, listed: _DevkitList) -> list[str | None]:
     """The saliency map of each image, None for images without; where the folder exists, training images have one."""
     names = set(names_in(folder))
     maps = [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in listed.ids]
@@ -165,10 +296,10 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
             f"point `sbd` at the unpacked {SBD_HOME}/benchmark.tgz, which the list is made from, or name another list, "
             "such as train, by `train_list`",
         )
-    ids = [i for path in (sbd / "train.txt", sbd / "val.txt") for i in read_ids(path, "unpack benchmark.tgz again")]
-    ids += read_ids(lists / "train.txt", "restore the devkit's own list")
+    ids = [i for path in (sbd / "train.txt", sbd / "val.txt") for i in _read_ids(path, "unpack benchmark.tgz again")]
+    ids += _read_ids(lists / "train.txt", "restore the devkit's own list")
     held_out = {
-        i for name in {"val", val_list} for i in read_ids(lists / f"{name}.txt", "name another list by `val_list`")
+        i for name in {"val", val_list} for i in _read_ids(lists / f"{name}.txt", "name another list by `val_list`")
     }
     return sorted(set(ids) - held_out)
 
