@@ -1,8 +1,9 @@
 """The command `mcis submit`: another command of mcis as a job of a Ray cluster."""
 
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,59 +59,49 @@ def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bo
     """The command of a job: files that its arguments name are copied into `files`, which becomes its folder.
 
     Args:
-        root: the group of all commands, whose parameters say what the arguments are.
+        root: the group of all commands, which read the arguments here as they will on the cluster.
 
     Raises:
-        UserError: an option that the command does not have; a place that is relative to this machine's folder; a file
-            that cannot be read; a URI that holds a password, key, token or signature: everyone reads a command.
+        UserError: an unknown command; a place that is relative to this machine's folder; a file that cannot be read; a
+            URI that holds a password, key, token or signature: everyone reads a command.
+        Exception: the command line's own, which typer shows, where the command does not take the arguments.
     """
     for text in arguments:
         if holds_credentials(text):
             raise credentials_refused(f"an argument of the job: {without_credentials(text)}")
     files.mkdir()
-    words = iter(arguments if arguments and arguments[0] in _COMMANDS else ["run", *arguments])
+    words = list(arguments) if arguments and arguments[0] in _COMMANDS else ["run", *arguments]
     command, names = root, list[str]()
     while hasattr(command, "commands"):  # a group
-        name = next(words, "")
-        if name not in command.commands:
-            raise UserError(f"command {' '.join([*names, name])}", f"one of {', '.join(command.commands)}", "name one")
-        command, names = command.commands[name], [*names, name]
-    out = ["python", "-m", "mcis.platform.cli", *names, *_of_nodes(command, " ".join(names), words, files)]
-    return [*out, "--verbose"] if verbose and any("--verbose" in each.opts for each in command.params) else out
+        names = words[: len(names) + 1]
+        if names[-1] not in command.commands:
+            raise UserError(f"command {' '.join(names)}", f"one of {', '.join(command.commands)}", "name one")
+        command = command.commands[names[-1]]
+    given = command.make_context(" ".join(names), words[len(names) :]).params
+    for parameter in command.params:
+        values = given[parameter.name]
+        for value in values if isinstance(values, list | tuple) else [values]:
+            if copy := _on_nodes(parameter, value, files):
+                option = parameter.opts[0]
+                copies = {str(value): copy, f"{option}={value}": f"{option}={copy}"}
+                words = [copies.get(word, word) for word in words]
+    shown = ["--verbose"] if verbose and "verbose" in given else []
+    return ["python", "-m", "mcis.platform.cli", *words, *shown]
 
 
-def _of_nodes(command: Any, called: str, words: Iterator[str], files: Path) -> Iterator[str]:
-    """The arguments of a command as they are on the nodes."""
-    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts)}
-    arguments = iter([each for each in command.params if each.param_type_name == "argument"])
-    argument = next(arguments, None)
-    for text in words:
-        name, equals, value = text.partition("=")
-        if not text.startswith("-"):
-            yield _on_nodes(argument, text, files) if argument else text
-            argument = argument if argument and argument.nargs == -1 else next(arguments, None)
-        elif name not in options:
-            raise UserError(f"option {name}", f"an option of mcis {called}", f"see `mcis {called} --help`")
-        elif options[name].is_flag:
-            yield text
-        else:
-            yield name
-            yield _on_nodes(options[name], value if equals else next(words, ""), files)
-
-
-def _on_nodes(parameter: Any, value: str, files: Path) -> str:
-    """A value on the nodes: the same word or place, or the copy of a file in the job's folder."""
-    name, option = parameter.name, parameter.opts[0]
+def _on_nodes(parameter: Any, value: Any, files: Path) -> str | None:
+    """The name of a file's copy in the job's folder, None for a value that is the same on the nodes."""
+    name, called = parameter.name, f"{parameter.opts[0]} {value}"
+    if value is None:
+        return None
     if name in _TAKEN_ALONG and (name != "study" or Path(value).suffix):  # else a study that comes with the project
         try:
             shutil.copyfile(value, files / _TAKEN_ALONG[name])
         except OSError as error:
-            found = f"{option} {value} cannot be read ({error.strerror})"
+            found = f"{called} cannot be read ({error.strerror})"
             raise UserError(found, "a file on this machine", "name one") from None
         return _TAKEN_ALONG[name]
-    is_place = name in _PLACES or parameter.type_descriptor.annotation is Path
-    if is_place and not (value.startswith("/") or "://" in value):
-        raise UserError(
-            f"{option} {value}", "a place of the nodes: an absolute path, or a URI", "name it as the nodes do"
-        )
-    return value
+    is_place = name in _PLACES or isinstance(value, Path)
+    if is_place and not (os.path.isabs(value) or "://" in str(value)):
+        raise UserError(called, "a place of the nodes: an absolute path, or a URI", "name it as the nodes do")
+    return None
