@@ -28,7 +28,7 @@ from mcis.datasets.tables.backbone_outputs import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.pretrained import bundled_file
-from mcis.platform.commands.demo import demo_configuration
+from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner

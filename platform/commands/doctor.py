@@ -1,4 +1,4 @@
-"""Whether this machine is fit for the job: one line per part, with what to do where it is not."""
+"""The command `mcis doctor`: whether this machine is fit for the job, and what to do where it is not."""
 
 import os
 import platform
@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import typer
+
 from mcis.datasets.errors import UserError
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Configuration, WorkspaceFolder, grouped, plain_errors
 
 _LEAST = 2**29
 """Disk space that the demo takes, bytes."""
@@ -20,6 +23,31 @@ class Check(NamedTuple):
     state: str
     finding: str
     remedy: str = ""
+
+
+@grouped
+def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
+    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not.
+
+    With the setting and the options of a run, it says what the run can expect of its images, and the free disk is
+    compared with what the run takes.
+    """
+    from mcis.platform.commands.terminal import show_checks, show_outlook
+
+    wanted, root = 0, workspace.expanduser()
+    if configuration != Configuration():
+        with plain_errors():
+            from mcis.platform.networks.disk import disk_use
+            from mcis.platform.runs.listing import listing
+
+            config = configuration.resolve().config
+            listed = listing(config)
+            show_outlook(config, listed, root)
+            wanted = sum(use.size for use in disk_use(config, listed.table, len(listed.classes)))
+    results = checks(root, wanted)
+    show_checks(results)
+    if any(check.state == "bad" for check in results):
+        raise typer.Exit(1)
 
 
 def checks(workspace: Path, wanted: int = 0) -> list[Check]:

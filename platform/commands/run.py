@@ -56,13 +56,43 @@ def demo(
 ) -> None:
     """Run the whole pipeline on an embedded data set, drawn on the spot: from tags to masks."""
     with plain_errors(verbose):
-        from mcis.platform.commands.demo import SALIENCY, demo_configuration
         from mcis.platform.runs.progress import console
 
         configuration = demo_configuration(workspace, assignments or [])
         run_pipeline(configuration, workspace, name, verbose=verbose)
         if configuration.config.pseudo_masks.reads_saliency:
-            console.print(SALIENCY, markup=False)
+            console.print(
+                "Saliency maps are painted from the ground truth here: pseudo masks and segmentation owe much to them."
+            )
+
+
+def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Resolved":
+    """Recipe `photos` on the embedded data, which is drawn where it does not exist yet: tags, no saliency maps.
+
+    Its images are small and few: smaller inputs, more passes and fewer updates than for photographs.
+    """
+    from mcis.datasets.synthetic import devkit
+    from mcis.platform.config.resolve import resolve
+    from mcis.platform.runs.files import disk_errors
+    from mcis.platform.runs.progress import console
+    from mcis.platform.runs.workspace import Workspace
+
+    root = Workspace(workspace).data / "synthetic" / "VOC2012"
+    if not root.exists():
+        console.print("drawing the embedded data set")
+        with disk_errors(root.parent):
+            devkit.draw(root)
+    options = {
+        "data.voc": str(root),
+        "data.classes": str(root / "classes.txt"),
+        "classifier.input_size": 256,
+        "classifier.epochs": 16,
+        "classifier.attention_epochs": 4,
+        "affinity_net.crop": 160,
+        "segmenter.crop": 160,
+        "segmenter.steps": 200,
+    }
+    return resolve("voc", "photos", options, assignments)
 
 
 def run_pipeline(

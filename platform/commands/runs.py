@@ -1,7 +1,9 @@
-"""The commands `mcis runs`, `mcis gc`, `mcis sync`: what a workspace holds, what nobody needs, what MLflow lacks."""
+"""The commands `mcis runs`, `gc`, `sync`, `ui`: what a workspace holds, what nobody needs, what MLflow has of it."""
 
 import contextlib
 import json
+import os
+import sys
 from typing import Annotated
 
 import typer
@@ -105,3 +107,28 @@ def sync(
             typer.echo(f"sent: {name}")
         if not wanted:
             typer.echo("MLflow lacks nothing of the runs that have ended")
+
+
+def ui(
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 5000,
+) -> None:
+    """The MLflow UI on the workspace's store, on loopback; or the page of the server that MLFLOW_TRACKING_URI names."""
+    with plain_errors():
+        from mcis.platform.runs.tracking_store import experiment_page, tracking_uri
+        from mcis.platform.runs.workspace import Workspace
+
+        opened = Workspace(workspace, create=False)
+        uri, page = tracking_uri(opened), experiment_page(opened)
+        if uri.startswith(("http://", "https://")):
+            typer.echo(f"runs: {uri.rstrip('/')}/{page or ''}")
+            return
+        typer.echo(f"MLflow's store: {uri}; its UI takes some seconds to start")
+        if page:
+            typer.echo(f"runs: http://127.0.0.1:{port}/{page}")
+        else:
+            typer.echo(f"http://127.0.0.1:{port}: the store has no experiment yet; the first run makes it")
+        command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
+        command += ["--default-artifact-root", opened.tracking_artifacts.as_uri()]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        os.execv(command[0], command)
