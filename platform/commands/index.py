@@ -3,6 +3,8 @@
 import contextlib
 import inspect
 import shlex
+import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +32,18 @@ index_app = typer.Typer(
     help="Index image sources: verify every image, list what was rejected and why, look at what there is.",
     no_args_is_help=True,
 )
+
+ARCHIVES = {
+    "VOCdevkit/VOC2012": (
+        "https://thor.robots.ox.ac.uk/pascal/VOC/voc2012/VOCtrainval_11-May-2012.tar",
+        "6cd6e144f989b92b3379bac3b3de84fd",
+    ),
+    "benchmark_RELEASE": (
+        "https://www2.eecs.berkeley.edu/Research/Projects/CS/vision/grouping/semantic_contours/benchmark.tgz",
+        "82b4d87ceb2ed10f6038a1cba92111cb",
+    ),
+}
+"""Folders of VOC 2012 (2.0 GB) and SBD (1.4 GB) in their archives: address and MD5 sum, as torchvision has them."""
 
 Index = Annotated[
     str, typer.Option("--name", help="Name of the run that the index belongs to.", autocompletion=complete_run)
@@ -133,7 +147,7 @@ def index_voc(
                 "write `mcis index voc DIR` or `mcis index voc --download DIR`",
             )
         if download:
-            voc, sbd = _fetched(download, sbd)
+            voc, sbd = _fetched(download, "VOCdevkit/VOC2012"), sbd or _fetched(download, "benchmark_RELEASE")
     given = {"data.voc": voc, "data.sbd": sbd, "data.classes": classes}
     _index("voc", given, run=run, workspace=workspace, assignments=assignments, verbose=verbose)
     if download:
@@ -146,14 +160,30 @@ def index_voc(
         typer.echo(f"use: {shlex.join(words)}")
 
 
-def _fetched(folder: Path, sbd: Path | None) -> tuple[Path, Path]:
-    """The folders of VOC and SBD, fetched into `folder` where they are not there yet; `sbd` where that is given."""
-    from mcis.datasets.sources.download import SBD, VOC, fetch
-    from mcis.platform.runs.arguments import errors_name_keys
-    from mcis.platform.runs.progress import transfer_bars
+def _fetched(folder: Path, name: str) -> Path:
+    """A folder of `ARCHIVES` below another one, where it is fetched and unpacked if it is not there yet."""
+    import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 
-    with transfer_bars() as on_progress, errors_name_keys({"folder": "--download", "root": "--download"}):
-        return fetch(VOC, folder, on_progress), sbd or fetch(SBD, folder, on_progress)
+    from torchvision.datasets.utils import download_and_extract_archive  # isort: skip
+
+    target, (url, md5) = folder.expanduser().absolute() / name, ARCHIVES[name]
+    if target.is_dir():
+        return target
+    aside = target.with_name(f".{target.name}.unpacked")
+    shutil.rmtree(aside, ignore_errors=True)
+    try:
+        aside.mkdir(parents=True)
+        download_and_extract_archive(url, folder.expanduser(), aside, md5=md5, remove_finished=True)
+        (aside / name).rename(target)
+    except (OSError, RuntimeError, EOFError, tarfile.TarError) as error:
+        raise UserError(
+            f"{url} cannot be fetched and unpacked: {error}",
+            f"an archive of the MD5 sum {md5}, and space for its folder {name}",
+            f"repeat the command, or put the archive into {folder} by other means",
+        ) from None
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return target
 
 
 @index_app.command("show", epilog="Example: `mcis index show --name index-voc --check-masks`")

@@ -71,21 +71,6 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
         yield Bar(label, total, unit, progress)
 
 
-@contextlib.contextmanager
-def transfer_bars() -> Iterator[Callable[[str, int, int], None]]:
-    """Yields a function of a file's name, its bytes transferred and its total bytes, which shows a bar per file."""
-    with contextlib.ExitStack() as stack:
-        shown: dict[str, Bar] = {}
-
-        def on_progress(name: str, done: int, total: int) -> None:
-            if name not in shown:
-                stack.close()
-                shown[name] = stack.enter_context(bar(name, max(1, total // 2**20), "MiB"))
-            shown[name].update(done // 2**20)
-
-        yield on_progress
-
-
 def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:
     """The records of a JSON lines file, but for the first ones; none of an absent file."""
     try:

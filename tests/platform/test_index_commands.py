@@ -1,14 +1,21 @@
 """The commands of an index: building it, the run that follows, looking at it, and bad input."""
 
+import functools
+import hashlib
 import json
 import shlex
+import tarfile
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
+from mcis.platform.commands import index
 
 runner = CliRunner()
 
@@ -56,6 +63,36 @@ def test_an_index_without_its_location_says_what_is_missing(source: str, said: s
     assert said in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "ws").exists()
+
+
+def test_an_archive_is_fetched_unpacked_and_not_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong sum and an archive without the folder leave no folder that the next call would take for whole."""
+
+    def pack(folder: str) -> tuple[str, str]:
+        path = tmp_path / f"{folder[:3]}.tar"
+        with tarfile.open(path, "w") as archive:
+            archive.add(__file__, f"{folder}/a.jpg")
+        return f"http://127.0.0.1:{server.server_port}/{path.name}", hashlib.md5(
+            path.read_bytes(), usedforsecurity=False
+        ).hexdigest()
+
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    data, name = tmp_path / "data", "VOCdevkit/VOC2012"
+    url, md5 = pack(name)
+    for wrong in ((url, "0" * 32), pack("other")):
+        monkeypatch.setitem(index.ARCHIVES, name, wrong)
+        with pytest.raises(UserError, match=r"\.tar cannot be fetched and unpacked") as caught:
+            index._fetched(data, name)
+        assert wrong[1] in caught.value.expected
+        assert not (data / name).exists()
+    monkeypatch.setitem(index.ARCHIVES, name, (url, md5))
+    assert (index._fetched(data, name) / "a.jpg").read_bytes() == Path(__file__).read_bytes()
+    assert [path.name for path in data.iterdir()] == ["VOCdevkit"]
+    server.shutdown()
+    server.server_close()
+    assert index._fetched(data, name) == data / name
 
 
 def test_a_folder_and_a_download_are_one_too_many(tmp_path: Path) -> None:
