@@ -1,4 +1,4 @@
-"""The table of backbones: what their names in a configuration stand for, beside timm's."""
+"""The tables of backbones and segmentation networks: what their names in a configuration stand for."""
 
 import inspect
 from collections.abc import Callable
@@ -27,6 +27,16 @@ BACKBONES: Registry[Callable[..., Any]] = Registry(
     },
 )
 """Builders of a `Backbone`, beside all of timm's networks; `stride` and `channels` go to those that take them."""
+
+SEGMENTERS: Registry[Callable[..., Any]] = Registry(
+    "segmenters",
+    {
+        "largefov": "mcis.models.segmenters:LargeFov",
+        "deeplabv3": "mcis.models.segmenters:DeepLabV3",
+        "pyramid": "mcis.models.segmenters:Pyramid",
+    },
+)
+"""Networks (backbone, labels, width, dilation, dropout): normalized images (B, 3, H, W) -> logits (B, K + 1, H, W)."""
 
 
 def check_backbone(name: str) -> str:

@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
-from mcis.models.networks import check_backbone
-from mcis.models.segmenter_table import SEGMENTERS
+from mcis.models.networks import SEGMENTERS, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
 Schedule = Literal["step", "poly", "cosine"]

@@ -58,7 +58,6 @@ def train_on_crops(
     about: Mapping[str, Any],
     counts: Mapping[str, Any],
     remedy: str,
-    busy: float = 0.0,
 ) -> TrainingResult:
     """Trains a network with Ray Train.
 
@@ -66,7 +65,6 @@ def train_on_crops(
         about: what the reader of its weights has to know.
         counts: of the images, for the report.
         remedy: what to do where the loss has not fallen.
-        busy: seconds of computing before.
 
     Raises:
         UserError: pretrained weights cannot be had, or the loss is not finite.
@@ -76,9 +74,6 @@ def train_on_crops(
     if trend is not None and not trend.fell:
         problem = (f"the {_NAMES[network]} learnt nothing: {trend.description()}", "a loss that falls", remedy)
     return TrainingResult(
-        busy=busy + result.seconds,
-        waiting=result.waiting,
-        precision=result.precision,
         notes=result.notes(_NAMES[network]),
         counts={"steps": learner.schedule.steps, **counts},
         problem=problem,

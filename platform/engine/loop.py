@@ -64,17 +64,13 @@ class FitResult(NamedTuple):
     """What a training left behind.
 
     Attributes:
-        seconds: in the loop.
         steps: updates of this call.
-        waiting: fraction of the time spent waiting for data.
         precision: of the network's arithmetic.
         val_ap: average precision of each class on the validation's images at the end, percent, (K,), None for a class
             that no image has; None without a validation.
     """
 
-    seconds: float
     steps: int
-    waiting: float
     precision: str
     val_ap: list[float | None] | None
 
@@ -238,9 +234,8 @@ class Trainer(Generic[AnyBatch]):
 
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
-        seconds, waiting = self.throughput.total()
         val_ap = None if self.val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in self.val_ap]
-        result = FitResult(seconds, self.shard.steps, waiting, self.precision, val_ap)
+        result = FitResult(self.shard.steps, self.precision, val_ap)
         write_json(self.job.folder / FIT, result._asdict())
 
     def _autocast(self) -> Any:

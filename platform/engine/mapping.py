@@ -33,13 +33,6 @@ _LOOK_EVERY = 5.0
 """Seconds between two looks at the nodes, at most: for GPUs that have joined, and for what is missing."""
 
 
-class MapResult(NamedTuple):
-    """What a mapping, or that of a shard, did: the rows that it mapped, and the seconds that its processes computed."""
-
-    rows: int
-    busy: float
-
-
 class ShardRows(NamedTuple):
     """The rows of a table that a shard holds: so many `rows` from `first` on."""
 
@@ -76,10 +69,11 @@ def map_table(
     suffix: str = "parquet",
     reject: Reject | None = None,
     lower: str = "compute.cpus",
-) -> MapResult:
+) -> int:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
-    Finished shards are left as they are; shards of an earlier call with other `shard_rows` are removed.
+    Finished shards are left as they are; shards of an earlier call with other `shard_rows` are removed. Returns the
+    number of rows that this call mapped.
 
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
@@ -98,7 +92,7 @@ def map_table(
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
     finished = len(table) - sum(part.rows for part in missing.values())
-    mapped, busy = 0, 0.0
+    mapped = 0
     work = _Work(make, arguments, folder, label, lower)
     with bar(label, len(table), "images") as progress, user_errors():
         progress.update(finished)
@@ -106,11 +100,10 @@ def map_table(
             results = _map_on_gpus(table, work, missing, compute)
         else:
             results = _map_on_cpus(table, work, missing, compute, reject)
-        for result in results if missing else ():
-            mapped += result.rows
-            busy += result.busy
+        for rows in results if missing else ():
+            mapped += rows
             progress.update(finished + mapped)
-    return MapResult(mapped, busy)
+    return mapped
 
 
 def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, ShardRows]:
@@ -123,8 +116,8 @@ def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, Sha
 
 def _map_on_cpus(
     table: pa.Table, work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig, reject: Reject | None
-) -> Iterator[MapResult]:
-    """Maps shards in tasks, one per core or CPU; yields the result of each as soon as it is written.
+) -> Iterator[int]:
+    """Maps shards in tasks, one per core or CPU; yields the rows of each as soon as it is written.
 
     Where the caller takes no more of them, what is in work is still written. Ray would cancel a task by an interrupt,
     and a process that is interrupted while it imports pandas can never import it again, whatever task it has next.
@@ -153,7 +146,7 @@ def _map_on_cpus(
 
 def _map_row_by_row(
     table: pa.Table, parts: tuple[Any], work: _Work, name: str, shard: ShardRows, reject: Reject
-) -> MapResult:
+) -> int:
     """Maps and writes a shard whose processes died, each image in a task, with rejections of those that kill theirs.
 
     Raises:
@@ -162,7 +155,7 @@ def _map_row_by_row(
     import ray
 
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_rows)
-    mapping, began = uuid.uuid4().hex, time.monotonic()
+    mapping = uuid.uuid4().hex
     rows: list[pa.Table] = []
     for first in range(shard.first, shard.first + shard.rows):
         try:
@@ -172,13 +165,11 @@ def _map_row_by_row(
                 raise _killed(f"{work.label}: shard {name} cannot be mapped", death) from None
             rows.append(reject(table.slice(first, 1), f"{death_text(death)}, {1 + _RETRIES} times"))
     write_table(work.folder / name, pa.concat_tables(rows))
-    return MapResult(shard.rows, time.monotonic() - began)
+    return shard.rows
 
 
-def _map_on_gpus(
-    table: pa.Table, work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig
-) -> Iterator[MapResult]:
-    """Maps shards in actors, as Ray ends a process after a task with a GPU; yields the result of each once written.
+def _map_on_gpus(table: pa.Table, work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig) -> Iterator[int]:
+    """Maps shards in actors, as Ray ends a process after a task with a GPU; yields the rows of each once written.
 
     There are as many as the cluster's GPUs hold, and no fewer than `compute.workers`, which have a cluster start nodes.
     An actor has its first shard once it has a GPU, so those that another run holds join when they are free, and those
@@ -204,10 +195,10 @@ def _map_on_gpus(
         for reference in ready:
             actor, name = running.pop(reference)
             try:
-                result = ray.get(reference)
+                rows = ray.get(reference)
                 if name:
                     unfinished -= 1
-                    yield result
+                    yield rows
             except (
                 ray.exceptions.ActorUnavailableError
             ):  # its node may be lost: Ray starts it on another or gives it up
@@ -265,11 +256,10 @@ class _ShardMapper:
         self.work: _Work = work
         self.worker: Worker | None = None
 
-    def map_shard(self, name: str, shard: ShardRows) -> MapResult:
-        """Maps and writes a shard."""
-        began = time.monotonic()
+    def map_shard(self, name: str, shard: ShardRows) -> int:
+        """Maps and writes a shard; returns its number of rows."""
         write_table(self.work.folder / name, self.map_rows(shard))
-        return MapResult(shard.rows, time.monotonic() - began)
+        return shard.rows
 
     def map_rows(self, part: ShardRows) -> pa.Table:
         """The output of some rows."""
@@ -297,7 +287,7 @@ def _mapper(parts: Any, mapping: str) -> _ShardMapper:
     return _mappers[mapping]
 
 
-def _map_shard(parts: Any, mapping: str, name: str, shard: ShardRows) -> MapResult:
+def _map_shard(parts: Any, mapping: str, name: str, shard: ShardRows) -> int:
     return _mapper(parts, mapping).map_shard(name, shard)
 
 

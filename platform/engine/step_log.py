@@ -53,9 +53,9 @@ class Throughput:
 
     def __init__(self, done: int, images_per_step: int):
         self.images_per_step = images_per_step
-        self.began = self.interval_began = time.monotonic()
+        self.interval_began = time.monotonic()
         self.done = done
-        self.waited = self.waited_before = 0.0
+        self.waited = 0.0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -75,10 +75,4 @@ class Throughput:
 
     def restart(self, done: int) -> None:
         """Begins the next interval."""
-        self.interval_began, self.done = time.monotonic(), done
-        self.waited_before, self.waited = self.waited_before + self.waited, 0.0
-
-    def total(self) -> tuple[float, float]:
-        """Seconds since the beginning, and the fraction of them spent waiting in the intervals that have ended."""
-        seconds = time.monotonic() - self.began
-        return seconds, self.waited_before / max(seconds, 1e-9)
+        self.interval_began, self.done, self.waited = time.monotonic(), done, 0.0

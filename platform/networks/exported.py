@@ -5,9 +5,11 @@ import json
 from pathlib import Path
 
 import torch
+from torch import Tensor, nn
+from torch.export import Dim
 
 from mcis.datasets.errors import UserError
-from mcis.models.exported import LEAST_SIDE, MOST_SIDE, export
+from mcis.models.backbones import Normalization, to_unit
 from mcis.models.networks import normalization_of
 from mcis.platform.networks.predictor import trained_run
 from mcis.platform.networks.segmenter import load_segmenter
@@ -16,6 +18,20 @@ from mcis.platform.runs.workspace import Workspace
 
 ABOUT = "about.json"
 """The file inside of the exported one that says what goes in and what comes out."""
+LEAST_SIDE, MOST_SIDE = 32, 4096
+"""Sides of the images that an exported network takes, pixels."""
+
+
+class _WithPixels(nn.Module):
+    """Pixels of one image of any size -> label probabilities, at one scale."""
+
+    def __init__(self, network: nn.Module, normalize: Normalization):
+        super().__init__()
+        self.network, self.normalize = network, normalize
+
+    def forward(self, image: Tensor) -> Tensor:
+        """RGB (H, W, 3) uint8 -> probabilities (K + 1, H, W)."""
+        return torch.softmax(self.network(self.normalize(to_unit(image[None]))), dim=1)[0]
 
 
 def export_network(workspace: Workspace, name: str, out: Path) -> str:
@@ -31,8 +47,12 @@ def export_network(workspace: Workspace, name: str, out: Path) -> str:
     trained = trained_run(workspace.run(name, create=False).path)
     backbone = trained.config.segmenter.backbone
     network = load_segmenter(trained.config.segmenter, trained.weights, len(trained.classes))
+    with_pixels = _WithPixels(network, normalization_of(backbone)).eval()
+    image = torch.zeros(96, 129, 3, dtype=torch.uint8)  # two sizes that nothing in a network is likely to have
+    sides = {0: Dim("height", min=LEAST_SIDE, max=MOST_SIDE), 1: Dim("width", min=LEAST_SIDE, max=MOST_SIDE)}
     try:
-        program = export(network, normalization_of(backbone))
+        with torch.no_grad():
+            program = torch.export.export(with_pixels, (image,), dynamic_shapes=(sides,), strict=False)
     except (RuntimeError, AssertionError, ValueError) as error:  # torch's errors of what depends on a size
         raise UserError(
             f"the backbone {backbone} cannot be exported for images of any size ({str(error)[:200]})",

@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 
 from mcis.datasets.errors import UserError
-from mcis.models.segmenter_table import SEGMENTERS
+from mcis.models.networks import SEGMENTERS
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.networks.build import backbone_keys, build_backbone
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights

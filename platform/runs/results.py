@@ -23,7 +23,6 @@ class StageResult:
     """What every stage returns.
 
     Attributes:
-        busy: seconds of computing, added up over all workers.
         counts: figures for the report by their label; a value is a number or a table of numbers by label.
         notes: sentences that the user should read.
         identity: what the keys of later stages depend on. None, which the pipeline replaces by the stage's own key,
@@ -32,7 +31,6 @@ class StageResult:
             is no such reason.
     """
 
-    busy: float = 0.0
     counts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     identity: str | None = None
@@ -68,14 +66,10 @@ class TrainingResult(StageResult):
     """The result of `train_classifier` and `train_segmenter`.
 
     Attributes:
-        waiting: share of the training time spent waiting for decoded images, in [0, 1].
-        precision: the number format of the forward pass, such as `float32`.
         val_ap: average precision in percent by class on the val images' tags, None for a class without such an image;
             None where it was not measured.
     """
 
-    waiting: float = 0.0
-    precision: str = "float32"
     val_ap: dict[str, float | None] | None = None
 
 

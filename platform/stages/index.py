@@ -6,7 +6,7 @@ or changed.
 
 import collections
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -69,10 +69,10 @@ def run(config: Config, context: RunContext) -> IndexResult:
     looked = context.sources.look()
     classes, notes, images = looked.classes, looked.notes, len(looked.table)
     del looked  # `take` is to hold the only one
-    verified = _verify(context.sources.take().table, config, context)
+    verified, opened = _verify(context.sources.take().table, config, context)
     rejected: list[pa.Table] = []
     index_file = context.part / "index.parquet"
-    write_batches(index_file, INDEX_SCHEMA, _sound(verified.shards, rejected))
+    write_batches(index_file, INDEX_SCHEMA, _sound(verified, rejected))
     give_back()  # the listing
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.part / "rejects.parquet", rejects)
@@ -85,11 +85,10 @@ def run(config: Config, context: RunContext) -> IndexResult:
         identity=fingerprint(digest(OpenedTable(index_file).batches(_IDENTITY)), classes),
         classes=classes,
         notes=(*notes, *_notes(trained, untagged, duplicates(OpenedTable(index_file).batches))),
-        busy=verified.busy,
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
-            "opened": verified.opened,
+            "opened": opened,
             "tags": _images_of_classes(index["tags"], classes),
             "untagged": untagged,
             "rejected": dict(collections.Counter(reason.partition(":")[0] for reason in rejects["reason"].to_pylist())),
@@ -101,14 +100,6 @@ def run(config: Config, context: RunContext) -> IndexResult:
 _IDENTITY = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
 """Later stages depend on what the images are, not on where they lie, when they were touched, or whether there is truth
 for them."""
-
-
-class _Verified(NamedTuple):
-    """Shards of VERIFIED_SCHEMA, each made when it is taken, seconds of verifying, and how many images were opened."""
-
-    shards: Iterator[pa.Table]
-    busy: float
-    opened: int
 
 
 def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
@@ -133,21 +124,20 @@ class Verify:
         return verify(rows, min_side=1, max_pixels=self.max_pixels).select(_OPENED)
 
 
-def _verify(table: pa.Table, config: Config, context: RunContext) -> _Verified:
+def _verify(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
+    """Shards of VERIFIED_SCHEMA, each made when it is taken, and how many images were opened."""
     files, kept = image_files(table["uri"]), KeptVerdicts(context.workspace)
     rows, verdicts = kept.find(files), kept.verdicts()
     unverified = np.flatnonzero(rows < 0)
-    busy = 0.0
     for block in np.split(unverified, np.flatnonzero(np.diff(unverified // _BLOCK)) + 1) if len(unverified) else ():
-        fresh, seconds = _fresh(take(table, block), take(files, block), config, context)
+        fresh = _fresh(take(table, block), take(files, block), config, context)
         rows[block] = len(verdicts) + np.arange(len(block))
         verdicts = pa.concat_tables([verdicts, fresh])
-        busy += seconds
-    return _Verified(_shards(table, rows, verdicts, config), busy, len(unverified))
+    return _shards(table, rows, verdicts, config), len(unverified)
 
 
-def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> tuple[pa.Table, float]:
-    """The verdicts on the files of a listing's rows, VERDICT_FIELDS, which the workspace keeps, and seconds of them.
+def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
+    """The verdicts on the files of a listing's rows, VERDICT_FIELDS, which the workspace keeps.
 
     Raises:
         UserError: files changed meanwhile.
@@ -155,7 +145,7 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
     # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
     folder = context.part / f"verified-{digest([files])}"
     shard_rows, compute = max(config.compute.shard_rows, _SHARD_ROWS), config.compute
-    mapped = map_table(
+    map_table(
         table,
         Verify,
         (config.data.max_pixels,),
@@ -177,7 +167,7 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
             "files that stay as they are meanwhile",
             "repeat the command once they do: it opens these files again, and no others",
         )
-    return fresh, mapped.busy
+    return fresh
 
 
 def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:

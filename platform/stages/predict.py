@@ -71,7 +71,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
     gpu = config.compute.gpu
     split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
-    mapped = map_table(
+    map_table(
         rows,
         PredictRows,
         # Without a GPU there is a task for each core, and none is left for the CRF of an image before.
@@ -83,7 +83,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         shard_rows=min(config.compute.shard_rows, 32),
         lower="data.max_side, predict.crop or the largest of predict.scales",
     )
-    return PredictResult(busy=mapped.busy, split=split, counts={"images": len(rows)})
+    return PredictResult(split=split, counts={"images": len(rows)})
 
 
 def _predicted_split(config: Config, images: Mapping[str, int]) -> str:

@@ -209,7 +209,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     if not full:
         maps, gpu = Shards(context.inputs["localize"] / "maps"), config.walks and config.compute.gpu
         worker, made_of = MakeMasks, (config, maps, context.inputs.get("train_affinity"), gpu)
-    mapped = map_table(
+    map_table(
         rows,
         worker,
         made_of,
@@ -232,7 +232,6 @@ def run(config: Config, context: RunContext) -> MasksResult:
         notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
     cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
     return MasksResult(
-        busy=mapped.busy,
         background_cue=cue,
         counts={
             "masks": len(rows),

@@ -52,7 +52,6 @@ def run(config: Config, context: RunContext) -> StageResult:
             "scores": [score.as_json() for score in data.scores],
             "counts": data.counts,
             "seconds": data.seconds,
-            "busy": {stage: round(context.result(stage, StageResult).busy, 2) for stage in context.inputs},
         },
     )
     write_text(folder.score_table, scores_as_csv(data.scores))

@@ -73,7 +73,7 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     """
     rows, maps = split_rows(context, "train", tagged=True), Shards(context.inputs["localize"] / "maps")
     labels, c = context.part / "labels", config.affinity_net
-    mapped = map_table(rows, MakeLabels, (config, maps), labels, label="confident labels", compute=config.compute)
+    map_table(rows, MakeLabels, (config, maps), labels, label="confident labels", compute=config.compute)
     confident = read_table(labels, ["image_id", "confident"])
     lacking = UserError(
         f"none of {len(rows)} training images has a confident label",
@@ -96,5 +96,4 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         },
         remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
         "affinity_net.steps, or --set pseudo_masks.background=crf, which needs no such network",
-        busy=mapped.busy,
     )

@@ -1,6 +1,5 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.index import Listing
 from mcis.datasets.sampling.keyed_random import Order, permuted
 from mcis.datasets.tables.backbone_outputs import Features, Statistics
 from mcis.datasets.tables.large_tables import Texts
@@ -81,20 +80,15 @@ def run(config: Config, context: RunContext) -> TrainingResult:
     precisions = [ap for ap in result.val_ap or () if ap is not None]
     precision = round(sum(precisions) / len(precisions), 2) if precisions else None
     of_val = validation is not None and validation.name == "val_map"
-    rare = _rare_classes(learner.tags, context.classes)
     counts: dict[str, Any] = {"steps": learner.schedule.steps}
-    counts |= {f"classes with {n} training image": len(k) for n, k in rare.items()}
     if validation is not None:
         counts["val mAP" if of_val else "training images' mAP"] = precision
     # Of weights that had learnt before, a loss that stands says nothing.
     trend = None if config.weights.initial else LossTrend.of_log(context.part, "basic")
     return TrainingResult(
-        busy=result.seconds,
-        waiting=result.waiting,
-        precision=result.precision,
         val_ap=dict(zip(context.classes, result.val_ap, strict=True)) if of_val and result.val_ap else None,
         counts=counts,
-        notes=result.notes("classifier") + _notes(config, learner, validation, rare),
+        notes=result.notes("classifier") + _notes(config, learner, validation),
         problem=_problem(validation, precision, trend, config.seed),
     )
 
@@ -197,16 +191,7 @@ def _validation(config: Config, context: RunContext, *, cached: int) -> Validati
     )
 
 
-def _rare_classes(tags: Tags, classes: tuple[str, ...]) -> dict[str, list[str]]:
-    """The classes with no or one training image, by the number in words; empty where there is no such class."""
-    images = np.bincount(tags.values, minlength=tags.classes)
-    rare = {word: [classes[k] for k in np.flatnonzero(images == count)] for count, word in enumerate(("no", "one"))}
-    return {word: names for word, names in rare.items() if names}
-
-
-def _notes(
-    config: Config, learner: ClassifierLearner, validation: Validation | None, rare: Mapping[str, list[str]]
-) -> tuple[str, ...]:
+def _notes(config: Config, learner: ClassifierLearner, validation: Validation | None) -> tuple[str, ...]:
     """What the user should read of a training beside its figures."""
     notes = []
     if config.classifier.from_features and not isinstance(learner.images, Features):
@@ -216,11 +201,6 @@ def _notes(
         )
     if learner.initial:
         notes.append(f"the classifier's training began from {learner.initial}")
-    for word, names in rare.items():
-        rule = {"no": "nothing is learnt of them", "one": "it is paired with itself"}[word]
-        notes.append(
-            f"{len(names)} of {learner.tags.classes} classes have {word} training image ({shown(names)}): {rule}"
-        )
     if validation is not None and validation.name == "train_map":
         notes.append(
             "no image of the split val has a tag: the mean average precision of the classifier is that on "

@@ -28,7 +28,7 @@ def computed(run: pipeline.RunResult) -> list[str]:
 
 def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
     written = read_json(small.first.context.folder.scores)
-    assert set(written) == {"scores", "counts", "seconds", "busy"}
+    assert set(written) == {"scores", "counts", "seconds"}
     assert written["scores"] == [score.as_json() for score in small.first.scores]
     assert [(s.what, s.split, s.related, s.crf, s.map_scale, s.method) for s in small.first.scores] == [
         ("localization_maps", "train", 0, None, "logarithm", None),

@@ -19,9 +19,9 @@ from mcis.platform.runs.results import (
 from mcis.platform.runs.workspace import SUMMARY
 
 RESULTS = (
-    StageResult(busy=1.5, counts={"images": 3, "domains": {"target": 3}}, notes=("one", "two"), identity="content"),
+    StageResult(counts={"images": 3, "domains": {"target": 3}}, notes=("one", "two"), identity="content"),
     IndexResult(classes=("cat", "größe"), counts={"images": {"train": 2, "val": 1}}, identity="content"),
-    TrainingResult(waiting=0.25, precision="bf16", val_ap={"cat": 71.5, "dog": None}, identity="key"),
+    TrainingResult(val_ap={"cat": 71.5, "dog": None}, identity="key"),
     MasksResult(background_cue="saliency, crf for 6 of 26", identity="key"),
     PredictResult(split="val", identity="key"),
     StageResult(identity="key", problem=("found", "expected", "remedy")),
@@ -34,7 +34,7 @@ def test_a_result_is_read_as_it_was_written(result: StageResult, tmp_path: Path)
     write_result(tmp_path, result, key="key")
     assert read_result(tmp_path, type(result)) == dataclasses.replace(result, identity=result.identity or "key")
     common = read_result(tmp_path, StageResult)
-    assert (common.busy, common.counts, common.notes) == (result.busy, result.counts, result.notes)
+    assert (common.counts, common.notes) == (result.counts, result.notes)
     assert common.problem == result.problem
     written = read_json(tmp_path / SUMMARY)
     assert written["identity"] == (result.identity or "key")

@@ -21,7 +21,7 @@ from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
-from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES, Score
+from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES, Curve, Score
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_training_images
 
@@ -46,35 +46,26 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: a mask is missing, unreadable, of another size or with an unknown label.
     """
-    evaluations, notes, scored = [], [], {}
-    rows, missing = rows_with_truth(context, "train", tagged=True)
-    notes += missing
-    scored["train"] = len(rows) if config.supervision == "tags" else 0
+    scores: list[Score] = []
+    curves: dict[str, Curve] = {}
+    rows, notes = rows_with_truth(context, "train", tagged=True)
+    scored = {"train": len(rows) if config.supervision == "tags" else 0}
     if config.supervision == "full":
         notes.append(FULL_SUPERVISION)
     elif len(rows):
-        evaluations.append(evaluate_training_images(config, context, rows))
-        notes += evaluations[-1].notes
+        scores, curves = evaluate_training_images(config, context, rows)
     if "predict" in context.inputs:
         split = context.result("predict", PredictResult).split
         rows, missing = rows_with_truth(context, split, tagged=False)
         notes += missing
         scored[split] = len(rows)
         if len(rows):
-            evaluations.append(evaluate_predictions(config, context, rows, split))
-    found = [score for evaluation in evaluations for score in evaluation.scores]
+            scores += evaluate_predictions(config, context, rows, split)
     if config.supervision == "tags":
-        notes += falls_behind(found, config, context)
-    scores = [score.as_json() for score in found]
-    curves = {name: curve for evaluation in evaluations for name, curve in evaluation.curves.items()}
-    write_json(context.part / SCORES, scores)
+        notes += falls_behind(scores, config, context)
+    write_json(context.part / SCORES, [score.as_json() for score in scores])
     write_json(context.part / CURVES, curves)
-    counts = {name: number for evaluation in evaluations for name, number in evaluation.counts.items()}
-    return StageResult(
-        busy=sum((evaluation.busy for evaluation in evaluations), 0.0),
-        notes=tuple(notes),
-        counts=counts | {"scored": scored},
-    )
+    return StageResult(notes=tuple(notes), counts={"scored": scored})
 
 
 _FAR = 15

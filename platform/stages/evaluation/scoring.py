@@ -2,8 +2,7 @@
 
 import functools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,28 +29,11 @@ from mcis.platform.outputs.counts import (
     sum_counts,
 )
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import read_shards, read_table
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.version import code_digest, git_revision
 from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
-
-
-@dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What an evaluator found.
-
-    Attributes:
-        curves: mIoU of localization maps over thresholds, by the name of their score.
-        counts, notes: for the stage's summary.
-        busy: seconds that the workers computed, added up.
-    """
-
-    scores: list[Score]
-    curves: dict[str, Curve] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    busy: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +79,12 @@ class Scorer:
         return {label: None if np.isnan(value) else round(value, 2) for label, value in named}
 
 
-def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> Evaluation:
+def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
     """Scores the predictions of images with ground truth."""
     classes = len(context.classes)
     worker = functools.partial(ScoreVal, classes=classes, predictions=Shards(context.inputs["predict"] / "predictions"))
     part = context.part / PREDICTED_IMAGES
-    mapped = map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
+    map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
     scored = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows), reused=context.reused)
@@ -113,14 +95,17 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
         "method": "among the given tags" if config.predict.given_tags else None,
         "trained_on": trained_on,
     }
-    scores = [
+    return [
         scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **inference) for name, of in counts.items()
     ]
-    return Evaluation(scores=scores, busy=mapped.busy)
 
 
-def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table) -> Evaluation:
+def evaluate_training_images(
+    config: Config, context: RunContext, rows: pa.Table
+) -> tuple[list[Score], dict[str, Curve]]:
     """Scores the maps, the pseudo masks where there are any, and the baselines where every image has a saliency map.
+
+    Beside the scores it returns the mIoU of the maps over thresholds, by the name of their score.
 
     Args:
         rows: tagged training images with ground truth, and their `position` among the tagged training images.
@@ -138,7 +123,7 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
     )
     part = context.part / TRAINING_IMAGES
-    mapped = map_table(rows, worker, (), part, label="score train", compute=config.compute)
+    map_table(rows, worker, (), part, label="score train", compute=config.compute)
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
     shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
     counts = sum_counts(part, shapes)
@@ -149,29 +134,7 @@ def evaluate_training_images(config: Config, context: RunContext, rows: pa.Table
         scores.append(pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
     if rows["saliency_uri"].null_count == 0:
         scores += baselines(scorer, counts)
-    disagreeing = disagreeing_tags(part, rows)
-    note = (
-        f"{disagreeing} of {len(rows)} scored training image(s) have tags that disagree with their mask: "
-        "`mcis index show --check-masks` names them"
-    )
-    return Evaluation(
-        scores=scores,
-        curves={score.name: curve for score, curve in scored_maps},
-        counts={"tags that disagree with the mask": disagreeing},
-        notes=[note] if disagreeing else [],
-        busy=mapped.busy,
-    )
-
-
-def disagreeing_tags(part: Path, rows: pa.Table) -> int:
-    """How many images have tags that are not the classes of their masks, by the counts in `part`."""
-    tags = {row["image_id"]: set(row["tags"]) for row in rows.select(["image_id", "tags"]).to_pylist()}
-    disagreeing = 0
-    for shard in read_shards(part, ["image_id", "scored", "truth"]):
-        counted = shard.filter(pc.equal(shard["scored"], SINGLE_ROUND))
-        for image_id, labels in zip(counted["image_id"].to_pylist(), counted["truth"].to_pylist(), strict=True):
-            disagreeing += tags[image_id] != {label - 1 for label in labels if label}
-    return disagreeing
+    return scores, {score.name: curve for score, curve in scored_maps}
 
 
 def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:

@@ -57,10 +57,10 @@ def run(config: Config, context: RunContext) -> StageResult:
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
     relations = _relations(config, context, rows, tags) if config.localize.related else None
-    embedded, busy = _embedded(config, context, rows)
+    embedded = _embedded(config, context, rows)
     if relations is not None:
         arguments = *_network(config, context), embedded, of_source(rows)
-        busy += _map(config, relate_rows(rows, relations), Relate, arguments, part / "maps", "localize")
+        _map(config, relate_rows(rows, relations), Relate, arguments, part / "maps", "localize")
     copy_folder(embedded / "single", part / "single")
     if relations is None:
         copy_folder(embedded / "single", part / "maps")
@@ -68,7 +68,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     counts, notes = related_counts(config.localize, relations, tags) if relations is not None else ({}, ())
     maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
     counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps} | counts
-    return StageResult(busy=busy, counts=counts, notes=notes)
+    return StageResult(counts=counts, notes=notes)
 
 
 def _relations(config: Config, context: RunContext, rows: pa.Table, tags: Tags) -> Relations:
@@ -82,16 +82,15 @@ def _relations(config: Config, context: RunContext, rows: pa.Table, tags: Tags) 
     return draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
 
 
-def _embedded(config: Config, context: RunContext, rows: pa.Table) -> tuple[Path, float]:
-    """A folder with the single-round maps, and what maps with related images are made of; busy seconds."""
-    busy, localize = 0.0, config.localize
+def _embedded(config: Config, context: RunContext, rows: pa.Table) -> Path:
+    """A folder with the single-round maps, and what maps with related images are made of."""
+    localize = config.localize
     selves = localize.related > 0 and localize.method.name == "released"
 
     def fill(folder: Path) -> None:
-        nonlocal busy
         features = localize.related > 0 or localize.keep_features
         arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves
-        busy += _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
+        _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
 
     if localize.keep_features:
         what = (
@@ -102,9 +101,9 @@ def _embedded(config: Config, context: RunContext, rows: pa.Table) -> tuple[Path
         )
         # As it was asked for, nothing else has to leave the cache for it.
         if folder := cached(f"embedded-{fingerprint(what)}", fill, context, size=0, bound=sys.maxsize):
-            return folder, busy
+            return folder
     fill(context.part / EMBEDDED)
-    return context.part / EMBEDDED, busy
+    return context.part / EMBEDDED
 
 
 def _network(config: Config, context: RunContext) -> tuple[Any, ...]:
@@ -120,12 +119,9 @@ def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | 
     return features_cache(rows, config.classifier, pretrained, context, config.compute, images=len(rows))
 
 
-def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> float:
-    """Maps rows into a table by workers with a network; returns the busy seconds."""
-    done = map_table(
-        rows, worker, arguments, table, label=label, compute=config.compute, network=True, lower="localize.batch"
-    )
-    return done.busy
+def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> None:
+    """Maps rows into a table by workers with a network."""
+    map_table(rows, worker, arguments, table, label=label, compute=config.compute, network=True, lower="localize.batch")
 
 
 def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> tuple[dict[str, Any], tuple[str, ...]]:
