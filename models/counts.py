@@ -116,10 +116,15 @@ def map_counts(
         score = np.maximum(score, maps[number])
     cells += strongest
     cells *= bins
-    scaled = np.multiply(score, bins, dtype=np.float64)  # float32 would round some scores below i / bins up to it
-    cells += np.minimum(scaled.astype(np.int32), bins - 1)
+    cells += intervals(score, bins)
     counts = _counted(cells, (256, len(tags), bins), classes)
     return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
+
+
+def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:
+    """The number of the highest threshold i / bins that each score in [0, 1] reaches."""
+    scaled = np.multiply(scores, bins, dtype=np.float64)  # float32 would round some scores below i / bins up to it
+    return np.minimum(scaled.astype(np.int32), bins - 1)
 
 
 def _counted(cells: NDArray[np.integer], shape: tuple[int, int, int], classes: int) -> Counts:

@@ -1,26 +1,30 @@
-"""What a reader of the report may try out: training images with their maps as they are kept, to set against thresholds.
+"""What a reader of the report may try out: training images with their maps, to set against thresholds.
 
-The page embeds a map at its own size, and its script (templates/explorer_numbers.js) resizes it, scales it and compares
-it with a threshold as the evaluation does. It computes at the size of the embedded picture and truth, at most SIDE
-pixels on the longer side: where the truth is no larger, its IoU is the one that the stage `evaluate` finds.
+The page embeds, of each map and pixel, the interval between two thresholds that the score lies in, as the evaluation
+counts it, at the size of the embedded picture and truth, at most SIDE pixels on the longer side: where the truth is no
+larger, the IoU of the page's script (templates/explorer.js) is the one that the stage `evaluate` finds.
 """
 
 import base64
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.images.decode import fit_picture, resize_labels
 from mcis.datasets.images.squares import read_rgb
+from mcis.models.counts import intervals
+from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.relations import MapRelations
-from mcis.platform.reporting.html import data_uri, shown
-from mcis.platform.reporting.panels import Panel, Steps, Tile, labels
+from mcis.platform.reporting.html import data_uri, printable
+from mcis.platform.reporting.panels import Panel, Steps, labels
+from mcis.platform.runs.scores import Curve, Score
 
 SIDE = 512
 """Longest side of an embedded picture and of what is computed with it, pixels."""
@@ -30,112 +34,87 @@ _THUMBNAIL, _MOST_RELATED = 96, 8
 """Pixels of the longer side of a related image; how many of them are shown of a map's."""
 
 
-class Related(NamedTuple):
-    """The images that a map was made with.
-
-    Attributes:
-        tag: index of the map's class.
-        number: how many there are, those that come twice counted twice.
-        tiles: some of them, titled by their ids.
-    """
-
-    tag: int
-    number: int
-    tiles: tuple[Tile, ...]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Explorer:
-    """Images whose maps can be set against thresholds i / bins.
-
-    Attributes:
-        images: panels with maps.
-        related_images: by image what each of its maps was made with; empty for maps of a single round.
-        scale: of the maps, as of `models.localization.scale_maps`.
-        bins: number of thresholds.
-        threshold: at which a reader begins where the maps were not scored.
-        related: number of related images of each map.
-    """
-
-    images: Sequence[Panel]
-    related_images: Mapping[str, Sequence[Related]]
-    scale: str
-    bins: int
-    threshold: float
-    related: int
-
-
-def explorer_of_run(config: Config, panels: Sequence[Panel], relations: MapRelations | None) -> Explorer | None:
-    """The explorer of the gallery's first images that have maps; None where there are none."""
-    with_maps = [panel for panel in panels if panel.split == "train" and panel.kept][:_MOST_IMAGES]
-    if not with_maps:
-        return None
-    related: dict[str, list[Related]] = {}
-    if relations:
-        row_of = {image_id: row for row, image_id in enumerate(relations.rows["image_id"].to_pylist())}
-        related = {panel.image_id: list(_related(relations, row_of[panel.image_id])) for panel in with_maps}
-    return Explorer(
-        images=with_maps,
-        related_images=related,
-        scale=config.maps.scale,
-        bins=config.evaluate.thresholds,
-        threshold=config.pseudo_masks.threshold,
-        related=config.localize.related,
-    )
-
-
-def _related(relations: MapRelations, row: int) -> Iterator[Related]:
-    for tag, related in relations.of(row):
-        some = relations.rows.take(list(dict.fromkeys(related))[:_MOST_RELATED]).select(["image_id", "uri"]).to_pylist()
-        tiles = (Tile(of["image_id"], Image.fromarray(read_rgb(of["uri"], max_side=_THUMBNAIL))) for of in some)
-        yield Related(tag, len(related), tuple(tiles))
-
-
 def explorer_data(
-    explorer: Explorer, classes: Sequence[str], curve: dict[str, Any] | None, attention: Sequence[Steps]
-) -> dict[str, Any]:
-    """What the script of the page reads: an object that JSON can hold; arrays are in it as base64 of zlib's format.
+    config: Config,
+    classes: Sequence[str],
+    panels: Sequence[Panel],
+    relations: MapRelations | None,
+    *,
+    scores: Sequence[Score],
+    curves: Mapping[str, Curve],
+    attention: Sequence[Steps],
+) -> dict[str, Any] | None:
+    """What the script of the page reads of a run whose maps can be set against thresholds, or None.
+
+    It is an object that JSON can hold; arrays are in it as base64 of zlib's format.
 
     Args:
         classes: K names.
-        curve: mIoU of the whole split over the thresholds, with what it is of and its best; None where not scored.
+        panels: of the gallery; the first ones that have maps are explored.
+        relations: what the maps were made of; None for maps of a single round.
+        scores, curves: of the run; the curve of these maps is shown beside.
         attention: the steps of maps that the page shows; an image names its own by their positions.
     """
-    names = {str(label): {"name": shown(name), "color": color} for label, (name, color) in labels(classes).items()}
-    values: dict[str, Any] = {"scale": explorer.scale, "bins": explorer.bins, "labels": names, "curve": curve}
-    values["thresholds"] = [f"{number / explorer.bins:.3g}" for number in range(explorer.bins)]
-    start = explorer.threshold if curve is None else curve["threshold"]
-    values["start"] = min(round(start * explorer.bins), explorer.bins - 1)
+    explored = [panel for panel in panels if panel.split == "train" and panel.kept][:_MOST_IMAGES]
+    if not explored:
+        return None
+    bins, curve = config.evaluate.thresholds, _curve(config.localize.related, scores, curves)
+    row_of = {image_id: row for row, image_id in enumerate(relations.rows["image_id"].to_pylist() if relations else ())}
     images = []
-    for image in explorer.images:
-        steps = [number for number, of in enumerate(attention) if of.image_id == image.image_id]
-        images.append(_image_data(image, explorer.related_images.get(image.image_id, ()), steps))
-    return values | {"images": images}
+    for panel in explored:
+        related = _related(relations, row_of[panel.image_id]) if relations else ()
+        steps = [number for number, of in enumerate(attention) if of.image_id == panel.image_id]
+        images.append(_image_data(panel, config.maps.scale, bins) | {"related": list(related), "steps": steps})
+    start = curve["threshold"] if curve else config.pseudo_masks.threshold
+    return {
+        "labels": {
+            str(label): {"name": printable(of.name), "color": of.color} for label, of in labels(classes).items()
+        },
+        "curve": curve,
+        "thresholds": [f"{number / bins:.3g}" for number in range(bins)],
+        "start": min(round(start * bins), bins - 1),
+        "images": images,
+    }
 
 
-def _image_data(panel: Panel, related: Sequence[Related], steps: list[int]) -> dict[str, Any]:
-    """An image at no more than SIDE pixels a side."""
+def _curve(related: int, scores: Sequence[Score], curves: Mapping[str, Curve]) -> dict[str, Any] | None:
+    """mIoU of the whole split over the thresholds, with what it is of and its best; None where not scored."""
+    for score in scores:
+        if score.what == "localization_maps" and score.related == related and math.isfinite(score.miou):
+            mious = [miou if math.isfinite(miou) else None for miou in curves[score.name].mious]
+            about = {"name": score.name, "split": score.split, "images": score.images, "miou": score.miou}
+            return about | {"mious": mious, "threshold": score.threshold}
+    return None
+
+
+def _related(relations: MapRelations, row: int) -> Iterator[dict[str, Any]]:
+    """By map of an image: its label, the number of its related images, some of them."""
+    for tag, related in relations.of(row):
+        some = relations.rows.take(list(dict.fromkeys(related))[:_MOST_RELATED]).select(["image_id", "uri"]).to_pylist()
+        pictures = (Image.fromarray(read_rgb(of["uri"], max_side=_THUMBNAIL)) for of in some)
+        tiles = [
+            {"id": printable(of["image_id"]), "picture": data_uri(picture, "JPEG")}
+            for of, picture in zip(some, pictures, strict=True)
+        ]
+        yield {"label": tag + 1, "number": len(related), "tiles": tiles}
+
+
+def _image_data(panel: Panel, scale: str, bins: int) -> dict[str, Any]:
+    """An image at no more than SIDE pixels a side, with its truth and its maps."""
     image, maps = fit_picture(panel.image, SIDE).rgb, panel.kept
     assert maps is not None
+    height, width = image.shape[:2]
+    scores = score_maps(torch.from_numpy(maps.maps), maps.grids, scale, height, width).numpy()
     return {
-        "id": shown(panel.image_id),
-        "height": image.shape[0],
-        "width": image.shape[1],
+        "id": printable(panel.image_id),
+        "height": height,
+        "width": width,
         "full": panel.full_size,
         "picture": data_uri(Image.fromarray(image), "JPEG"),
-        "truth": None if panel.truth is None else _packed(resize_labels(panel.truth, *image.shape[:2])),
+        "truth": None if panel.truth is None else _packed(resize_labels(panel.truth, height, width)),
         "labels": (maps.classes + 1).tolist(),
-        "maps": _packed(maps.maps.astype("<f4")),
-        "grids": [grid._asdict() for grid in maps.grids],
-        "related": [
-            {
-                "label": of.tag + 1,
-                "number": of.number,
-                "tiles": [{"id": shown(tile.title), "picture": data_uri(tile.picture, "JPEG")} for tile in of.tiles],
-            }
-            for of in related
-        ],
-        "steps": steps,
+        "maps": _packed(intervals(scores, bins).astype("<u2")),
+        "strongest": _packed((maps.classes + 1)[scores.argmax(axis=0)].astype(np.uint8)),
     }
 
 

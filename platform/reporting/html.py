@@ -15,14 +15,14 @@ from mcis.platform.runs.scores import grouped, percent
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
-def script(*names: str) -> dict[str, str]:
-    """The script of the files of these names beside the templates, one behind the other.
+def script(name: str) -> dict[str, str]:
+    """The script of the file of this name beside the templates.
 
     Returns:
         text: ASCII, without the end tag of a script.
         hash: what a content security policy names it by, so that the page runs this script and no other.
     """
-    text = "".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
+    text = (_TEMPLATES / name).read_text(encoding="ascii")
     return {"text": text, "hash": f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"}
 
 
@@ -42,7 +42,7 @@ _CONTROLS = {c: "\N{REPLACEMENT CHARACTER}" for c in [*range(9), 11, 12, *range(
 """Control characters, which HTML forbids, and what stands in for them."""
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A text as a page shows it, for data that a script shows: as `render` writes it, but for the escaping."""
     return text.translate(_CONTROLS).encode("utf-8", "backslashreplace").decode()
 

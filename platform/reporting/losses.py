@@ -12,13 +12,6 @@ LOST = ("missed", "spurious", "confused")
 """How points are lost, see `models.metrics.Losses`; in the order of the columns and bars."""
 
 
-class Bound(NamedTuple):
-    """An upper bound: a run that trained the same network on the ground truth, and its scores of segmentation."""
-
-    run: str
-    scores: Sequence[Score]
-
-
 class Step(NamedTuple):
     """A score as a step of the pipeline.
 
@@ -28,7 +21,6 @@ class Step(NamedTuple):
         miou: percent.
         lost: means over the labels by LOST, percent; with `miou` they sum to 100.
         gain: points of mIoU above the step before; None where that is of other images.
-        run: the run of the upper bound; None for the run's own steps.
         figures: headings of the figures of a label.
         labels: each label's figures, percent, background first; None for what the label or the score does not have.
     """
@@ -39,27 +31,18 @@ class Step(NamedTuple):
     miou: float
     lost: list[float]
     gain: float | None
-    run: str | None
     figures: list[str]
     labels: list[tuple[str, list[float | None]]]
 
 
-def steps(scores: Sequence[Score], bound: Bound | None) -> list[Step]:
-    """The steps of a run in their order, without baselines, and those of the upper bound behind them."""
-    runs = [(None, scores), *([(bound.run, bound.scores)] if bound else [])]
-    out: list[Step] = []
-    for run, of_run in runs:
-        before: Score | None = None
-        for score in of_run:
-            if score.what == "baseline" or not np.any(score.confusion):
-                continue
-            alike = before is not None and (before.split, before.images) == (score.split, score.images)
-            out.append(_step(score, run, score.miou - before.miou if before and alike else None))
-            before = score
-    return out
+def steps(scores: Sequence[Score]) -> list[Step]:
+    """The steps of a run in their order, without baselines."""
+    scored = [score for score in scores if score.what != "baseline" and np.any(score.confusion)]
+    return [_step(score, before) for before, score in zip([None, *scored], scored, strict=False)]
 
 
-def _step(score: Score, run: str | None, gain: float | None) -> Step:
+def _step(score: Score, before: Score | None) -> Step:
+    alike = before is not None and (before.split, before.images) == (score.split, score.images)
     lost = losses(np.array(score.confusion))
     rows: list[tuple[str, list[float | None]]] = []
     for label, name in enumerate(score.iou):
@@ -67,7 +50,13 @@ def _step(score: Score, run: str | None, gain: float | None) -> Step:
         further = [of.get(name) for of in score.figures.values()]
         of_label = [None if np.isnan(part[label]) else float(part[label]) for part in lost]
         rows.append((name, [score.iou[name], boundary, *further, *of_label]))
-    title = score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}"
-    images = f"{score.split}, {grouped(score.images)} images"
-    figures = ["IoU", "boundary IoU", *score.figures, *LOST]
-    return Step(score.what, title, images, score.miou, [mean(part) for part in lost], gain, run, figures, rows)
+    return Step(
+        what=score.what,
+        name=score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}",
+        images=f"{score.split}, {grouped(score.images)} images",
+        miou=score.miou,
+        lost=[mean(part) for part in lost],
+        gain=score.miou - before.miou if before and alike else None,
+        figures=["IoU", "boundary IoU", *score.figures, *LOST],
+        labels=rows,
+    )

@@ -133,8 +133,7 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
             points = np.array([step.lost[number] for step in steps])
             axes.barh(rows, points, 0.62, left=start, color=f"C{3 + number}", label=name)
             start = start + points
-        images = [f"{step.images}, bound {step.run}" if step.run else step.images for step in steps]
-        _name_rows(axes, theme, [f"{short(s.name, 34)}\n{short(of, 40)}" for s, of in zip(steps, images, strict=True)])
+        _name_rows(axes, theme, [f"{short(step.name, 34)}\n{short(step.images, 40)}" for step in steps])
         axes.set_xlabel("mIoU, and points lost")
         figure.legend(loc="outside upper left", ncols=3)
 

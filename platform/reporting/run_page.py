@@ -19,9 +19,8 @@ from typing import Any, TypeAlias, Union
 
 import numpy as np
 
-from mcis.platform.reporting.explorer import Explorer, explorer_data
-from mcis.platform.reporting.html import render, script
-from mcis.platform.reporting.losses import LOST, Bound, steps
+from mcis.platform.reporting.html import printable, render, script
+from mcis.platform.reporting.losses import LOST, steps
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, Steps, cells, labels, legend
 from mcis.platform.reporting.plots import (
     MOST_BARS,
@@ -68,8 +67,7 @@ class ReportData:
         curves: mIoU of localization maps over thresholds, by label.
         environment: versions and machine, by name.
         attention: how some localization maps were made.
-        explorer: images whose maps a reader can set against thresholds; None where there are none.
-        bound: what the same network reaches that was trained on the ground truth; None where no run has it.
+        explorer: images whose maps a reader can set against thresholds (`explorer_data`); None where there are none.
     """
 
     name: str
@@ -90,8 +88,7 @@ class ReportData:
     environment: Mapping[str, str]
     panels: Sequence[Panel]
     attention: Sequence[Steps] = ()
-    explorer: Explorer | None = None
-    bound: Bound | None = None
+    explorer: Mapping[str, Any] | None = None
 
 
 def write_report(data: ReportData, folder: RunFolder) -> Path:
@@ -117,7 +114,7 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
 
 def _view(data: ReportData) -> dict[str, Any]:
     """The template's variables; its plots are by the name of their file."""
-    explorer, meanings = _explorer_view(data), [score.meaning() for score in data.scores]
+    meanings = [score.meaning() for score in data.scores]
     same = same_origin(meanings)
     groups = [
         (what, title, [(s, meaning) for s, meaning in zip(data.scores, meanings, strict=True) if s.what == what])
@@ -131,7 +128,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         names = order if len(order) <= MOST_BARS else order[: MOST_BARS // 2] + order[-MOST_BARS // 2 :]
         bars = [Bars(of["title"], of["score"].iou, of["score"].miou, STAGE_COLORS[of["what"]]) for of in shown]
         plots["iou"] = iou_chart(names, bars)
-    lost = steps(data.scores, data.bound)
+    lost = steps(data.scores)
     if lost:
         plots["losses"] = loss_chart(lost)
     if swept := {name: curve for name, curve in data.curves.items() if curve.thresholds}:
@@ -152,8 +149,8 @@ def _view(data: ReportData) -> dict[str, Any]:
         "plots": plots,
         "splits": _gallery_by_split(data.panels, data.classes, data.explorer),
         "labels_shown": legend(data.panels, data.classes),
-        "explorer": explorer,
-        "script": script("explorer_numbers.js", "explorer.js"),
+        "explorer": data.explorer,
+        "script": script("explorer.js"),
         "score_groups": [group for group in groups if group[2]],
         "headings": headings_of(meanings, but=same),
         "same_origin": same,
@@ -210,33 +207,19 @@ def _iou_order(scores: Sequence[Score]) -> list[str]:
     return sorted(dict.fromkeys(name for score in scores for name in score.iou), key=rank, reverse=True)
 
 
-def _explorer_view(data: ReportData) -> dict[str, Any] | None:
-    """What the page embeds for its script, with the curve of its maps; None where that is no image."""
-    if data.explorer is None:
-        return None
-    scores = [score for score in data.scores if score.what == "localization_maps"]
-    score = next((score for score in scores if score.related == data.explorer.related), None)
-    curve: dict[str, Any] | None = None
-    if score and score.threshold is not None and score.name in data.curves and _is_number(score.miou):
-        mious = [miou if _is_number(miou) else None for miou in data.curves[score.name].mious]
-        curve = {"name": score.name, "split": score.split, "images": score.images, "mious": mious}
-        curve |= {"threshold": score.threshold, "miou": score.miou}
-    return explorer_data(data.explorer, data.classes, curve, data.attention)
-
-
 def _gallery_by_split(
-    panels: Sequence[Panel], classes: Sequence[str], explorer: Explorer | None
+    panels: Sequence[Panel], classes: Sequence[str], explorer: Mapping[str, Any] | None
 ) -> list[dict[str, Any]]:
     """Panels by split, with the columns that any of the split's has; the explorer's images can be tried out."""
     label_of, splits = labels(classes), []
-    explored = [image.image_id for image in explorer.images] if explorer else []
+    explored = [image["id"] for image in explorer["images"]] if explorer else []
     for split in dict.fromkeys(panel.split for panel in panels):
         members = [(panel, cells(panel, classes, CELL_HEIGHT)) for panel in panels if panel.split == split]
         columns = [column for column in COLUMNS if any(column in row for _, row in members)]
         shown = [
             {
                 "id": panel.image_id,
-                "explore": explored.index(panel.image_id) if panel.image_id in explored and panel.maps else None,
+                "explore": explored.index(name) if (name := printable(panel.image_id)) in explored else None,
                 "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
                 "cells": [(column, row.get(column)) for column in columns],
             }

@@ -11,8 +11,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.reporting.attention import attention_steps
-from mcis.platform.reporting.bound import upper_bound
-from mcis.platform.reporting.explorer import explorer_of_run
+from mcis.platform.reporting.explorer import explorer_data
 from mcis.platform.reporting.gallery import panels_of_run
 from mcis.platform.reporting.plots import TrainingLog, log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
@@ -76,8 +75,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         )
     evaluated = context.inputs.get("evaluate")
     scores = read_scores(evaluated / SCORES) if evaluated else []
-    curves = read_json(evaluated / CURVES) if evaluated else {}
-    bound, left_out = upper_bound(context.workspace, context.name, scores)
+    curves = {name: Curve(*points) for name, points in (read_json(evaluated / CURVES) if evaluated else {}).items()}
     panels = panels_of_run(config, context)
     with_maps = [panel for panel in panels if panel.split == "train" and panel.kept]
     relations = relations_of_run(config, context) if with_maps else None
@@ -92,17 +90,18 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         scores=scores,
         counts={stage: result.counts for stage, result in results.items() if result.counts},
         rejected=len(rejects),
-        notes=notes + left_out,
+        notes=notes,
         seconds={stage: round(seconds, 2) for stage, seconds in context.seconds.items()},
         computed={**context.computed, "report": True},
         training=training,
-        curves={name: Curve(*points) for name, points in curves.items()},
+        curves=curves,
         config=[(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(config.compute.device),
         panels=panels,
         attention=attention,
-        explorer=explorer_of_run(config, panels, relations),
-        bound=bound,
+        explorer=explorer_data(
+            config, context.classes, panels, relations, scores=scores, curves=curves, attention=attention
+        ),
     )
 
 

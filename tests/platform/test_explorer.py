@@ -19,14 +19,15 @@ from PIL import Image
 from mcis.datasets.classes import IGNORE
 from mcis.models.counts import Counts, add_counts, map_counts
 from mcis.models.grids import Grid, Grids
-from mcis.models.localization import SCALES, score_maps
+from mcis.models.localization import score_maps
 from mcis.models.metrics import iou, mean, sweep
 from mcis.platform import pipeline
+from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.outputs.tables import ImageMaps
-from mcis.platform.reporting.explorer import Explorer, Related
-from mcis.platform.reporting.panels import Panel, Tile, labels
+from mcis.platform.reporting.explorer import explorer_data
+from mcis.platform.reporting.panels import Panel, labels
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Curve, Score
@@ -40,7 +41,6 @@ HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\x00\udcff<!--<script>"
 SHOWN = "</script><img src=x onerror=alert(1)>\u2028\N{REPLACEMENT CHARACTER}\\udcff<!--<script>"
 BINS = 32
 MANY = ("localize.related=2", f"evaluate.thresholds={BINS}", "report.panels=8")
-RELATED = Tile("other", Image.new("RGB", (30, 20), "red"))
 
 
 def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth: bool = True) -> Panel:
@@ -76,14 +76,14 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
         tags = tuple(classes[k] for k in kept(image).classes)
         maps = tuple((name, np.ones((40, 57), np.float32)) for name in tags)
         panels.append(replace(image, tags=tags, maps=maps))
-    related = {image.image_id: [Related(int(kept(image).classes[0]), 2, (RELATED,))] for image in images}
+    curves = {"R = 3": Curve([i / BINS for i in range(BINS)], mious)}
+    settings = [f"maps.scale={scale}", f"evaluate.thresholds={BINS}", "localize.related=3"]
+    config = resolve("voc", "small", assignments=settings).config
     data = ReportData(
         name="drawn", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00", git=None, classes=classes,
         scores=[score], counts={}, rejected=0, notes=[], seconds={}, computed={}, training={},
-        curves={"R = 3": Curve([i / BINS for i in range(BINS)], mious)}, config=[], environment={}, panels=panels,
-        explorer=Explorer(
-            images=panels, related_images=related, scale=scale, bins=BINS, threshold=0.3, related=3
-        ),
+        curves=curves, config=[], environment={}, panels=panels,
+        explorer=explorer_data(config, classes, panels, None, scores=[score], curves=curves, attention=[]),
     )  # fmt: skip
     return write_report(data, RunFolder(folder))
 
@@ -195,11 +195,10 @@ def requested(browser: "Chrome") -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scale", SCALES)
-def test_masks_and_iou_of_every_scale_are_the_programs(browser: "Chrome", tmp_path: Path, scale: str) -> None:
+def test_masks_and_iou_are_the_programs(browser: "Chrome", tmp_path: Path) -> None:
     smaller = replace(image_of("b", 1, tags=(1,)), full_size=(400, 570))
     images = [image_of("a", 0), smaller, image_of("c", 2, tags=(2, 0, 1), truth=False)]
-    page = page_of(tmp_path, images, scale)
+    page = page_of(tmp_path, images, "logarithm")
     opened(browser, page)
     assert text(browser, "at") == f"{9 / BINS:.3g}"
     for number, image in enumerate(images):
@@ -207,14 +206,14 @@ def test_masks_and_iou_of_every_scale_are_the_programs(browser: "Chrome", tmp_pa
         size = "the image has 570 × 400, at which the run is scored" if image is smaller else "the image's own size"
         assert text(browser, "size").startswith("Computed at 57 × 40 pixels")
         assert size in text(browser, "size")
-        masks = list(expected_masks(image, scale, BINS))
+        masks = list(expected_masks(image, "logarithm", BINS))
         for threshold in (0, 9, 17, 18, BINS - 1):
             move(browser, threshold)
             assert text(browser, "at") == f"{threshold / BINS:.3g}"
             assert text(browser, "split") == ("\u2013" if not threshold else f"{40 - abs(9 - threshold):.1f}")
             for canvas in ("#explore-canvas", f"#explore-shelf li:nth-child({number + 1}) canvas"):
                 np.testing.assert_array_equal(mask_shown(browser, canvas, CLASSES), masks[threshold])
-            shown = "\u2013" if image.truth is None else f"{mious(image, scale, BINS, 3)[threshold]:.1f}"
+            shown = "\u2013" if image.truth is None else f"{mious(image, 'logarithm', BINS, 3)[threshold]:.1f}"
             assert text(browser, "miou") == shown
     assert browser.get_log("browser") == []
     assert requested(browser) == [page.as_uri()]
@@ -238,7 +237,8 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
         x, y = map(int, str(browser.find_element("id", "explore-tip").get_attribute("data-at")).split(","))
         truth = "ignored" if known[y, x] == IGNORE else told[known[y, x]]
         lines = ["mask" + told[mask[y, x]], "truth" + truth]
-        lines += [f"{told[k + 1]}{scores[n, y, x]:.2f}" for n, k in enumerate(kept(image).classes)]
+        reached = np.minimum(scores[:, y, x].astype(np.float64) * BINS, BINS - 1).astype(int) / BINS
+        lines += [f"{told[k + 1]}{threshold:.3g}" for k, threshold in zip(kept(image).classes, reached, strict=True)]
         assert text(browser, "tip") == "".join(lines)
         return x, y
 

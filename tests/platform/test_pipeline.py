@@ -179,8 +179,6 @@ def test_full_supervision_trains_on_the_truth_and_every_score_says_so(small: Any
     assert "ground truth" in full.scores[0].meaning().values()
     assert all(score.trained_on is None for score in small.first.scores)
     assert "trained on ground-truth masks" in full.context.folder.report.read_text()
-    small.run("first")
-    assert "upper bound, run <b>bound</b> on ground truth" in small.first.context.folder.report.read_text()
     masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
     for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
         if row["split"] == "train":

@@ -58,7 +58,7 @@ def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
     [
         iou_chart(["circle", "square", "star"], [BARS._replace(color=0), BARS]),
         threshold_chart({"R = 3": Curve([0.1, 0.2], [40.0, 42.0])}),
-        loss_chart([Step("pseudo_masks", "masks", "train, 6 images", 40.0, [30.0, 20.0, 10.0], None, None, [], [])]),
+        loss_chart([Step("pseudo_masks", "masks", "train, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])]),
         training_chart(training()),
     ],
     ids=["iou", "thresholds", "losses", "training"],
@@ -73,8 +73,8 @@ def test_plots_are_drawn_twice_as_dense_for_a_light_and_a_dark_page(plot: Plot) 
 
 
 def test_bars_of_losses_are_stacked_to_a_hundred() -> None:
-    step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, None, [], [])
-    shown = pixels(loss_chart([step, step._replace(run="bound")]).light)
+    step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])
+    shown = pixels(loss_chart([step, step]).light)
     colors = [ImageColor.getrgb(color) for color in (THEMES["light"].series[1], *THEMES["light"].series[3:6])]
     widths = np.array([(shown == color).all(axis=2).sum(axis=1).max() for color in colors])
     np.testing.assert_allclose(widths / widths.sum(), [0.4, 0.3, 0.2, 0.1], atol=0.01)

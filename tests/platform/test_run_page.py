@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mcis.platform.reporting.losses import Bound
 from mcis.platform.reporting.panels import Panel, Steps, Tile
 from mcis.platform.reporting.plots import log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
@@ -141,7 +140,7 @@ def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Any) -
     ]
 
 
-def test_losses_are_told_for_each_step_beside_the_bound(tmp_path: Path, parsed: Parsed) -> None:
+def test_losses_are_told_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
     """Pixels of a square taken for background, of background for a square, and of a star for a square."""
     confusion = ((80, 0, 10, 0), (0, 0, 0, 0), (5, 0, 45, 0), (0, 0, 20, 30))
     hits = {"background": 80 / 95, "square": 45 / 80, "star": 30 / 50}
@@ -155,8 +154,7 @@ def test_losses_are_told_for_each_step_beside_the_bound(tmp_path: Path, parsed: 
         score("baseline", 50.0, name="a random tag", split="train", images=480, **figures | edges),
         score("segmentation", miou, name="plain", **figures | edges),
     ]
-    bound = Bound("upper", [score("segmentation", miou, name="plain", trained_on="ground truth", **figures | edges)])
-    page = parsed(write_report(bare(scores=scores, bound=bound), RunFolder(tmp_path)))
+    page = parsed(write_report(bare(scores=scores), RunFolder(tmp_path)))
     rows = page.rows["losses"]
     starts = [number for number, row in enumerate(rows) if row[0] == "label"]
     shares = ((5 / 95, 5 / 80), (10 / 95, 10 / 80), (1 / 4, 2 / 5))  # of the unions of background, square and star
@@ -166,9 +164,8 @@ def test_losses_are_told_for_each_step_beside_the_bound(tmp_path: Path, parsed: 
         ["localization maps, R = 3", "train, 480 images", f"{miou - 5:.1f}", "–", *lost],
         ["pseudo masks", "train, 480 images", figure, "5.0", *lost],
         ["segmentation, plain", "val, 6 images", figure, "–", *lost],
-        ["segmentation, plain", "val, 6 images; upper bound, run upper on ground truth", figure, "–", *lost],
     ]
-    assert len(starts) == 4
+    assert len(starts) == 3
     assert rows[starts[1] + 3] == ["square", "56.2", "56.2", "56.2", "56.2", "6.2", "12.5", "25.0"]
     assert rows[starts[0] + 2] == ["circle", *["–"] * 7]
     assert (tmp_path / "pictures" / "losses.png").exists()

@@ -1,12 +1,55 @@
 // The explorer of a run's page: localization maps against a threshold that the reader moves.
 //
 // It reads the JSON of #explore-data (explorer.py writes it) and fills the section #explore, which the page hides
-// without it. Text from outside enters as textContent alone; the page's policy forbids everything else. Its numbers are
-// those of explorer_numbers.js, which comes before it in the page.
+// without it. Text from outside enters as textContent alone; the page's policy forbids everything else. Scores come as
+// the numbers of the thresholds that they reach, so that masks and IoU are those of the program.
+"use strict";
 (() => {
+  const IGNORE = 255;
   const find = (name) => document.getElementById(`explore-${name}`);
   const data = JSON.parse(find("data").textContent);
   const state = { image: null, threshold: data.start, view: "mask", settled: false };
+
+  // ---- numbers
+
+  async function unpacked(text, Type) {
+    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
+    return new Type(await new Response(stream).arrayBuffer());
+  }
+
+  /** Decodes an image's arrays: the threshold that each map reaches at each pixel, the strongest's label, the truth. */
+  async function decode(image) {
+    const maps = await unpacked(image.maps, Uint16Array);
+    const size = image.height * image.width;
+    image.reached = image.labels.map((_, number) => maps.subarray(number * size, (number + 1) * size));
+    image.highest = image.reached[0].map((_, pixel) => Math.max(...image.reached.map((map) => map[pixel])));
+    image.strongest = await unpacked(image.strongest, Uint8Array);
+    image.known = image.truth && (await unpacked(image.truth, Uint8Array));
+  }
+
+  const maskOf = (image) => image.strongest.map((label, pixel) => (image.highest[pixel] >= state.threshold ? label : 0));
+
+  /** Of each label in truth or mask its IoU in percent; null without a truth. */
+  function ious(image) {
+    if (!image.known) return null;
+    const [both, truth, predicted] = [0, 0, 0].map(() => new Uint32Array(256));
+    image.known.forEach((label, pixel) => {
+      if (label === IGNORE) return;
+      truth[label]++;
+      predicted[image.mask[pixel]]++;
+      if (label === image.mask[pixel]) both[label]++;
+    });
+    const found = new Map();
+    for (let label = 0; label < IGNORE; label++) {
+      const union = truth[label] + predicted[label] - both[label];
+      if (union) found.set(label, (100 * both[label]) / union);
+    }
+    return found;
+  }
+
+  const meanOf = (found) => (found && found.size ? [...found.values()].reduce((a, b) => a + b) / found.size : null);
+  const inPercent = (value) => (value === null || value === undefined ? "\u2013" : value.toFixed(1));
 
   // ---- drawing
 
@@ -69,7 +112,7 @@
   function paintMap(canvas, image, number) {
     const color = colorOf(image.labels[number]);
     const bright = color.map((value) => Math.min(255, (value * 255) / Math.max(...color, 1)));
-    paint(canvas, image, (pixel) => packed(bright, Math.round(235 * image.scores[number][pixel])));
+    paint(canvas, image, (pixel) => packed(bright, Math.round((235 * image.reached[number][pixel]) / data.thresholds.length)));
   }
 
   function draw() {
@@ -77,14 +120,14 @@
     const { image } = state;
     find("at").value = data.thresholds[state.threshold];
     for (const other of data.images) {
-      if (!other.scores) continue;
-      other.mask = maskOf(other, state.threshold);
-      other.ious = ious(other, other.mask);
+      if (!other.highest) continue;
+      other.mask = maskOf(other);
+      other.ious = ious(other);
       paintMask(other.canvas, other, other.mask);
       other.figure.textContent = other.known ? `mIoU ${inPercent(meanOf(other.ious))}` : "no truth";
     }
     drawCurve();
-    if (!image || !image.scores) return;
+    if (!image || !image.highest) return;
     const canvas = find("canvas");
     find("stage").classList.toggle("faded", state.view.startsWith("map"));
     if (state.view === "mask") paintMask(canvas, image, image.mask);
@@ -152,7 +195,7 @@
     const pixel = y * image.width + x;
     const lines = [line("mask", named(image.mask[pixel]))];
     if (image.known) lines.push(line("truth", named(image.known[pixel])));
-    image.labels.forEach((label, number) => lines.push(line(named(label), image.scores[number][pixel].toFixed(2))));
+    image.labels.forEach((label, number) => lines.push(line(named(label), data.thresholds[image.reached[number][pixel]])));
     const tip = find("tip");
     tip.replaceChildren(...lines);
     tip.dataset.at = `${x},${y}`;
@@ -303,7 +346,7 @@
     watch(find("canvas"), () => state.image);
     watchKeys(find("canvas"));
     for (const image of data.images) {
-      await decoded(image, data);
+      await decode(image);
       if (!state.image) choose(image);
     }
     state.settled = true;
