@@ -147,7 +147,7 @@ def show_index(
 ) -> None:
     """An index in figures: images by class, domain and split, rejects by kind of reason, copies; notes last."""
     facts = index_facts(index, rejects, classes)
-    columns = (*(facts.names() if len(facts.groups) > 1 else []), "all")
+    columns = (*(facts.groups if len(facts.groups) > 1 else []), "all")
     names = ("every image", *classes, "without a tag")
     counts = (facts.images, *facts.per_class, facts.untagged)
     rows = [(name, *(n if len(n) > 1 else []), n.sum()) for name, n in zip(names, counts, strict=True)]

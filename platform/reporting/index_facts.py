@@ -5,7 +5,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,15 +14,8 @@ from scipy import sparse
 
 from mcis.datasets.tables.large_tables import hashes, whole
 
-_DOMAINS, _SPLITS = ("target", "source", "web"), ("train", "val", "test")
-"""The order of groups; other names come after these."""
-
-
-class Group(NamedTuple):
-    """Images of one domain and split."""
-
-    domain: str
-    split: str
+_ORDER = ("target", "source", "web", "train", "val", "test")
+"""Of the words in the names of groups; others come after these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +23,8 @@ class IndexFacts:
     """Figures of an index of N images, K classes and G groups; a group is the images of one domain and split.
 
     Attributes:
-        groups: those that have an image: target before source before web, train before val before test.
+        groups: those that have an image, called by domain and split, or by the split alone where all are of one domain:
+            target before source before web, train before val before test.
         images, untagged: (G,) all images, and those without a tag.
         per_class: (K, G) images with the class.
         together: (K, K) images that have both classes; on the diagonal, those that have the class.
@@ -39,18 +32,13 @@ class IndexFacts:
         repeats: images whose content, by its SHA-256, an earlier row of the index has.
     """
 
-    groups: tuple[Group, ...]
+    groups: tuple[str, ...]
     images: NDArray[np.int64]
     untagged: NDArray[np.int64]
     per_class: NDArray[np.int64]
     together: NDArray[np.int64]
     reject_kinds: dict[str, int]
     repeats: int
-
-    def names(self) -> list[str]:
-        """The names of the groups: domain and split, or the split alone where all are of one domain."""
-        one = len({group.domain for group in self.groups}) == 1
-        return [group.split if one else " ".join(group) for group in self.groups]
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
@@ -79,27 +67,20 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     )
 
 
-def codes_of(column: pa.ChunkedArray) -> tuple[NDArray[np.int64], list[Any]]:
-    """Each value's position in the list of distinct values, and that list."""
-    encoded = whole(column).dictionary_encode()
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), encoded.dictionary.to_pylist()
-
-
-def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[Group, ...]]:
+def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The group of each image, (N,), and the groups in their order."""
-    domain, domains = codes_of(index["domain"])
-    split, splits = codes_of(index["split"])
-    code = domain * len(splits) + split
-    group_of = {n: Group(domains[n // len(splits)], splits[n % len(splits)]) for n in np.unique(code).tolist()}
+    named = whole(index["split"])
+    if len(index["domain"].unique()) > 1:
+        named = pc.binary_join_element_wise(whole(index["domain"]), named, " ")
+    encoded = named.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
 
-    def rank(n: int) -> list[tuple[int, str]]:
-        orders = zip((_DOMAINS, _SPLITS), group_of[n], strict=True)
-        return [(order.index(name) if name in order else len(order), name) for order, name in orders]
+    def rank(name: str) -> list[tuple[int, str]]:
+        return [(_ORDER.index(word) if word in _ORDER else len(_ORDER), word) for word in name.split(" ")]
 
-    ordered = sorted(group_of, key=rank)
-    place = np.zeros(len(domains) * len(splits), np.int64)
-    place[ordered] = np.arange(len(ordered))
-    return place[code], tuple(group_of[n] for n in ordered)
+    ordered = sorted(names, key=rank)
+    place = np.array([ordered.index(name) for name in names], np.int64)
+    return place[encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)], tuple(ordered)
 
 
 def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:

@@ -22,7 +22,7 @@ from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.index_facts import flat_tags, index_facts
 from mcis.platform.reporting.panels import labels
-from mcis.platform.reporting.plots import THEMES, together_chart
+from mcis.platform.reporting.plots import THEMES
 
 _MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
 """Rows of the list of rejects and contents of that of copies; kinds of reasons; pairs of classes."""
@@ -50,19 +50,17 @@ def browse_page(
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
-    pairs = _strongest(facts.together)
     width, height = (np.maximum(whole(index[name]).to_numpy(zero_copy_only=False), 1) for name in ("width", "height"))
     totals = facts.per_class.sum(axis=1)
     view = {
         "title": title,
         "facts": facts,
-        "groups": facts.names(),
+        "groups": facts.groups,
         "rejected": len(rejects),
         "notes": notes,
         "classes": [label_of[k + 1] for k in range(len(classes))],
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
-        "together": together_chart(facts.together, classes) if pairs else None,
-        "strongest": pairs,
+        "strongest": _strongest(facts.together),
         "quantiles": _QUANTILES,
         "size_rows": _size_rows(width, height) if len(index) else [],
         "pictures": _choose_pictures(index, classes),

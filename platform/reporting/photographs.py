@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,16 +17,9 @@ from mcis.platform.reporting.panels import overlay_picture
 from mcis.platform.runs.progress import bar
 
 
-class Rejected(NamedTuple):
-    """A file that gives no photograph, and why."""
-
-    uri: str
-    reason: str
-
-
 def predict_photographs(
     predictor: Predictor, photographs: Sequence[Photograph], out: Path, tags: Mapping[str, Sequence[int]]
-) -> list[Rejected]:
+) -> list[tuple[str, str]]:
     """Writes what is predicted of photographs below `out`; what lies there under the same names is replaced.
 
         masks/<name>.png      palette PNG at the photograph's size
@@ -39,9 +32,9 @@ def predict_photographs(
         tags: by URI the class indices, from 0, of what is in a photograph, where they are known.
 
     Returns:
-        What is in rejects.csv.
+        What is in rejects.csv: a file and why it gives no photograph.
     """
-    rejected: list[Rejected] = []
+    rejected: list[tuple[str, str]] = []
     rows: list[list[Any]] = []
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
@@ -70,7 +63,7 @@ def predict_photographs(
 def _read(
     predictor: Predictor,
     photographs: Iterable[Photograph],
-    rejected: list[Rejected],
+    rejected: list[tuple[str, str]],
     tags: Mapping[str, Sequence[int]],
 ) -> Iterator[Photo[tuple[Photograph, NDArray[np.uint8]]]]:
     """The photographs that can be read, each with its overlay's image and as it is predicted; others are rejected."""
@@ -79,6 +72,6 @@ def _read(
             picture = predictor.read(photograph.uri)
             shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=MOST_SIDE)
         except RejectedImage as error:
-            rejected.append(Rejected(photograph.uri, error.reason))
+            rejected.append((photograph.uri, error.reason))
             continue
         yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))
