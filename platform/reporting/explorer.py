@@ -23,7 +23,7 @@ from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.relations import MapRelations
 from mcis.platform.reporting.html import data_uri, printable
-from mcis.platform.reporting.panels import Panel, Steps, labels
+from mcis.platform.reporting.panels import Panel, labels
 from mcis.platform.runs.scores import Curve, Score
 
 SIDE = 512
@@ -42,7 +42,6 @@ def explorer_data(
     *,
     scores: Sequence[Score],
     curves: Mapping[str, Curve],
-    attention: Sequence[Steps],
 ) -> dict[str, Any] | None:
     """What the script of the page reads of a run whose maps can be set against thresholds, or None.
 
@@ -53,7 +52,6 @@ def explorer_data(
         panels: of the gallery; the first ones that have maps are explored.
         relations: what the maps were made of; None for maps of a single round.
         scores, curves: of the run; the curve of these maps is shown beside.
-        attention: the steps of maps that the page shows; an image names its own by their positions.
     """
     explored = [panel for panel in panels if panel.split == "train" and panel.kept][:_MOST_IMAGES]
     if not explored:
@@ -63,8 +61,7 @@ def explorer_data(
     images = []
     for panel in explored:
         related = _related(relations, row_of[panel.image_id]) if relations else ()
-        steps = [number for number, of in enumerate(attention) if of.image_id == panel.image_id]
-        images.append(_image_data(panel, config.maps.scale, bins) | {"related": list(related), "steps": steps})
+        images.append(_image_data(panel, config.maps.scale, bins) | {"related": list(related)})
     start = curve["threshold"] if curve else config.pseudo_masks.threshold
     return {
         "labels": {

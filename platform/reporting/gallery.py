@@ -31,17 +31,13 @@ def panels_of_run(config: Config, context: RunContext) -> list[Panel]:
     counts = {"train": config.report.panels - half, second: half} if second != "train" else {"train": 2 * half}
     panels = []
     for split, count in counts.items():
-        rows = spread_rows(context, split, count, tagged=split == "train")
+        tagged = split == "train"
+        found = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
+        spread = np.linspace(0, found - 1, min(count, found)).astype(np.int64)  # no other rows are in memory
+        rows = split_rows(context, split, tagged=tagged, only=spread)
         predictions = _predictions(config, context, rows, split)
         panels += _panels(context, rows, split, predictions, max_side=config.data.max_side)
     return panels
-
-
-def spread_rows(context: RunContext, split: str, count: int, *, tagged: bool) -> pa.Table:
-    """`count` rows of the index of a split, or all if there are fewer, spread evenly; no others are in memory."""
-    rows = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
-    only = np.linspace(0, rows - 1, min(count, rows)).astype(np.int64)
-    return split_rows(context, split, tagged=tagged, only=only)
 
 
 def _panels(

@@ -70,21 +70,6 @@ class Cell(NamedTuple):
     """A mask is of flat colors, which PNG packs small and exact; others are ten times smaller as JPEG."""
 
 
-class Tile(NamedTuple):
-    """A step of a localization map: its title and its picture."""
-
-    title: str
-    picture: Image.Image
-
-
-class Steps(NamedTuple):
-    """How a localization map was made: image, class, and a tile per step, all of one height."""
-
-    image_id: str
-    name: str
-    tiles: tuple[Tile, ...]
-
-
 class Label(NamedTuple):
     """What a label of a mask is called, and its color as #rrggbb."""
 
@@ -144,15 +129,6 @@ def labels(classes: Sequence[str]) -> dict[int, Label]:
     colors[IGNORE] = _IGNORE_STRIPES[0]
     names = {BACKGROUND: "background", IGNORE: "ignored"} | dict(enumerate(classes, 1))
     return {label: Label(name, f"#{colors[label].tobytes().hex()}") for label, name in names.items()}
-
-
-def drawable(text: str) -> str:
-    """Text from outside as one line that font renderers take: no line breaks, control characters, lone surrogates.
-
-    Of a text longer than any line, the first 400 characters.
-    """
-    text = text[:400].encode("utf-8", "backslashreplace").decode()
-    return "".join(c if c.isprintable() else " " for c in text)
 
 
 def _mask_picture(mask: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image:

@@ -1,4 +1,4 @@
-"""Plots of the pages: IoU per class, losses, thresholds, trainings, an index, the gallery; for light and dark pages."""
+"""Plots of the pages: IoU per class, losses, thresholds, trainings, the gallery; for light and dark pages."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -9,13 +9,12 @@ import numpy as np
 from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from mcis.platform.reporting.losses import LOST, Step
-from mcis.platform.reporting.panels import COLUMNS, Panel, cells, drawable, legend
+from mcis.platform.reporting.panels import COLUMNS, Panel, cells, legend
 from mcis.platform.runs.scores import Curve, Scored
 
 STAGE_TITLES: dict[Scored, str] = {
@@ -54,8 +53,6 @@ _NO_TERMS = ("step", "epoch", "loss", "val_map", "train_map", "learning_rate", "
 """Columns of a step log that are no terms of the loss."""
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
-_MOST_NAMED = 40
-"""Classes up to which a heat map names each."""
 _ROW = 160
 """CSS pixels of a row of the gallery."""
 _PIXEL = 1 / 96
@@ -148,7 +145,8 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
         axes.grid()
         for i, (label, curve) in enumerate(curves.items()):
             color, text = f"C{i}", short(label, 40)
-            if best := best_point(curve):
+            known = [(threshold, miou) for threshold, miou in zip(*curve, strict=True) if math.isfinite(miou)]
+            if best := max(known, key=lambda point: point[1], default=None):
                 axes.axvline(best[0], color=color, linewidth=0.8, alpha=0.5)
                 axes.plot(*best, "o", color=color, markersize=8, markeredgecolor=theme.paper, zorder=3)
                 text += f": best {best[1]:.1f} at {best[0]:.3g}"
@@ -158,12 +156,6 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
         figure.legend(loc="outside lower left")
 
     return plot(480, 320 + 18 * len(curves), draw)
-
-
-def best_point(curve: Curve) -> tuple[float, float] | None:
-    """The threshold of the highest mIoU, the first of equals, and that mIoU; None where no mIoU is a number."""
-    points = [(t, miou) for t, miou in zip(*curve, strict=True) if math.isfinite(miou)]
-    return max(points, key=lambda point: point[1], default=None)
 
 
 def training_chart(log: TrainingLog) -> Plot:
@@ -199,30 +191,6 @@ def training_chart(log: TrainingLog) -> Plot:
         figure.legend(loc="outside lower left", ncols=4)
 
     return plot(480, 480 + 90 * (len(charts) - 3), draw)
-
-
-def together_chart(together: NDArray[np.int64], classes: Sequence[str]) -> Plot:
-    """Of the images with a row's class, the share in percent that has the column's, as a heat map of (K, K) cells.
-
-    Args:
-        together: as `IndexFacts` has it; colors rise with the root of a share, which lifts what is rare.
-    """
-    shares = 100 * together / np.maximum(np.diagonal(together), 1)[:, None]
-    np.fill_diagonal(shares, np.nan)
-
-    def draw(figure: Figure, theme: Theme) -> None:
-        axes = figure.add_subplot()
-        colors = LinearSegmentedColormap.from_list("", [theme.line, theme.series[1]])
-        heat = axes.imshow(np.sqrt(shares), cmap=colors, vmin=0, vmax=10, interpolation="nearest")
-        if len(classes) <= _MOST_NAMED:
-            names = [short(name, 20) for name in classes]
-            axes.set_yticks(range(len(names)), names)
-            axes.set_xticks(range(len(names)), names, rotation=90)
-        bar = figure.colorbar(heat, ax=axes, ticks=np.sqrt([1, 10, 30, 100]), shrink=0.5)
-        bar.ax.set_yticklabels([f"{share} %" for share in (1, 10, 30, 100)])
-
-    side = len(classes) * int(np.clip(560 // len(classes), 3, 26)) + 140  # CSS pixels
-    return plot(side + 60, side, draw)
 
 
 def gallery(panels: Sequence[Panel], classes: Sequence[str]) -> bytes:
@@ -268,8 +236,12 @@ def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def short(text: str, limit: int) -> str:
-    """A text from outside as one line of at most `limit` characters that font renderers take."""
-    text = drawable(text)
+    """A text from outside as one line of at most `limit` characters that font renderers take.
+
+    They take no line breaks, control characters or lone surrogates.
+    """
+    text = text[:400].encode("utf-8", "backslashreplace").decode()
+    text = "".join(c if c.isprintable() else " " for c in text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from mcis.platform.reporting.html import printable, render, script
 from mcis.platform.reporting.losses import LOST, steps
-from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, Steps, cells, labels, legend
+from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import (
     MOST_BARS,
     STAGE_COLORS,
@@ -30,7 +30,6 @@ from mcis.platform.reporting.plots import (
     Bars,
     Plot,
     TrainingLog,
-    best_point,
     gallery,
     iou_chart,
     loss_chart,
@@ -62,11 +61,10 @@ class ReportData:
         counts: by stage.
         rejected: images that the index has left out, which its own page lists.
         seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
-        training: the logs of the trainings "classifier", "affinity network" and "segmenter", those that took part.
+        training: the logs of the trainings "classifier", "affinity net" and "segmenter", those that took part.
         config: each value's dotted key, the value as text, and where it comes from.
         curves: mIoU of localization maps over thresholds, by label.
         environment: versions and machine, by name.
-        attention: how some localization maps were made.
         explorer: images whose maps a reader can set against thresholds (`explorer_data`); None where there are none.
     """
 
@@ -87,7 +85,6 @@ class ReportData:
     config: Sequence[tuple[str, str, str]]
     environment: Mapping[str, str]
     panels: Sequence[Panel]
-    attention: Sequence[Steps] = ()
     explorer: Mapping[str, Any] | None = None
 
 
@@ -141,7 +138,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "tiles": tiles,
         "training": [_training_view(network, log) for network, log in data.training.items()],
         "times": [
-            (_words(stage), data.seconds.get(stage), data.computed.get(stage))
+            (stage.replace("_", " "), data.seconds.get(stage), data.computed.get(stage))
             for stage in dict.fromkeys([*data.seconds, *data.computed])
         ],
         "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
@@ -161,9 +158,8 @@ def _view(data: ReportData) -> dict[str, Any]:
         "most_bars": MOST_BARS,
         "steps": lost,
         "lost": list(LOST),
-        "curves": [(name, len(curve.thresholds), best_point(curve)) for name, curve in data.curves.items()],
         "label_of": {label.name: label for label in labels(data.classes).values()},
-        "counts": [(_words(name), list(_flat(counts))) for name, counts in data.counts.items()],
+        "counts": list(_flat(data.counts)),
         **THEMES,
     }
 
@@ -265,7 +261,3 @@ def _flat(counts: Counts, above: str = "") -> Iterator[tuple[str, float]]:
             yield from _flat(value, f"{above}{name} → ")
         else:
             yield above + name, value
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")

@@ -10,7 +10,6 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.outputs.relations import relations_of_run
-from mcis.platform.reporting.attention import attention_steps
 from mcis.platform.reporting.explorer import explorer_data
 from mcis.platform.reporting.gallery import panels_of_run
 from mcis.platform.reporting.plots import TrainingLog, log_columns
@@ -23,12 +22,8 @@ from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores,
 from mcis.platform.runs.version import environment, git_revision
 from mcis.platform.runs.workspace import Workspace
 
-_STEP_BY_STEP = 3
-"""Images of the gallery whose maps are shown step by step."""
 _TRAININGS = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
 """By stage: section of the network that it trains, by which MLflow knows its curves."""
-_TITLES = {"affinity_net": "affinity network"}
-"""Networks that the page has another name for."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -42,7 +37,7 @@ def inputs(config: Config, context: RunContext) -> None:
 def run(config: Config, context: RunContext) -> StageResult:
     """Writes the run's report and scores and hands them to MLflow; works after any stage."""
     records = _training_records(context)
-    logs = {_TITLES.get(network, network): log_columns(rows) for network, rows in records.items()}
+    logs = {network.replace("_", " "): log_columns(rows) for network, rows in records.items()}
     data = report_data(config, context, logs)
     folder = context.folder
     write_json(
@@ -77,9 +72,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     scores = read_scores(evaluated / SCORES) if evaluated else []
     curves = {name: Curve(*points) for name, points in (read_json(evaluated / CURVES) if evaluated else {}).items()}
     panels = panels_of_run(config, context)
-    with_maps = [panel for panel in panels if panel.split == "train" and panel.kept]
-    relations = relations_of_run(config, context) if with_maps else None
-    attention = attention_steps(config, context, relations, with_maps[:_STEP_BY_STEP]) if relations else []
+    relations = relations_of_run(config, context) if any(panel.kept for panel in panels) else None
     return ReportData(
         name=context.name,
         setting=config.setting,
@@ -98,10 +91,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         config=[(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(config.compute.device),
         panels=panels,
-        attention=attention,
-        explorer=explorer_data(
-            config, context.classes, panels, relations, scores=scores, curves=curves, attention=attention
-        ),
+        explorer=explorer_data(config, context.classes, panels, relations, scores=scores, curves=curves),
     )
 
 

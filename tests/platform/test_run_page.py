@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mcis.platform.reporting.panels import Panel, Steps, Tile
+from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.scores import Curve, Score, Scored
@@ -177,16 +177,6 @@ def test_headline_of_segmentation_is_not_taken_from_training_images(page: Any) -
     assert page.values[""] == [43.512345, 64.0625, 56.0, 51.75]
 
 
-def test_threshold_table_has_the_first_best_point(tmp_path: Path, parsed: Parsed) -> None:
-    curves = {"tie": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 42.5]), "nan": Curve([0.1, 0.2], [float("nan"), 12.25])}
-    page = parsed(write_report(bare(curves=curves | {"unscored": Curve([0.5], [float("nan")])}), RunFolder(tmp_path)))
-    assert page.rows["thresholds"][1:] == [
-        ["tie", "42.5", "0.2"],
-        ["nan", "12.2", "0.2"],
-        ["unscored", "no score among its points"],
-    ]
-
-
 def test_counts_rejects_times_and_configuration_are_told(page: Any, data: ReportData) -> None:
     assert "10\N{NARROW NO-BREAK SPACE}582" in page.text
     assert "pseudo masks → pixels" in page.text
@@ -196,15 +186,6 @@ def test_counts_rejects_times_and_configuration_are_told(page: Any, data: Report
     assert ["classifier.epochs", "8", "recipe small"] in page.rows["configuration"]
     assert ["python", "3.11"] in page.rows["configuration"]
     assert data.notes[0] in page.text
-
-
-def test_how_maps_were_made_is_shown_step_by_step(data: ReportData, tmp_path: Path, parsed: Parsed) -> None:
-    tiles = tuple(
-        Tile(title, Image.new("RGB", (30, 20), color)) for title, color in (("alone", "red"), ("map", "blue"))
-    )
-    page = parsed(write_report(replace(data, attention=[Steps("a", "square", tiles)]), RunFolder(tmp_path)))
-    described = [attrs["alt"] for attrs in page.of("img") if (attrs["alt"] or "").endswith("of square for a")]
-    assert described == ["alone of square for a", "map of square for a"]
 
 
 def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path, parsed: Parsed) -> None:
@@ -229,7 +210,6 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         config=[(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
-        attention=[Steps(HOSTILE, HOSTILE, (Tile(HOSTILE, Image.new("RGB", (20, 10))),))],
     )
     page = parsed(write_report(hostile, RunFolder(tmp_path)))
     assert len(page.of("title")) == 1
@@ -249,7 +229,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
             {"training": {"classifier": log_columns([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
             ["not a number at some steps"],
         ),
-        ({"curves": {"single round": Curve([], [])}}, ["no points"]),
+        ({"curves": {"single round": Curve([], [])}}, ["No sweep of the localization maps' threshold"]),
         ({"seconds": {"index": 3.0}, "computed": {"index": True, "localize": False}}, ["localize"]),
     ],
 )

@@ -273,7 +273,7 @@
     return made;
   }
 
-  /** The images that each of an image's maps was made with, and where attention looked where the page shows it. */
+  /** The images that each of an image's maps was made with. */
   function* related(image) {
     if (!image.related.length) yield element("p", "muted", "Its maps are of a single round, made of this image alone.");
     for (const { label, number: count, tiles } of image.related) {
@@ -290,9 +290,6 @@
       yield head;
       yield strip;
     }
-    const shown = document.querySelectorAll("#attention article");
-    if (image.steps.length) yield element("h3", "", "Where attention looked");
-    for (const number of image.steps) yield shown[number].cloneNode(true);
   }
 
   function thumbnail(image) {
