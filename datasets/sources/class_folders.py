@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
-from mcis.datasets.sources.lists import Maps, left_out, listing_table, nearest, read_lines, scan, source_folder
+from mcis.datasets.sources.lists import left_out, listing_table, maps_below, nearest, read_lines, scan, source_folder
 from mcis.datasets.sources.source import Source
 
 SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -172,8 +172,8 @@ def _listing(
     notes, present = list(found.notes), set(found.classes)
     if absent := [name for k, name in enumerate(names) if k not in present]:
         notes.append(f"{found.what}: none of class {shown(absent, len(absent))}")
-    maps, count = Maps(saliency, "saliency map"), collections.Counter(found.stems)
-    uris = [maps.of(stem) if count[stem] == 1 else None for stem in found.stems]
+    maps, count = maps_below(saliency, "saliency map"), collections.Counter(found.stems)
+    uris = [maps.get(stem) if count[stem] == 1 else None for stem in found.stems]
     if saliency and (shared := sum(count[stem] > 1 for stem in found.stems)):
         notes.append(
             f"{found.what}: {shared} share a stem with another, so that no saliency map can be told to be theirs"

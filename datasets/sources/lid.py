@@ -1,5 +1,7 @@
 """LID challenge track (a subset of ImageNet DET) -> listing: lists of image paths with class indices, masks for val."""
 
+import collections
+import itertools
 import os
 from pathlib import Path
 
@@ -10,12 +12,12 @@ from mcis.datasets.classes import read_classes
 from mcis.datasets.index import Listing
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
-    Files,
-    Maps,
     check_once,
     check_present,
     complete_masks,
+    files_below,
     listing_table,
+    maps_below,
     read_tag_list,
     source_folder,
 )
@@ -51,7 +53,7 @@ def list_lid(
     masks: Path | None = None,
     first_index: int = 0,
 ) -> Listing:
-    """Reads the lists and the names in the folders that they mention, each folder once; no image is opened.
+    """Reads the lists and the names of all files below the root, each folder once; no image is opened.
 
     The challenge has 349,319 images of 200 classes to train on, 4,690 in val and 10,000 in test (paper, section 4.4).
 
@@ -68,47 +70,35 @@ def list_lid(
     """
     root = source_folder(root, "the folder of the challenge's images", "name it by `root`")
     names = read_classes(root / classes)
-    truth = Maps(root / masks if masks else None, "ground-truth mask")
-    files = Files(root)
+    truth = maps_below(root / masks if masks else None, "ground-truth mask")
+    files = frozenset(files_below(root, collections.Counter()))
     lists = {"train": root / train_list, "val": root / val_list} | ({"test": root / test_list} if test_list else {})
-    splits = [_read_split(split, path, files, truth, names, first_index) for split, path in lists.items()]
-    check_once((path, found.table["image_id"].to_pylist()) for path, found in zip(lists.values(), splits, strict=True))
-    notes = [note for found in splits for note in found.notes]
+    correct = "name the right class file by `classes`, or say by `first_index` whether indices count from 0 or 1"
+    tables, notes = [], list[str]()
+    for split, path in lists.items():
+        remedy = "name a list of the challenge"
+        entries = read_tag_list(path, len(names), remedy, f"correct the list, {correct}", first_index)
+        start, ends = next(iter(entries)), itertools.product(("", f"{split}/"), ("", ".JPEG"))
+        prefix, suffix = next((each for each in ends if start.join(each) in files), ("", ""))
+        images = [f"{prefix}{entry}{suffix}" for entry in entries]
+        absent = [image for image in images if image not in files]
+        check_present(path, absent, root, "a file for each line (links that lead elsewhere do not count)")
+        stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
+        mask_uris, lacking = complete_masks([truth.get(stem) for stem in stems], split)
+        notes += lacking
+        table = listing_table(
+            image_id=[f"lid/{image}" for image in images],
+            uri=[f"{root}/{image}" for image in images],
+            domain="target",
+            split=split,
+            tags=list(entries.values()),
+            mask_uri=mask_uris,
+        )
+        tables.append(table)
+    check_once((path, table["image_id"].to_pylist()) for path, table in zip(lists.values(), tables, strict=True))
     if not masks:
         notes = ["no folder of ground-truth masks: nothing is scored"]
-    return Listing(pa.concat_tables([found.table for found in splits]), names, tuple(notes))
-
-
-def _read_split(split: str, path: Path, files: Files, truth: Maps, names: tuple[str, ...], first_index: int) -> Listing:
-    """The images of one list, every one of which exists, and notes on their masks."""
-    correct = "name the right class file by `classes`, or say by `first_index` whether indices count from 0 or 1"
-    entries = read_tag_list(
-        path, len(names), "name a list of the challenge", f"correct the list, {correct}", first_index
-    )
-    prefix, suffix = _affixes(files.root, split, next(iter(entries)))
-    images = [f"{prefix}{entry}{suffix}" for entry in entries]
-    absent = [image for image in images if image not in files]
-    check_present(path, absent, files.root, "a file for each line (links that lead elsewhere do not count)")
-    stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
-    masks, notes = complete_masks([truth.of(stem) for stem in stems], split)
-    table = listing_table(
-        image_id=[f"lid/{image}" for image in images],
-        uri=[f"{files.root}/{image}" for image in images],
-        domain="target",
-        split=split,
-        tags=list(entries.values()),
-        mask_uri=masks,
-    )
-    return Listing(table, names, tuple(notes))
-
-
-def _affixes(root: Path, split: str, entry: str) -> tuple[str, str]:
-    """The prefix and suffix that make paths below the root of a list's entries, by its first entry."""
-    for prefix in ("", f"{split}/"):
-        for suffix in ("", ".JPEG"):
-            if os.path.isfile(root / f"{prefix}{entry}{suffix}"):
-                return prefix, suffix
-    return "", ""
+    return Listing(pa.concat_tables(tables), names, tuple(notes))
 
 
 LID = Source(

@@ -4,7 +4,7 @@ import collections
 import difflib
 import os
 import posixpath
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -139,47 +139,45 @@ def scan(folder: Path, root: Path) -> Folder:
     return content
 
 
-class Files:
-    """The relative paths of the files below a folder: `path in files`.
-
-    Each sub-folder is read once, when first asked for, because a third of a million files take long to look at one
-    after the other. What `scan` leaves out is not among them.
-    """
-
-    def __init__(self, root: Path):
-        self.root = root.resolve()
-        self._names: dict[str, frozenset[str]] = {}
-
-    def __contains__(self, path: str) -> bool:
-        folder, _, name = path.rpartition("/")
-        if folder not in self._names:
-            path_of_folder = Path(os.path.realpath(self.root / folder))
-            is_inside = path_of_folder.is_relative_to(self.root) and os.path.isdir(path_of_folder)
-            self._names[folder] = frozenset(scan(path_of_folder, self.root).files if is_inside else ())
-        return name in self._names[folder]
-
-
-class Maps:
-    """PNGs that go with the images, below a folder of their own: `<relative path of the image without suffix>.png`.
+def files_below(root: Path, left: collections.Counter[str], leave_out: Path | None = None) -> Iterator[str]:
+    """The relative paths of the files below a folder, as `scan` reads it; links to folders are left out as well.
 
     Args:
-        folder: None = no image has a map.
+        root: an absolute path without links in it.
+        left: is told what was left out, and how often.
+        leave_out: a folder that is not looked into.
+    """
+    waiting = [""]
+    while waiting:
+        below = waiting.pop()
+        content = scan(root / below, root)
+        left.update(content.left)
+        yield from (f"{below}{name}" for name in content.files)
+        for name in reversed(content.folders):
+            if (root / below / name).is_symlink():
+                left["link(s) to folders"] += 1
+            elif root / below / name == leave_out:
+                left[f"folder {leave_out}, where predictions go"] += 1
+            else:
+                waiting.append(f"{below}{name}/")
+
+
+def maps_below(folder: Path | None, what: str) -> dict[str, str]:
+    """The PNGs of a folder, by the relative path of the image that each goes with, without suffix; no folder: none.
+
+    Args:
         what: name of such a map, for messages.
 
     Raises:
         UserError: the folder is missing.
     """
-
-    def __init__(self, folder: Path | None, what: str):
-        remedy = f"name the folder of the {what}s, or none"
-        self.root = source_folder(folder, f"a folder of {what}s, <path of the image>.png", remedy) if folder else None
-        self.what = what
-        self.files = Files(self.root) if self.root else None
-
-    def of(self, stem: str) -> str | None:
-        """The absolute path of an image's map, or None where there is none."""
-        name = f"{stem}.png"
-        return f"{self.root}/{name}" if self.files is not None and name in self.files else None
+    if folder is None:
+        return {}
+    root = source_folder(
+        folder, f"a folder of {what}s, <path of the image>.png", f"name the folder of the {what}s, or none"
+    )
+    files = files_below(root, collections.Counter())
+    return {file.removesuffix(".png"): f"{root}/{file}" for file in files if file.endswith(".png")}
 
 
 def check_present(listed: Path, absent: Sequence[str], folder: Path, expected: str) -> None:

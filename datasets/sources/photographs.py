@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import inside, is_text, left_out, name_below, scan
+from mcis.datasets.sources.lists import files_below, inside, is_text, left_out, name_below
 from mcis.datasets.sources.user_table import READERS, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
@@ -72,7 +72,12 @@ def _files(
     """Where the files of an argument lie, and what each is named by."""
     path = Path(item).expanduser()
     if not is_remote(item) and path.is_dir():
-        yield from _below(path.resolve(), leave_out, left)
+        root = path.resolve()
+        for name in files_below(root, left, leave_out):
+            if name.rpartition("/")[2].startswith("."):
+                left["hidden file(s)"] += 1
+            else:
+                yield f"{root}/{name}", name
     elif item.lower().endswith(tuple(READERS)):
         rows = read_user_table(item, {"image": "image"}, trusted=allow_absolute)
         texts = rows.filled("image")
@@ -82,25 +87,6 @@ def _files(
     else:
         uri = item if is_remote(item) else os.path.abspath(path)
         yield uri, uri.rpartition("/")[2]
-
-
-def _below(root: Path, leave_out: Path, left: collections.Counter[str]) -> Iterator[tuple[str, str]]:
-    """The files below a folder that are not hidden; links out of it are left out, and so are links to folders."""
-    waiting = [root]
-    while waiting:
-        folder = waiting.pop()
-        if folder == leave_out:
-            left[f"folder {leave_out}, where predictions go"] += 1
-            continue
-        content = scan(folder, root)
-        left += content.left
-        left["hidden file(s)"] += sum(name.startswith(".") for name in content.files)
-        for name in content.files:
-            if not name.startswith("."):
-                yield str(folder / name), (folder / name).relative_to(root).as_posix()
-        linked = [name for name in content.folders if (folder / name).is_symlink()]
-        left["link(s) to folders"] += len(linked)
-        waiting += [folder / name for name in reversed(content.folders) if name not in linked]
 
 
 def _names(uri: str, short: str) -> tuple[str, ...]:
