@@ -1,15 +1,12 @@
 """Tags of N images in compressed rows, and the images of each class: what pairs are drawn from, 9 bytes per tag."""
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-
-_IMAGES_PER_CHUNK = 2**20
 
 Numbers = NDArray[np.unsignedinteger[Any]]
 """Unsigned positions, of 32 bits where that is enough, else of 64."""
@@ -97,37 +94,21 @@ class Members:
 
     @classmethod
     def of(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "Members":
-        """Sorts the images by class, one chunk of images at a time: beside its result it needs some 100 MB.
+        """Sorts the images by class.
 
         Args:
             source: (N,), which images are of the domain source; None if there are none.
         """
-        counts = np.zeros(2 * tags.classes, np.int64)
-        for _, groups in _chunks(tags, source):
-            counts += np.bincount(groups, minlength=len(counts))
-        ends = np.cumsum(counts)
-        next_free = ends - counts
-        images = np.empty(len(tags.values), number_type(len(tags)))
-        for chunk, groups in _chunks(tags, source):
-            order = np.argsort(groups, kind="stable")
-            counts = np.bincount(groups, minlength=len(counts))
-            shift = next_free - (np.cumsum(counts) - counts)
-            images[shift[groups[order]] + np.arange(len(order))] = chunk[order]
-            next_free += counts
-        return cls(images=images, start=np.concatenate([[0], ends[1::2]]))
+        group_type = np.min_scalar_type(2 * tags.classes)  # numbers of up to 16 bits are sorted by radix
+        counts = np.diff(tags.start).astype(np.int64)
+        images = np.repeat(np.arange(len(tags), dtype=number_type(len(tags))), counts)
+        groups = tags.values.astype(group_type) * group_type.type(2)
+        if source is not None:
+            groups += source[images]
+        ends = np.cumsum(np.bincount(groups, minlength=2 * tags.classes))
+        order = np.argsort(groups, kind="stable")
+        return cls(images=images[order], start=np.concatenate([[0], ends[1::2]]))
 
     def ranges(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where in `images` the members of each of some classes, (B,), begin, and where they end, (B,) both."""
         return self.start[classes], self.start[classes + 1]
-
-
-def _chunks(tags: Tags, source: NDArray[np.bool_] | None) -> Iterator[tuple[Numbers, NDArray[Any]]]:
-    """The image of each tag and its group, class by class target before source, for one chunk of images at a time."""
-    group_type = np.min_scalar_type(2 * tags.classes)  # numbers of up to 16 bits are sorted by radix
-    for first in range(0, len(tags), _IMAGES_PER_CHUNK):
-        start = tags.start[first : first + _IMAGES_PER_CHUNK + 1]
-        images = np.repeat(np.arange(first, first + len(start) - 1, dtype=number_type(len(tags))), np.diff(start))
-        groups = tags.values[start[0] : start[-1]].astype(group_type) * group_type.type(2)
-        if source is not None:
-            groups += source[images]
-        yield images, groups

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import mcis.datasets.tags
 from mcis.datasets.tags import Members, Tags, number_type
 
 quick = settings(deadline=None, max_examples=60)
@@ -67,17 +66,6 @@ def test_members_are_the_images_of_each_class(lists: list[list[int]], data: st.D
             ]
             low, high = members.ranges(np.array([k]))
             assert members.images[low[0] : high[0]].tolist() == expected
-
-
-def test_members_are_the_same_sorted_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    tags = Tags.of_matrix(rng.random((1000, 300)) < 0.01)
-    source = rng.random(1000) < 0.3
-    whole = Members.of(tags, source)
-    monkeypatch.setattr(mcis.datasets.tags, "_IMAGES_PER_CHUNK", 7)
-    parts = Members.of(tags, source)
-    for name in ("images", "start"):
-        np.testing.assert_array_equal(getattr(parts, name), getattr(whole, name))
 
 
 def test_the_largest_class_index() -> None:
