@@ -118,23 +118,14 @@ def hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
     return out
 
 
-def rows_alike(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The positions, ascending, of all numbers that are there more than once."""
-    order = np.argsort(numbers)
-    same = np.flatnonzero(np.diff(numbers[order]) == 0)
-    alike = np.zeros(len(numbers), bool)
-    alike[order[same]] = alike[order[same + 1]] = True
-    return np.flatnonzero(alike)
-
-
 def repeated(texts: pa.ChunkedArray) -> list[str]:
     """The texts that are there more than once, in the order in which they come first."""
-    rows = rows_alike(hashes(texts))
-    return [
-        text
-        for text, count in collections.Counter(take(pa.table([texts], ["text"]), rows)["text"].to_pylist()).items()
-        if count > 1
-    ]
+    numbers = hashes(texts)
+    ascending = np.sort(numbers)
+    alike = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
+    rows = np.flatnonzero(np.isin(numbers, alike))
+    found = collections.Counter(take(pa.table([texts], ["text"]), rows)["text"].to_pylist())
+    return [text for text, count in found.items() if count > 1]
 
 
 class Texts(Sequence[str]):

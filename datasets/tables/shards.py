@@ -5,10 +5,11 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import cachetools
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mcis.datasets.errors import BadFile
@@ -40,57 +41,43 @@ class Shards:
     first. Threads may read at once.
 
     Args:
-        folder: of `part-*.parquet`; the rows of an image lie next to each other in one of them.
+        folder: of `part-*.parquet`; the rows of an image lie in one of them.
         columns: beside `image_id` that rows have; None = all.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str] | None = None):
         self.folder = folder
         self.columns = None if columns is None else ("image_id", *columns)
-        self.shard_of: dict[str, str] = {}
-        self.written: dict[str, int] = {}
+        self.shard_of: dict[str, tuple[str, int]] = {}
         fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet"))
         for name, at in sorted(files_below(folder).items()):
-            if not fnmatch(name, "part-*.parquet"):
-                continue
-            table = read_parquet(folder / name, functools.partial(pq.read_table, columns=["image_id"]), fetch=False)
-            self.written[name] = at.changed  # another file of the same name is another shard
-            self.shard_of |= dict.fromkeys(table["image_id"].to_pylist(), name)
+            if fnmatch(name, "part-*.parquet"):
+                read = functools.partial(pq.read_table, columns=["image_id"])
+                images = read_parquet(folder / name, read, fetch=False)["image_id"].to_pylist()
+                self.shard_of |= dict.fromkeys(images, (name, at.changed))  # a file that changed is another shard
 
     def rows(self, image_id: str) -> pa.Table | None:
         """The rows of one image, or None if the table has none."""
-        name = self.shard_of.get(image_id)
-        if name is None:
+        if image_id not in self.shard_of:
             return None
-        shard = _read_shard(self.folder / name, self.columns, self.written[name])
-        return shard.table.slice(*shard.rows[image_id])
+        name, changed = self.shard_of[image_id]
+        table = _read_shard(self.folder / name, self.columns, changed)
+        return table.filter(pc.equal(table["image_id"], image_id))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.shard_of)
 
 
-class _Shard(NamedTuple):
-    """A shard's rows, and by image where its rows begin and how many there are."""
-
-    table: pa.Table
-    rows: dict[str, tuple[int, int]]
-
-
 @cachetools.cached(
-    cachetools.LRUCache[Any, _Shard](SHARD_BYTES, getsizeof=lambda shard: shard.table.nbytes),
+    cachetools.LRUCache[Any, pa.Table](SHARD_BYTES, getsizeof=lambda table: table.nbytes),
     condition=threading.Condition(),
 )
-def _read_shard(path: Path, columns: tuple[str, ...] | None, written: int) -> _Shard:
+def _read_shard(path: Path, columns: tuple[str, ...] | None, changed: int) -> pa.Table:
     """Reads a shard's file, once for all threads of the process; a shard larger than the bound is not kept.
 
     Args:
         columns: that are read; None = all.
-        written: when the file was, which tells it from an earlier one of the same name.
+        changed: when the file was, which tells it from an earlier one of the same name.
     """
     wanted = None if columns is None else list(columns)
-    table = read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()
-    rows: dict[str, tuple[int, int]] = {}
-    for number, image_id in enumerate(table["image_id"].to_pylist()):
-        begin, count = rows.get(image_id, (number, 0))
-        rows[image_id] = begin, count + 1
-    return _Shard(table, rows)
+    return read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()

@@ -31,10 +31,9 @@ def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> by
     return stream.getvalue()
 
 
-@pytest.mark.parametrize("kind", ["u1", "i1", "u2", "i4", "f4", "f8", ">i2"])
 @pytest.mark.parametrize("compressed", [False, True])
-def test_matlab_labels_equal_those_of_scipy(kind: str, compressed: bool):
-    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(kind)
+def test_matlab_labels_equal_those_of_scipy(compressed: bool):
+    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(np.uint8)
     data = mat(labels, do_compression=compressed)
     found = decode_mat_labels(data)
     assert found.dtype == np.uint8
@@ -54,12 +53,10 @@ def test_the_smallest_matlab_labels(size: tuple[int, int]):
         (mat(None), "unsupported", "without GTcls.Segmentation"),
         (mat(RAMP[..., 0], name="GTinst"), "unsupported", "without a variable GTcls"),
         (mat(RAMP), "unsupported", "shape [40, 48, 3]"),
-        (mat(RAMP[..., 0] * 0.5), "unsupported", "other than 0..255"),
-        (mat(RAMP[..., 0] * np.nan), "unsupported", "other than 0..255"),
-        (mat(RAMP[..., 0].astype(int) + 250), "unsupported", "other than 0..255"),
-        (mat(RAMP[..., 0] * 1j), "unsupported", "plain numbers"),
-        (mat(np.array("text")), "unsupported", "plain numbers"),
-        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "plain numbers"),
+        (mat(RAMP[..., 0] * 0.5), "unsupported", "no matrix of bytes"),
+        (mat(RAMP[..., 0] * 1j), "unsupported", "no matrix of bytes"),
+        (mat(np.array("text")), "unsupported", "no matrix of bytes"),
+        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "no matrix of bytes"),
         (mat(RAMP[..., 0])[:2000], "truncated", ""),
         (encode_labels(RAMP[..., 0]), "not an image", "expected a MATLAB 5.0 file"),
         (b"", "not an image", ""),

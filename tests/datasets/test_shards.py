@@ -152,7 +152,7 @@ def test_a_table_larger_than_the_bound_is_read_all_the_same(
     """The bound holds two shards, of which the one read last stays, or not even one."""
     shards = Shards(forty, ["mask"])
     shard_bytes = pq.read_table(forty / "part-00000000-00000005.parquet", columns=["image_id", "mask"]).nbytes
-    cache = cachetools.LRUCache[Any, Any](int(kept * shard_bytes), getsizeof=lambda shard: shard.table.nbytes)
+    cache = cachetools.LRUCache[Any, Any](int(kept * shard_bytes), getsizeof=lambda table: table.nbytes)
     bounded = cachetools.cached(cache)(shards_module._read_shard.__wrapped__)
     monkeypatch.setattr(shards_module, "_read_shard", bounded)
     reads = Reads(monkeypatch)
