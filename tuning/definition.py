@@ -18,8 +18,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import sources_of
+from mcis.platform.config.sections import Config, sources_of
 
 LIBRARY = Path(__file__).parent / "library"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values
-from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import sources_of
+from mcis.platform.config.sections import Config, sources_of
 from mcis.tuning.definition import CaseDefinition, Contrast, Definition
 
 TRAININGS = ("none", "co", "co+contrastive")

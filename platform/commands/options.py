@@ -14,7 +14,7 @@ import typer
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.keys import StageName
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.settings import SETTINGS
+from mcis.platform.config.sections import SETTINGS
 
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved

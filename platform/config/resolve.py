@@ -16,12 +16,12 @@ from pydantic_core import ErrorDetails
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions
+from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import SETTINGS, default_recipe, setting_values, sources_of
+from mcis.platform.config.sections import SETTINGS, Config, sources_of
 from mcis.platform.config.training import NETWORKS, ClassifierConfig
 
 _NAMES = ("setting", "recipe")
@@ -56,7 +56,7 @@ def resolve(
     """Puts the layers together and validates the result once.
 
     Args:
-        setting, recipe: None = as `file` says; without one, the setting's `default_recipe`.
+        setting, recipe: None = as `file` says; without one, that of the source which names the classes.
         options: values by dotted key that command line options such as `--voc` set.
         assignments: `key=value` texts of `--set`.
         file: an experiment, see `experiment`.
@@ -165,7 +165,14 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
             f"one of {', '.join(SETTINGS)}, or other sources joined by +",
             "name it as the first argument, or name a file that has one by --config",
         )
-    return {"recipe": default_recipe(names["setting"]), **names}
+    return {"recipe": SOURCES[sources_of(names["setting"])[0]].recipe, **names}
+
+
+def setting_values(setting: str) -> Config:
+    """What a setting changes: single-label images beside others are another domain, with affinities of its own."""
+    sources = sources_of(setting)
+    several_domains = len(sources) > 1 and any(SOURCES[source].domain == "source" for source in sources)
+    return Config(classifier=ClassifierConfig(kinds=3)) if several_domains else Config()
 
 
 def _known_recipe(recipe: str) -> str:

@@ -4,12 +4,14 @@
 that concern it. This module holds the whole, and the checks between sections; a section's own are its `problems`.
 """
 
+import difflib
 import functools
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field, model_validator
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions, Section
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.compute import ComputeConfig
@@ -17,6 +19,10 @@ from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig, TrackingConfig
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
+
+_WITH_CLASSES = tuple(name for name, source in SOURCES.items() if source.names_classes)
+SETTINGS = (*_WITH_CLASSES, *(f"{_WITH_CLASSES[0]}+{name}" for name in SOURCES if name not in _WITH_CLASSES))
+"""The usual ones; any sources that go together make one."""
 
 
 class Config(Section):
@@ -90,6 +96,29 @@ class Config(Section):
         if problems := list(self.problems()):
             raise Contradictions(problems)
         return self
+
+
+def sources_of(setting: str) -> tuple[str, ...]:
+    """The image sources of a setting: its parts between +, the one that names the classes first.
+
+    Raises:
+        UserError: an unknown source, one twice, or two that each have classes of their own.
+    """
+    names = tuple(setting.split("+"))
+    unknown = [name for name in names if name not in SOURCES]
+    if unknown:
+        nearest = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
+        raise UserError(
+            f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
+        )
+    if len(set(names)) < len(names) or len(set(names).intersection(_WITH_CLASSES)) > 1:
+        raise UserError(
+            f"setting {setting!r}",
+            f"each source once, and one of {', '.join(_WITH_CLASSES)} at most, since each has classes of its own",
+            "run them one by one, or write one table for the source tags",
+        )
+    return tuple(sorted(names, key=[*_WITH_CLASSES, *SOURCES].index))
 
 
 def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:

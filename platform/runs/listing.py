@@ -7,8 +7,7 @@ from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, merge
 from mcis.datasets.sources import SOURCES
-from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import sources_of
+from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.runs.arguments import errors_name_keys, name_keys
 
 

@@ -30,8 +30,7 @@ from mcis.datasets.index import (
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import digest, give_back, in_shards, take
-from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import sources_of
+from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import OpenedTable, file_stamps, fingerprint, read_table, write_batches, write_table

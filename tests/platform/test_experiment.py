@@ -14,7 +14,7 @@ from mcis.platform.config.experiment import experiment_text, read_origins
 from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.config.settings import SETTINGS
+from mcis.platform.config.sections import SETTINGS
 
 
 def written(resolved: Resolved, folder: Path) -> Path:

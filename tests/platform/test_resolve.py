@@ -12,8 +12,7 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
-from mcis.platform.config.sections import Config
-from mcis.platform.config.settings import SETTINGS
+from mcis.platform.config.sections import SETTINGS, Config
 from mcis.platform.config.training import ClassifierConfig
 
 

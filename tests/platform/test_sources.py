@@ -14,7 +14,7 @@ from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
-from mcis.platform.config.settings import sources_of
+from mcis.platform.config.sections import sources_of
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult
