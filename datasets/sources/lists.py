@@ -150,14 +150,15 @@ def files_below(root: Path, left: collections.Counter[str], leave_out: Path | No
     waiting = [""]
     while waiting:
         below = waiting.pop()
+        if root / below == leave_out:
+            left[f"folder {leave_out}, where predictions go"] += 1
+            continue
         content = scan(root / below, root)
         left.update(content.left)
         yield from (f"{below}{name}" for name in content.files)
         for name in reversed(content.folders):
             if (root / below / name).is_symlink():
                 left["link(s) to folders"] += 1
-            elif root / below / name == leave_out:
-                left[f"folder {leave_out}, where predictions go"] += 1
             else:
                 waiting.append(f"{below}{name}/")
 
@@ -233,32 +234,19 @@ Column: TypeAlias = Sequence[Any] | pa.ChunkedArray
 """The values of a column."""
 
 
-def listing_table(
-    *,
-    image_id: Column,
-    uri: Column,
-    domain: str,
-    split: str | Column,
-    tags: Column,
-    mask_uri: Column | None = None,
-    saliency_uri: Column | None = None,
-) -> pa.Table:
-    """Columns -> LISTING_SCHEMA. A single `split` holds for every row, an absent column is null."""
-    columns = {
-        "image_id": image_id,
-        "uri": uri,
-        "domain": domain,
-        "split": split,
-        "tags": tags,
-        "mask_uri": mask_uri,
-        "saliency_uri": saliency_uri,
-    }
-    rows, of = len(image_id), LISTING_SCHEMA.field
+def listing_table(*, image_id: Column, **others: Column | str | None) -> pa.Table:
+    """Columns of LISTING_SCHEMA -> a table of it. A single text holds for every row, an absent column is null.
+
+    Raises:
+        KeyError: there is no such column.
+    """
+    columns = {**dict.fromkeys(LISTING_SCHEMA.names), "image_id": image_id, **others}
+    rows, types = len(image_id), {name: LISTING_SCHEMA.field(name).type for name in columns}
     return pa.table(
-        [
-            repeated_value(value, rows, of(name).type) if value is None or isinstance(value, str) else value
+        {
+            name: repeated_value(value, rows, types[name]) if value is None or isinstance(value, str) else value
             for name, value in columns.items()
-        ],
+        },
         schema=LISTING_SCHEMA,
     )
 

@@ -25,15 +25,11 @@ class Photograph(NamedTuple):
     name: str
 
 
-class Photographs(NamedTuple):
-    """Photographs in the order in which they were given, and notes for the user."""
-
-    found: list[Photograph]
-    notes: list[str]
-
-
-def list_photographs(given: Sequence[str], *, leave_out: Path, allow_absolute: bool = False) -> Photographs:
-    """Lists photographs; none is opened, and no suffix is trusted but a table's.
+def list_photographs(
+    given: Sequence[str], *, leave_out: Path, allow_absolute: bool = False
+) -> tuple[list[Photograph], list[str]]:
+    """Lists photographs, in the order in which they are given, and notes; no image is opened, and no suffix trusted but
+    a table's.
 
     A photograph is named by its path below the folder that was given, by the one that a table has, or by its file's
     name, without the suffix. Where several would have the same name they keep the suffix, and where that does not tell
@@ -63,7 +59,7 @@ def list_photographs(given: Sequence[str], *, leave_out: Path, allow_absolute: b
             names.setdefault(uri, _names(uri, short))
     if not names:
         raise UserError(f"no file in {shown(list(given))}", "at least one photograph", "name files, folders or tables")
-    return Photographs([Photograph(*each) for each in _told_apart(names).items()], left_out("photographs", left))
+    return [Photograph(*each) for each in _told_apart(names).items()], left_out("photographs", left)
 
 
 def _files(

@@ -322,6 +322,7 @@ VOC = Source(
     about="the folder VOC2012 of a devkit",
     help="Folder VOC2012 of a PASCAL VOC 2012 devkit.",
     example="voc VOCdevkit/VOC2012",
+    options={"sbd": "data.sbd", "classes": "data.classes"},
     of_data={"root": "voc"} | {name: name for name in inspect.signature(list_voc).parameters if name != "root"},
     names_classes=True,
     curated=True,

@@ -3,7 +3,7 @@
 import collections
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, SupportsIndex, overload
+from typing import Any, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -144,13 +144,5 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    @overload
-    def __getitem__(self, position: SupportsIndex) -> str: ...
-
-    @overload
-    def __getitem__(self, position: slice) -> "Texts": ...
-
-    def __getitem__(self, position: SupportsIndex | slice) -> "str | Texts":
-        if isinstance(position, slice):
-            return Texts(pa.chunked_array([self._texts[position]]))
+    def __getitem__(self, position: SupportsIndex) -> str:  # type: ignore[override]  (no slices)
         return str(self._texts[position.__index__()])

@@ -51,11 +51,11 @@ def predict(
         trained = trained_run(run, assignments or [])
         with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
             allow = value_of(trained.config, "data.tags.allow_absolute")
-            photographs = list_photographs(
+            photographs, notes = list_photographs(
                 [*(images or []), *([tags] if tags else [])], leave_out=out, allow_absolute=allow
             )
             known = photograph_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
-        for line in photographs.notes:
+        for line in notes:
             console.print(line, markup=False)
         console.print(
             f"photographs are predicted at up to {trained.max_side} pixels a side (data.max_side)", markup=False
@@ -65,10 +65,10 @@ def predict(
 
         predictor = Predictor.of(trained, processes=max(1, (os.cpu_count() or 1) - 1))
         try:
-            rejected = predict_photographs(predictor, photographs.found, out, known)
+            rejected = predict_photographs(predictor, photographs, out, known)
         finally:
             predictor.close()
-        typer.echo(f"{len(photographs.found) - len(rejected)} photographs below {out}: masks, overlays, shares.csv")
+        typer.echo(f"{len(photographs) - len(rejected)} photographs below {out}: masks, overlays, shares.csv")
         if rejected:
             typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
             raise typer.Exit(1)

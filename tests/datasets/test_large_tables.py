@@ -76,5 +76,5 @@ def test_texts_are_a_sequence_that_is_pickled_as_its_bytes() -> None:
     inside = pickle.dumps(texts, protocol=5, buffer_callback=buffers.append)
     again = pickle.loads(inside, buffers=buffers)
     assert list(again) == list(texts) == names
-    assert (texts[np.int64(7)], list(texts[2:4]), len(texts)) == (names[7], names[2:4], 1000)
+    assert (texts[np.int64(7)], len(texts)) == (names[7], 1000)
     assert len(inside) < 1000, "the names lie outside"

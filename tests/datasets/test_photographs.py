@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
 
 def named(root: Path, *given: str, out: str = "out") -> dict[str, str]:
     """Name by path below `root` of what is found."""
-    found = list_photographs([str(root / item) for item in given], leave_out=root / out).found
+    found = list_photographs([str(root / item) for item in given], leave_out=root / out)[0]
     return {os.path.relpath(photograph.uri, root): photograph.name for photograph in found}
 
 
@@ -30,7 +30,7 @@ def test_a_folder_is_read_with_its_sub_folders_and_names_are_paths_in_it(root: P
     paths = ("a.jpg", "b.png", "x/a.jpg", "x/b.JPG", "y/no suffix", "y/two.dots.jpg")
     names = ("a", "b", "x/a", "x/b", "y/no suffix", "y/two.dots")
     assert named(root, "photos") == {f"photos/{path}": name for path, name in zip(paths, names, strict=True)}
-    assert list_photographs([str(root)], leave_out=root / "out").notes == ["photographs: left out 1 hidden file(s)"]
+    assert list_photographs([str(root)], leave_out=root / "out")[1] == ["photographs: left out 1 hidden file(s)"]
 
 
 def test_photographs_of_one_name_keep_their_suffix_or_else_their_whole_path(root: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_name_that_another_takes_on_is_told_apart_too(root: Path) -> None:
 
 def test_a_table_names_images_as_it_has_them(root: Path) -> None:
     (root / "photos" / "t.csv").write_text(f"image,tags\nx/a.jpg,cat\n{root}/photos/b.png,\ns3://bucket/c/d.jpg,\n")
-    assert list_photographs([str(root / "photos" / "t.csv")], leave_out=root / "out").found == [
+    assert list_photographs([str(root / "photos" / "t.csv")], leave_out=root / "out")[0] == [
         (f"{root}/photos/x/a.jpg", "x/a"),
         (f"{root}/photos/b.png", "b"),
         ("s3://bucket/c/d.jpg", "d"),
@@ -70,9 +70,9 @@ def test_a_table_names_images_as_it_has_them(root: Path) -> None:
 
 
 def test_a_file_that_is_given_twice_counts_once(root: Path) -> None:
-    listed = list_photographs([f"{root}/photos", f"{root}/photos/../photos/x/a.jpg"], leave_out=root / "out")
-    assert len(listed.found) == 6
-    assert "photographs: left out 1 file(s) that are given more than once" in listed.notes
+    found, notes = list_photographs([f"{root}/photos", f"{root}/photos/../photos/x/a.jpg"], leave_out=root / "out")
+    assert len(found) == 6
+    assert "photographs: left out 1 file(s) that are given more than once" in notes
 
 
 def test_predictions_below_the_photographs_are_not_predicted_again(root: Path) -> None:
