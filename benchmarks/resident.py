@@ -16,7 +16,7 @@ import photos
 import torch
 from stream import tags_of
 
-from mcis.datasets.images.squares import MakeSquares, Squares
+from mcis.datasets.images.squares import Squares, make_squares
 from mcis.datasets.sampling.batch_stream import WorkerShard, batches
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.platform.config.resolve import resolve
@@ -60,7 +60,7 @@ def main() -> None:
         for first in range(0, len(paths), 64):
             part = paths[first : first + 64]
             name = f"part-{first:08d}-{first + len(part):08d}.arrow"
-            write_table(cache / name, MakeSquares(config.input_size)(photos.rows(part)))
+            write_table(cache / name, make_squares(config.input_size)(photos.rows(part)))
         learner = ClassifierLearner(
             config=config,
             seed=0,

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from mcis.datasets.images.decode import decode_square
-from mcis.datasets.images.squares import MakeSquares, Squares
+from mcis.datasets.images.squares import Squares, make_squares
 from mcis.datasets.sampling.batch_stream import WorkerShard, batches
 from mcis.datasets.sampling.batches import PairDecoder
 from mcis.datasets.sampling.pairs import PairSampler
@@ -127,7 +127,9 @@ def main() -> None:
         cache = Path(folder) / "cache"
         for first in range(0, len(paths), 64):
             part = paths[first : first + 64]
-            write_table(cache / f"part-{first:08d}-{first + len(part):08d}.arrow", MakeSquares(SIZE)(photos.rows(part)))
+            write_table(
+                cache / f"part-{first:08d}-{first + len(part):08d}.arrow", make_squares(SIZE)(photos.rows(part))
+            )
         squares, cached = Squares(paths, SIZE), Squares(paths, SIZE, cache=cache)
         sides = {
             "bare": lambda: bare(paths, pairs),

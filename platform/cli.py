@@ -3,12 +3,11 @@
 import typer
 
 from mcis.platform.commands.compare import compare
-from mcis.platform.commands.config import config_app
 from mcis.platform.commands.doctor import doctor
 from mcis.platform.commands.export import check_voc_server, export, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict
-from mcis.platform.commands.run import demo, run
+from mcis.platform.commands.run import config_app, demo, run
 from mcis.platform.commands.runs import gc, runs, sync, ui
 from mcis.platform.commands.study import study_app
 from mcis.platform.commands.submit import submit

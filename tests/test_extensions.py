@@ -55,7 +55,7 @@ def list_coco(annotations: Path, *, images: Path) -> Listing:
 
 
 COCO = Source(
-    lister=list_coco, location="annotations", about="a COCO file", help="A COCO file.", example="coco instances.json",
+    lister=list_coco, location="annotations", help="A COCO file.", example="coco instances.json",
     where="FILE", record=CocoConfig, names_classes=True, recipe="small",
 )
 

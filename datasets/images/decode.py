@@ -117,13 +117,6 @@ def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
     return Picture(rgb if smaller == (height, width) else _resized(rgb, *smaller), height, width)
 
 
-def decode_rgb(
-    data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS, max_side: int | None = None
-) -> np.ndarray:
-    """Bytes of a picture -> (H, W, 3) uint8 RGB: `decode_picture` without the size of the whole picture."""
-    return decode_picture(data, min_side=min_side, max_pixels=max_pixels, max_side=max_side).rgb
-
-
 def decode_picture(
     data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS, max_side: int | None = None
 ) -> Picture:
@@ -157,7 +150,7 @@ def decode_picture(
 
 
 def lies_upright_as_jpeg(data: bytes) -> bool:
-    """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows as `decode_rgb` does.
+    """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows alike.
 
     Raises:
         RejectedImage: for bytes without a picture's header.
@@ -172,7 +165,7 @@ def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np
     shrinks.
 
     Raises:
-        RejectedImage: as `decode_rgb` does.
+        RejectedImage: as `decode_picture` does.
     """
     with _opened(data, FORMATS, 1, max_pixels) as image:
         image = _upright(image)

@@ -6,7 +6,7 @@ its bound allows; a reader decodes the others, and those of a shard that was rem
 
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,6 @@ from mcis.datasets.images.decode import (
     Picture,
     RejectedImage,
     decode_picture,
-    decode_rgb,
     decode_square,
 )
 from mcis.datasets.storage.faults import error_text
@@ -42,7 +41,7 @@ def read_rgb(
     Args:
         uri: path or URI of the file.
         size: side of the square that the image is made to fit (`decode_square`), pixels; None for the image as it is.
-        max_side: longest side of an image that is no square, pixels; a larger one is made to fit (`decode_rgb`).
+        max_side: longest side of an image that is no square, pixels; a larger one is made to fit (`decode_picture`).
         content_hash: SHA-256 of the file that the index has, which is compared; None = any file will do.
 
     Returns:
@@ -60,7 +59,7 @@ def read_rgb(
                 "restore it, or repeat `index`",
             )
         if size is None:
-            return decode_rgb(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side)
+            return decode_picture(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side).rgb
         return decode_square(data, size, max_pixels=MOST_PIXELS)
 
     try:
@@ -109,18 +108,9 @@ def image_bytes(size: int) -> int:
     return 3 * size * size
 
 
-class MakeSquares:
-    """Decodes rows of an index into a shard of the cache: column `pixels`, per row an image (S, S, 3) uint8, flat.
-
-    Args:
-        size: S, pixels.
-    """
-
-    def __init__(self, size: int):
-        self.size = size
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        return cache_table(_COLUMN, read_squares(rows, self.size))
+def make_squares(size: int) -> Callable[[pa.Table], pa.Table]:
+    """A decoder of rows of an index into a shard of the cache: column `pixels`, per row an image (S, S, 3) uint8."""
+    return lambda rows: cache_table(_COLUMN, read_squares(rows, size))
 
 
 class Squares:
@@ -129,7 +119,7 @@ class Squares:
     Args:
         uris: of the N images.
         size: S, pixels.
-        cache: folder of shards `part-<first>-<last + 1>.arrow` written by `MakeSquares`, or None.
+        cache: folder of shards `part-<first>-<last + 1>.arrow` written by `make_squares`, or None.
         hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
     """
 

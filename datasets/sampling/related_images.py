@@ -9,11 +9,14 @@ from numpy.typing import NDArray
 
 from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
-from mcis.datasets.sampling.nearest_images import nearest_images
 from mcis.datasets.tags import Members, Tags
 
 _MAPS_AT_ONCE = 2**18
 """Maps, or images, for which numbers are drawn and combined at a time."""
+_STEPS = 2**11
+"""Steps of the parts of a vector of unit length: the product of two such vectors is exact in float32 whatever the order
+of the sum, so equal vectors have equal neighbors on every machine."""
+_BLOCK = 2**22  # entries of a block of products, 32 MiB in float64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,7 +50,7 @@ class Asked(NamedTuple):
         related: R.
         seed: of all draws.
         may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization maps").
-        vectors: of all images, (N, C), see `nearest_images.rounded`; None for rules that ask for none.
+        vectors: of all images, (N, C), see `rounded`; None for rules that ask for none.
     """
 
     tags: Tags
@@ -180,6 +183,61 @@ def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.
         again = np.flatnonzero(r >= np.maximum(size, 1))
         choice[again, r] = choice[again, r % np.maximum(size, 1)[again]]
     return choice
+
+
+def rounded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Vectors (N, C) -> of unit length, rounded to multiples of 2^-11; a vector of zeros stays one."""
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
+    return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # towards 0, so that no length exceeds 1
+
+
+def nearest_images(
+    members: Members,
+    vectors: NDArray[np.float32],
+    images: NDArray[np.int64],
+    classes: NDArray[np.int64],
+    related: int,
+) -> NDArray[np.int64]:
+    """The R images nearest to each of B images among those of one of its classes, (B, R) positions, nearest first.
+
+    The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
+    image of a class is related to itself. The first r of a row are those for R = r.
+
+    Args:
+        members: of all N images.
+        vectors: of all images, `rounded`, (N, C).
+        images, classes: (B,); each image has the class.
+        related: R.
+    """
+    out = np.empty((len(images), related), np.int64)
+    for k in np.unique(classes):
+        of_class = np.flatnonzero(classes == k)
+        begin, end = members.ranges(np.array([k]))
+        candidates = np.sort(members.images[begin[0] : end[0]].astype(np.int64))
+        out[of_class] = _nearest_of(vectors, images[of_class], candidates, related)
+    return out
+
+
+def _nearest_of(
+    vectors: NDArray[np.float32], images: NDArray[np.int64], candidates: NDArray[np.int64], related: int
+) -> NDArray[np.int64]:
+    """Rows of R of the candidates, which ascend, for some images, nearest first: (B, R)."""
+    count = len(candidates)
+    wanted = min(related + 1, count)  # as an image may be among its own candidates
+    of_candidates = vectors[candidates]
+    behind = np.arange(count) / (count * _STEPS**2)  # less than the difference of two products: the earlier goes first
+    out = np.empty((len(images), related), np.int64)
+    rows = max(1, _BLOCK // count)
+    for first in range(0, len(images), rows):
+        block = images[first : first + rows]
+        nearness = vectors[block] @ of_candidates.T - behind
+        top = np.argpartition(nearness, count - wanted, axis=1)[:, count - wanted :]
+        order = np.argsort(-np.take_along_axis(nearness, top, axis=1), axis=1)
+        found = candidates[np.take_along_axis(top, order, axis=1)]
+        for row, image, nearest in zip(out[first:], block, found, strict=False):
+            others = nearest[nearest != image]
+            row[:] = np.resize(others, related) if len(others) else image
+    return out
 
 
 def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -221,7 +221,6 @@ def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
 SINGLE = Source(
     lister=list_single_label,
     location="root",
-    about="a folder of single-label images",
     help="Folder of single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or `<class>/<image>`.",
     example="single ILSVRC/Data/CLS-LOC/train",
     record=SingleConfig,
@@ -231,7 +230,6 @@ SINGLE = Source(
 WEB = Source(
     lister=list_web,
     location="root",
-    about="a folder of crawled images, <class>/<file>",
     help="Folder of crawled images, `<class>/<file>`; the folder is the tag.",
     example="web bing",
     record=WebConfig,

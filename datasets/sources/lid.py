@@ -104,7 +104,6 @@ def list_lid(
 LID = Source(
     lister=list_lid,
     location="root",
-    about="the folder of the LID challenge",
     help="Folder of the LID challenge (200 classes), or of any data set with list files of class indices.",
     example="lid LID --set data.lid.masks=val_masks",
     record=LidConfig,

@@ -17,8 +17,7 @@ class Source:
             of a source that does not name its classes takes their `names` as well.
         location: the lister's first argument, where the images are.
         where: what the location is: a folder of this machine, or a file, which may be a URI.
-        about: what that argument has to be, for messages.
-        help: the same for the command line, and a first sentence about the source.
+        help: what that argument has to be, for messages and the command line.
         example: of a command that indexes it, without `mcis index`.
         record: its section of the configuration, `data.<name>`; None = all its values are those of `data` itself.
         of_data: arguments that are fields of the section `data` itself, and these.
@@ -31,7 +30,6 @@ class Source:
 
     lister: Callable[..., Listing]
     location: str
-    about: str
     help: str
     example: str
     where: Literal["DIR", "FILE"] = "DIR"

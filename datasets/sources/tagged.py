@@ -105,9 +105,7 @@ def list_tagged(
     return found
 
 
-def photograph_tags(
-    table: str, classes: Sequence[str], *, image: str = "image", tags: str = "tags", allow_absolute: bool = False
-) -> dict[str, list[int]]:
+def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool = False) -> dict[str, list[int]]:
     """The tags of photographs that a trained network is to label: absolute path or URI -> class indices from 0.
 
     Args:
@@ -117,7 +115,7 @@ def photograph_tags(
     Raises:
         UserError: as of `list_tagged`; an image is named twice, or a tag is no class.
     """
-    rows = read_user_table(table, {"image": image, "tags": tags}, trusted=allow_absolute)
+    rows = read_user_table(table, {"image": "image", "tags": "tags"}, trusted=allow_absolute)
     uris, cells = rows.uris("image", rows.filled("image")), _tag_cells(rows)
     if twice := repeated(uris):
         raise UserError(f"{rows.path}: {shown(twice)} more than once", "each image once", "merge the rows")
@@ -269,7 +267,6 @@ def _notes(rows: UserTable, splits: pa.ChunkedArray, names: tuple[str, ...]) -> 
 TAGS = Source(
     lister=list_tagged,
     location="table",
-    about="a table of images and tags",
     help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet table.",
     example="tags photos.csv",
     where="FILE",

@@ -319,7 +319,6 @@ def _masks(root: Path, masks: str, sbd: Path | None) -> dict[str, str]:
 VOC = Source(
     lister=list_voc,
     location="root",
-    about="the folder VOC2012 of a devkit",
     help="Folder VOC2012 of a PASCAL VOC 2012 devkit.",
     example="voc VOCdevkit/VOC2012",
     options={"sbd": "data.sbd", "classes": "data.classes"},

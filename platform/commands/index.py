@@ -1,14 +1,11 @@
 """The commands `mcis index <source>|show|browse`: the first stage of a run, and a look at its index."""
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
 from mcis.platform.commands.options import (
@@ -33,16 +30,6 @@ index_app = typer.Typer(
 Index = Annotated[
     str, typer.Option("--name", help="Name of the run that the index belongs to.", autocompletion=complete_run)
 ]
-
-
-@contextlib.contextmanager
-def _location_is_an_argument(source: str) -> Iterator[None]:
-    """Errors name the command's argument in place of the option that `mcis run` has for it."""
-    try:
-        yield
-    except UserError as error:
-        texts = (error.found, error.expected, error.remedy)
-        raise UserError(*(text.replace(f"--{source}", SOURCES[source].where) for text in texts)) from None
 
 
 def _show_index(workspace: "Workspace", name: str) -> None:
@@ -72,7 +59,7 @@ def _add_command(source: str, about: Source) -> None:
     taken["verbose"] = (Verbose, False)
 
     def command(*, run: str, workspace: Path, assignments: list[str] | None, verbose: bool, **given: Any) -> None:
-        with plain_errors(verbose), _location_is_an_argument(source):
+        with plain_errors(verbose):
             from mcis.platform import pipeline
             from mcis.platform.config.resolve import resolve
             from mcis.platform.engine.runtime import ray_session

@@ -1,4 +1,4 @@
-"""The commands `mcis run` and `mcis demo`: the pipeline from tags to masks."""
+"""The commands `mcis run`, `mcis demo` and `mcis config show`: the pipeline, and its configuration."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +21,8 @@ from mcis.platform.commands.options import (
 
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
+
+config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 
 
 @grouped
@@ -117,3 +119,32 @@ def run_pipeline(
     with ray_session(resolved.config.compute, verbose=verbose):
         result = pipeline.run(resolved, opened, name, until=until, start=start, reuse=reuse, sources=sources)
     show_result(result)
+
+
+@config_app.command(
+    epilog="Examples: `mcis config show voc --recipe released --set localize.related=5` · "
+    "`mcis config show voc --voc DIR --recipe small --save exp.toml`"
+)
+@grouped
+def show(
+    configuration: Configuration,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write them as TOML, for `mcis run --config FILE`.")
+    ] = None,
+) -> None:
+    """Show every key with its value, where the value comes from, and what it means."""
+    with plain_errors():
+        from mcis.platform.commands.terminal import console, table_of
+        from mcis.platform.config.experiment import experiment_text
+        from mcis.platform.config.keys import leaves, meanings
+
+        resolved = configuration.resolve()
+        if save:
+            from mcis.platform.runs.files import write_text
+
+            write_text(save, experiment_text(resolved.config, resolved.origins))
+            typer.echo(f"experiment: {save}")
+            return
+        about = meanings(resolved.config)
+        rows = [(key, value, resolved.origins[key], about[key]) for key, value in leaves(resolved.config)]
+        console.print(table_of("Configuration", ("key", "value", "from", "meaning"), rows))

@@ -61,7 +61,7 @@ class LocalizeConfig(Section):
     related_by: Annotated[str, AfterValidator(RELATED.choice())] = "class"
     """Which images a map is related to. `class`: images with its class, drawn at random (section 3.2); `nearest`: those
     of them that are nearest by the mean of what the affinity compares over an image
-    (`datasets/sampling/nearest_images.py`); or, as controls of what these bring, its own image alone (`itself`) or
+    (`datasets/sampling/related_images.py`); or, as controls of what these bring, its own image alone (`itself`) or
     images without its class (`wrong_class`). Where every image has the class, the latter takes images with it."""
     related_may_repeat: bool = False
     """Whether related images are drawn with repetition, the image itself included, as in the released code

@@ -12,7 +12,7 @@ import pyarrow as pa
 from filelock import Timeout
 
 from mcis.datasets.images.decode import RULES
-from mcis.datasets.images.squares import MakeSquares, image_bytes
+from mcis.datasets.images.squares import image_bytes, make_squares
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.backbone_outputs import Features, features_bytes
 from mcis.datasets.tables.large_tables import Texts
@@ -48,7 +48,7 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
     if not count:
         return None
     rows, row_bytes = rows.slice(0, count), image_bytes(size)
-    return _made(f"squash{size}", rows, MakeSquares, (size,), context, compute, row_bytes, label="decode")
+    return _made(f"squash{size}", rows, make_squares, (size,), context, compute, row_bytes, label="decode")
 
 
 def features_cache(

@@ -8,8 +8,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.nearest_images import rounded
-from mcis.datasets.sampling.related_images import RELATED, Relations, draw
+from mcis.datasets.sampling.related_images import RELATED, Relations, draw, rounded
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config

@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_rgb
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_picture
 from mcis.datasets.index import duplicates
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.storage.files import read_bytes
@@ -145,7 +145,7 @@ def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dic
 def _open(uri: str) -> tuple[Image.Image | None, str | None]:
     """A small picture, or why there is none."""
     try:
-        picture = Image.fromarray(decode_rgb(read_bytes(uri), min_side=1, max_pixels=MOST_PIXELS))
+        picture = Image.fromarray(decode_picture(read_bytes(uri), min_side=1, max_pixels=MOST_PIXELS).rgb)
     except RejectedImage as error:
         return None, error.reason
     except Exception as error:  # file systems raise what they like, and one file must not end the page

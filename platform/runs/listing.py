@@ -55,7 +55,7 @@ def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
     keys = source.keys(name)
     arguments = {argument: value_of(config, key) for argument, key in keys.items()}
     if arguments[source.location] is None:
-        raise UserError(f"setting {config.setting} without the images of {name}", source.about, f"add --{name} PATH")
+        raise UserError(f"setting {config.setting} without the images of {name}", source.help, f"add --{name} PATH")
     if not source.names_classes:
         arguments["names"] = names
     keys |= {source.location: f"--{name}"}

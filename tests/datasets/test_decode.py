@@ -18,7 +18,6 @@ from mcis.datasets.images.decode import (
     RejectedImage,
     decode_labels,
     decode_picture,
-    decode_rgb,
     decode_saliency,
     fit_picture,
     fitted,
@@ -49,6 +48,10 @@ def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
+def decode_rgb(data: bytes, **options: int) -> np.ndarray:
+    return decode_picture(data, **options).rgb
+
+
 def rejection(call, *arguments: object, **options: object) -> RejectedImage:
     with pytest.raises(RejectedImage) as raised:
         call(*arguments, **options)
@@ -60,7 +63,7 @@ def without_bytes(parameter: object) -> str | None:
     return "" if isinstance(parameter, bytes) else None
 
 
-# --- decode_rgb: what becomes of each kind
+# --- decode_picture: what becomes of each kind
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def test_alpha_is_laid_on_white():
     np.testing.assert_array_equal(key[1:], RAMP[1:])
 
 
-# --- decode_rgb: pictures that are made smaller
+# --- decode_picture: pictures that are made smaller
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 3000))
@@ -218,7 +221,7 @@ def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.Monkey
     assert sizes == [(225, 150)]
 
 
-# --- decode_rgb: what is rejected
+# --- decode_picture: what is rejected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mcis.datasets.classes import palette, read_classes
-from mcis.datasets.images.decode import decode_labels, decode_rgb, decode_saliency
+from mcis.datasets.images.decode import decode_labels, decode_picture, decode_saliency
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene
@@ -53,12 +53,12 @@ def test_files_are_the_scenes(devkit: Path):
     for split, prefix in (("train_aug", "train"), ("val", "val")):
         for index in range(VAL):
             name, scene = f"{prefix}_{index:06d}", draw_scene(SEED, split, index)
-            rgb = decode_rgb((devkit / "JPEGImages" / f"{name}.jpg").read_bytes())
+            rgb = decode_picture((devkit / "JPEGImages" / f"{name}.jpg").read_bytes()).rgb
             assert rgb.shape == scene.rgb.shape == (*scene.labels.shape, 3)
             assert np.abs(rgb.astype(int) - scene.rgb).mean() < 4
             mask = (devkit / "SegmentationClassAug" / f"{name}.png").read_bytes()
             np.testing.assert_array_equal(decode_labels(mask), scene.labels)
-            np.testing.assert_array_equal(decode_rgb(mask), palette()[scene.labels])
+            np.testing.assert_array_equal(decode_picture(mask).rgb, palette()[scene.labels])
             if split == "train_aug":
                 saliency = decode_saliency((devkit / "SaliencyMaps" / f"{name}.png").read_bytes())
                 np.testing.assert_array_equal(saliency, scene.saliency)

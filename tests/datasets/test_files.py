@@ -233,7 +233,7 @@ import numpy as np
 from PIL import Image
 import tenacity
 from mcis.datasets.storage import faults, files
-from mcis.datasets.images.decode import decode_rgb
+from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.errors import UserError
 
 faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
@@ -244,13 +244,13 @@ used = 1024 * int(next(line for line in open("/proc/self/status") if line.starts
 unlimited = resource.getrlimit(resource.RLIMIT_AS)
 resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, unlimited[1]))
 try:
-    files.read_decoded("a.png", decode_rgb)
+    files.read_decoded("a.png", decode_picture)
 except UserError as error:
     print(error)
 else:
     raise SystemExit("there was memory enough")
 resource.setrlimit(resource.RLIMIT_AS, unlimited)
-print(files.read_decoded("a.png", decode_rgb).shape)
+print(files.read_decoded("a.png", decode_picture).rgb.shape)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_rgb
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture
 from mcis.datasets.index import LISTING_SCHEMA, verify
 from mcis.platform.cli import app
 from mcis.platform.outputs.read_index import open_index
@@ -209,7 +209,7 @@ def test_damaged_files_are_accepted_completely_or_rejected_with_a_reason(tmp_pat
             assert (row["height"], row["width"]) == (0, 0)
             kinds[reason.partition(":")[0]] += 1
             continue
-        rgb = decode_rgb(files[row["image_id"]])
+        rgb = decode_picture(files[row["image_id"]]).rgb
         assert rgb.dtype == np.uint8
         assert rgb.shape == (row["height"], row["width"], 3)
         assert min(rgb.shape[:2]) >= 32
@@ -244,7 +244,7 @@ def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: 
     assert min(len(accepted), len(rejected)) > len(names) / 20
     assert f"rejected: {len(rejected)}" in done.output
     for row in found.index.to_pylist():
-        assert decode_rgb(files[Path(row["uri"]).name]).shape == (row["height"], row["width"], 3)
+        assert decode_picture(files[Path(row["uri"]).name]).rgb.shape == (row["height"], row["width"], 3)
     browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *workspace])
     assert browsed.exit_code == 0, browsed.output
 
@@ -268,7 +268,7 @@ def test_quotations_of_decoders_are_one_printable_line(monkeypatch: pytest.Monke
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
     with pytest.raises(RejectedImage) as caught:
-        decode_rgb(SEEDS["png"])
+        decode_picture(SEEDS["png"])
     assert in_order(caught.value.reason)
     assert caught.value.reason.startswith("corrupt: ValueError: a b??[31m?? ...x")
 

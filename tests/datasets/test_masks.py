@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import (
     RejectedImage,
     decode_labels,
-    decode_rgb,
+    decode_picture,
     decode_saliency,
     encode_labels,
     resize_labels,
@@ -90,7 +90,7 @@ def test_encoded_labels_have_the_colors_of_pascal_and_are_small():
     labels[np.hypot(rows - 180, columns - 200) < 120] = 15
     labels[np.hypot(rows - 240, columns - 330) < 90] = 255
     data = encode_labels(labels)
-    np.testing.assert_array_equal(decode_rgb(data), palette()[labels])
+    np.testing.assert_array_equal(decode_picture(data).rgb, palette()[labels])
     image = Image.fromarray(labels)
     image.putpalette(palette().tobytes())
     assert len(data) < len(encoded(image, compress_level=1))

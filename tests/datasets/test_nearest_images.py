@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.nearest_images import nearest_images, rounded
+from mcis.datasets.sampling.related_images import nearest_images, rounded
 from mcis.datasets.tags import Members, Tags
 
 N, K, C = 40, 3, 6

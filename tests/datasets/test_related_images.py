@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.nearest_images import rounded
-from mcis.datasets.sampling.related_images import Relations, draw
+from mcis.datasets.sampling.related_images import Relations, draw, rounded
 from mcis.datasets.tags import Tags
 
 quick = settings(deadline=None, max_examples=60)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import RejectedImage, decode_rgb, decode_square
-from mcis.datasets.images.squares import MakeSquares, Squares, image_bytes, read_rgb
+from mcis.datasets.images.decode import RejectedImage, decode_picture, decode_square
+from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
 from mcis.datasets.storage.files import stamps
 from mcis.platform.runs.files import write_table
 
@@ -56,7 +56,7 @@ def rows_of(uris: list[str]) -> pa.Table:
 def filled(folder: Path, uris: list[str], cuts: tuple[int, ...]) -> Path:
     """A cache with shards between the cuts."""
     for first, last in itertools.pairwise(cuts):
-        shard = MakeSquares(SIZE)(rows_of(uris[first:last]))
+        shard = make_squares(SIZE)(rows_of(uris[first:last]))
         write_table(folder / f"part-{first:08d}-{last:08d}.arrow", shard)
     return folder
 
@@ -126,13 +126,13 @@ def test_a_file_that_was_replaced_is_noticed_though_size_and_time_are_the_same(t
     path.write_bytes(other)
     os.utime(path, ns=(0, stamp[0].changed if stamp[0] else 0))
     assert stamps([uris[3]]) == stamp
-    for read in (lambda: images(np.array([3])), lambda: images.read(3), lambda: MakeSquares(SIZE)(rows)):
+    for read in (lambda: images(np.array([3])), lambda: images.read(3), lambda: make_squares(SIZE)(rows)):
         with pytest.raises(UserError, match=r"3\.png was replaced or changed since it was indexed") as caught:
             read()
         assert "repeat `index`" in caught.value.remedy
     path.write_bytes(content)
     np.testing.assert_array_equal(images(np.array([3])), before)
-    assert len(MakeSquares(SIZE)(rows)) == len(uris)
+    assert len(make_squares(SIZE)(rows)) == len(uris)
 
 
 # --- squares of bytes
@@ -154,7 +154,7 @@ def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     data = encoded(picture, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    whole = Image.fromarray(decode_rgb(data)).resize((33, 33), Image.Resampling.BILINEAR)
+    whole = Image.fromarray(decode_picture(data).rgb).resize((33, 33), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(decode_square(data, 33), np.asarray(whole))
     with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
         decode_square(data[: len(data) // 2], 33)
