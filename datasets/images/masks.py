@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,14 +18,6 @@ from mcis.datasets.storage.files import read_decoded
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
 SALIENT = 128
 """Saliency, of 255, from which a pixel counts as salient in scores."""
-
-
-class Disagreement(NamedTuple):
-    """An image whose tags are not the classes of its ground-truth mask; class indices, ascending."""
-
-    image_id: str
-    tags: list[int]
-    in_mask: list[int]
 
 
 def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
@@ -89,8 +80,9 @@ def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]
     return tags
 
 
-def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
-    """The images whose tags are not the classes of their ground-truth masks; rows without a mask are passed over.
+def compare_tags(rows: pa.Table, classes: int) -> list[tuple[str, list[int], list[int]]]:
+    """The images whose tags are not the classes of their ground-truth masks, with these and those as ascending class
+    indices; rows without a mask are passed over.
 
     Args:
         rows: of a listing or an index.
@@ -99,11 +91,9 @@ def compare_tags(rows: pa.Table, classes: int) -> list[Disagreement]:
     Raises:
         UserError: as `read_tags` does.
     """
-    masked = rows.filter(rows["mask_uri"].is_valid()).select(["image_id", "tags", "mask_uri"])
-    compared = (
-        Disagreement(row["image_id"], row["tags"], read_tags(row["mask_uri"], classes)) for row in masked.to_pylist()
-    )
-    return [image for image in compared if image.tags != image.in_mask]
+    masked = rows.filter(rows["mask_uri"].is_valid()).select(["image_id", "tags", "mask_uri"]).to_pylist()
+    compared = ((row["image_id"], row["tags"], read_tags(row["mask_uri"], classes)) for row in masked)
+    return [(image_id, tags, in_mask) for image_id, tags, in_mask in compared if tags != in_mask]
 
 
 def _read(

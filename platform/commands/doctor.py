@@ -32,7 +32,7 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
     With the setting and the options of a run, it says what the run can expect of its images, and the free disk is
     compared with what the run takes.
     """
-    from mcis.platform.commands.terminal import show_checks, show_outlook
+    from mcis.platform.commands.terminal import console, show_outlook, table_of
 
     wanted, root = 0, workspace.expanduser()
     if configuration != Configuration():
@@ -45,7 +45,10 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
             show_outlook(config, listed, root)
             wanted = sum(use.size for use in disk_use(config, listed.table, len(listed.classes)))
     results = checks(root, wanted)
-    show_checks(results)
+    table = table_of("Is this machine fit for mcis?", ("part", "state", "found", "what to do"), results)
+    for row, check in zip(table.rows, results, strict=True):
+        row.style = {"ok": None, "note": "yellow", "bad": "red"}[check.state]
+    console.print(table)
     if any(check.state == "bad" for check in results):
         raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""What commands print: the table of scores, an index in figures, the doctor's screen.
+"""What commands print: the table of scores, an index in figures.
 
 Paths, names and values come from outside: all of them are escaped, or `[/x]` in a path would end in an error of rich.
 """
@@ -14,7 +14,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mcis.platform.commands.doctor import Check
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.runs.files import byte_text, free_bytes
 from mcis.platform.runs.progress import console
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from mcis.platform.runs.inventory import Entry
     from mcis.platform.runs.workspace import Workspace
 
-_COLORS = {"ok": "green", "note": "yellow", "bad": "red"}
 _SHORT = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
 """Headings of the main scores of a run."""
 _MOST_DISAGREEMENTS = 50
@@ -133,15 +131,6 @@ def show_removal(plan: "Plan", workspace: "Workspace") -> None:
         console.print(f"[yellow]note[/yellow]  {plain(note)}")
 
 
-def show_checks(checks: list[Check]) -> None:
-    """The doctor's screen."""
-    columns = ("part", "state", "found", "what to do")
-    table = table_of("Is this machine fit for mcis?", columns, checks)
-    for row, check in zip(table.rows, checks, strict=True):
-        row.style = _COLORS[check.state] if check.state != "ok" else None
-    console.print(table)
-
-
 def show_index(
     index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], notes: Sequence[str], console: Console = console
 ) -> None:
@@ -168,10 +157,8 @@ def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Conso
     disagreements = compare_tags(masked, len(classes))
     console.print(f"tags that disagree with the mask: {len(disagreements)} of {len(masked)} images with a mask")
     if disagreements:
-        rows = [
-            (image.image_id, *(", ".join(classes[k] for k in tags) for tags in image[1:]))
-            for image in disagreements[:_MOST_DISAGREEMENTS]
-        ]
+        shown = disagreements[:_MOST_DISAGREEMENTS]
+        rows = [(image_id, *(", ".join(classes[k] for k in tags) for tags in both)) for image_id, *both in shown]
         console.print(table_of("Tags against masks", ("image", "tags", "in the mask"), rows))
         if len(disagreements) > _MOST_DISAGREEMENTS:
             console.print(f"and {len(disagreements) - _MOST_DISAGREEMENTS} more")

@@ -23,7 +23,6 @@ from mcis.datasets.images.decode import (
     resize_labels,
 )
 from mcis.datasets.images.masks import (
-    Disagreement,
     compare_tags,
     read_saliency,
     read_tags,
@@ -225,4 +224,4 @@ def test_tags_are_read_again_when_the_file_has_changed(tmp_path: Path) -> None:
 def test_tags_are_compared_where_there_is_a_mask(tmp_path: Path) -> None:
     uri = write(tmp_path / "a.png", LABELS)
     columns = {"image_id": ["a", "b", "c"], "tags": [[0, 1], [1], [0]], "mask_uri": [uri, uri, None]}
-    assert compare_tags(pa.table(columns), 2) == [Disagreement("b", [1], [0, 1])]
+    assert compare_tags(pa.table(columns), 2) == [("b", [1], [0, 1])]
