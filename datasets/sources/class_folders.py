@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
@@ -17,8 +17,6 @@ from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import left_out, listing_table, maps_below, nearest, read_lines, scan, source_folder
 from mcis.datasets.sources.source import Source
 
-SUFFIXES = (".jpeg", ".jpg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
-"""Of single-label images, in any case; files with other suffixes are left out and counted."""
 _BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
 """Folders below the root that may hold the class folders of single-label images, tried in this order."""
 
@@ -46,26 +44,27 @@ class WebConfig(Section):
 def list_single_label(
     root: Path, names: tuple[str, ...], *, classes: Path | None = None, saliency: Path | None = None
 ) -> Listing:
-    """Reads the names in the class folders; no image is opened.
+    """Reads the names in the class folders; no image is opened, and no suffix is trusted: what is no image is rejected
+    with a reason when the images are verified.
 
     Args:
         names: K class names; folders that stand for none of them are left out and noted.
         root, classes, saliency: as of `SingleConfig`.
 
     Returns:
-        Rows `single/<folder>/<stem>` of split train and domain source.
+        Rows `single/<folder>/<file>` of split train and domain source.
 
     Raises:
-        UserError: a folder or file is missing or unreadable, no folder stands for a class, a class is unknown, or two
-            images have the same stem.
+        UserError: a folder or file is missing or unreadable, no folder stands for a class, or a class is unknown.
     """
     root = source_folder(root, "a folder of single-label images", "name it by `root`")
     table = _read_class_file(classes, names) if classes else {**voc_folders(), **{name: name for name in names}}
     class_of = {folder: names.index(name) for folder, name in table.items() if name in names}
-    bases = [(root / below).resolve() for below in _BELOW if (root / below).is_dir()]
-    read = (_read_folders(base, class_of, "single-label images", SUFFIXES) for base in bases)
-    found = next((each for each in read if each.images), None)  # a class may be called `train`, as a folder of `_BELOW`
-    if found is None:
+    for base in [(root / below).resolve() for below in _BELOW if (root / below).is_dir()]:
+        found = _list(base, class_of, names, what="single-label images", domain="source", saliency=saliency)
+        if len(found.table):  # a class may be called `train`, as a folder of `_BELOW`
+            break
+    else:
         raise UserError(
             f"no folder with images in {root} stands for one of the {len(names)} classes; there are "
             f"{shown(scan(root, root).folders) or 'none'}",
@@ -73,22 +72,14 @@ def list_single_label(
             f"(Caltech-256), here or in 256_ObjectCategories; or named as the classes ({shown(names)}), with images",
             "name by `root` the folder that holds them, or say by `classes` which folder is which class",
         )
-    if classes and (absent := sorted(set(class_of) - set(found.names))):
-        found.notes.append(f"{classes} names {len(absent)} folder(s) that are not in {found.base}: {shown(absent)}")
-    if twice := [stem for stem, count in collections.Counter(found.stems).items() if count > 1]:
-        raise UserError(
-            f"{len(twice)} images in {found.base} are there twice, by different suffixes: {shown(twice)}",
-            "one image per name, which is its name in the index and that of its saliency map",
-            "remove or rename one of each",
-        )
-    return _listing(found, names, [f"single/{stem}" for stem in found.stems], domain="source", saliency=saliency)
+    if classes and (absent := sorted(set(class_of) - set(scan(base, base).folders))):
+        note = f"{classes} names {len(absent)} folder(s) that are not in {base}: {shown(absent)}"
+        return found._replace(notes=(*found.notes, note))
+    return found
 
 
 def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None) -> Listing:
-    """Reads the names in the class folders; no image is opened, and no suffix is trusted.
-
-    What a search engine returned under a false name, cut off or empty, is listed here and rejected with a reason when
-    the images are verified.
+    """As `list_single_label`, of folders that are named as the classes: search engines return much under false names.
 
     Args:
         names: K class names; other folders are left out and noted.
@@ -102,90 +93,62 @@ def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None
     """
     remedy = "name by `root` the folder that holds the classes"
     root = source_folder(root, "a folder of crawled images, <class>/<file>", remedy)
-    found = _read_folders(root, {name: k for k, name in enumerate(names)}, "web images")
-    if not found.images:
+    class_of = {name: k for k, name in enumerate(names)}
+    found = _list(root, class_of, names, what="web images", domain="web", saliency=saliency)
+    if not len(found.table):
+        there = shown(scan(root, root).folders) or "none"
         raise UserError(
-            f"no folder in {root} that is named as a class holds an image; there are {shown(found.names) or 'none'}",
+            f"no folder in {root} that is named as a class holds an image; there are {there}",
             f"folders named {', '.join(names)}",
             f"{remedy}, or rename those in it",
         )
-    return _listing(found, names, [f"web/{image}" for image in found.images], domain="web", saliency=saliency)
+    return found
 
 
-class _ClassFolders(NamedTuple):
-    """The names in the class folders.
-
-    Attributes:
-        base: the folder that holds the class folders, absolute and without links.
-        what: the images, for messages.
-        names: of all folders in `base`, ascending.
-        images: those in class folders, `<folder>/<name>`.
-        stems: these without suffixes.
-        classes: the class index of each image.
-        notes: what was left out.
-    """
-
-    base: Path
-    what: str
-    names: list[str]
-    images: list[str]
-    stems: list[str]
-    classes: list[int]
-    notes: list[str]
-
-
-def _read_folders(base: Path, class_of: Mapping[str, int], what: str, suffixes: tuple[str, ...] = ()) -> _ClassFolders:
-    """Reads the names in the folders that stand for a class.
-
-    Args:
-        suffixes: of images, in any case; none: every file that is not hidden is taken for one.
-
-    Raises:
-        UserError: a folder cannot be read.
-    """
-    what, top, images, classes = f"{what} in {base}", scan(base, base), list[str](), list[int]()
-    no_image = "file(s) or folder(s) that are no image" + (f" ({', '.join(suffixes)})" if suffixes else "")
-    for folder in top.folders:
-        if folder in class_of:
-            content = scan(base / folder, base)
-            files = [name for name in content.files if name[0] != "." and name.lower().endswith(suffixes or ("",))]
-            images += [f"{folder}/{name}" for name in files]
-            classes += [class_of[folder]] * len(files)
-            top.left.update(content.left)
-            top.left[no_image] += len(content.files) + len(content.folders) - len(files)
-    notes = left_out(what, top.left)
-    if others := [folder for folder in top.folders if folder not in class_of]:
-        notes.append(f"{what}: left out {len(others)} folder(s) that stand for no class: {shown(others)}")
-    stems = [os.path.splitext(image)[0] for image in images]
-    return _ClassFolders(base, what, top.folders, images, stems, classes, notes)
-
-
-def _listing(
-    found: _ClassFolders,
+def _list(
+    base: Path,
+    class_of: Mapping[str, int],
     names: tuple[str, ...],
-    image_ids: list[str],
     *,
+    what: str,
     domain: Literal["source", "web"],
     saliency: Path | None,
 ) -> Listing:
-    """All images in split train; one whose stem another has is without a saliency map `<folder>/<stem>.png`."""
-    notes, present = list(found.notes), set(found.classes)
+    """The images of a folder's class folders, all in split train; every file that is not hidden is taken for one.
+
+    An image whose stem another has is without a saliency map `<folder>/<stem>.png`.
+
+    Raises:
+        UserError: a folder cannot be read, or that of saliency maps is missing.
+    """
+    what, top, images, classes = f"{what} in {base}", scan(base, base), list[str](), list[int]()
+    for folder in top.folders:
+        if folder in class_of:
+            content = scan(base / folder, base)
+            files = [name for name in content.files if name[0] != "."]
+            images += [f"{folder}/{name}" for name in files]
+            classes += [class_of[folder]] * len(files)
+            top.left.update(content.left)
+            top.left["file(s) or folder(s) that are no image"] += len(content.files) + len(content.folders) - len(files)
+    notes = left_out(what, top.left)
+    if others := [folder for folder in top.folders if folder not in class_of]:
+        notes.append(f"{what}: left out {len(others)} folder(s) that stand for no class: {shown(others)}")
+    present = set(classes)
     if absent := [name for k, name in enumerate(names) if k not in present]:
-        notes.append(f"{found.what}: none of class {shown(absent, len(absent))}")
-    maps, count = maps_below(saliency, "saliency map"), collections.Counter(found.stems)
-    uris = [maps.get(stem) if count[stem] == 1 else None for stem in found.stems]
-    if saliency and (shared := sum(count[stem] > 1 for stem in found.stems)):
-        notes.append(
-            f"{found.what}: {shared} share a stem with another, so that no saliency map can be told to be theirs"
-        )
+        notes.append(f"{what}: none of class {shown(absent, len(absent))}")
+    maps, stems = maps_below(saliency, "saliency map"), [os.path.splitext(image)[0] for image in images]
+    count = collections.Counter(stems)
+    uris = [maps.get(stem) if count[stem] == 1 else None for stem in stems]
+    if saliency and (shared := sum(count[stem] > 1 for stem in stems)):
+        notes.append(f"{what}: {shared} share a stem with another, so that no saliency map can be told to be theirs")
     if saliency and None in uris:
-        notes.append(f"{found.what}: no saliency map for {uris.count(None)} of {len(uris)}")
+        notes.append(f"{what}: no saliency map for {uris.count(None)} of {len(uris)}")
     rows = listing_table(
-        image_id=image_ids,
-        uri=[f"{found.base}/{image}" for image in found.images],
+        image_id=[f"{'single' if domain == 'source' else domain}/{image}" for image in images],
+        uri=[f"{base}/{image}" for image in images],
         domain=domain,
         split="train",
-        tags=[[k] for k in found.classes],
+        tags=[[k] for k in classes],
         saliency_uri=uris,
     )
     return Listing(rows, names, tuple(notes))

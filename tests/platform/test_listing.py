@@ -46,7 +46,7 @@ def test_a_source_without_its_images_names_its_flag(source: str) -> None:
     with pytest.raises(UserError, match=f"setting {source} without the images of {source}") as caught:
         listed(source, {})
     assert f"--{source} " in caught.value.remedy
-    assert caught.value.expected == SOURCES[source].about
+    assert caught.value.expected == SOURCES[source].help
 
 
 def test_sources_are_listed_with_the_classes_of_the_first(devkit: dict[str, Path], tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_sources_are_listed_with_the_classes_of_the_first(devkit: dict[str, Path
     found = listed("voc+single+web", devkit | {"data.single.root": single, "data.web.root": web})
     assert found.classes == ("cactus", "fish", "kite")
     assert found.table["domain"].to_pylist() == ["target"] * 9 + ["source"] * 2 + ["web"]
-    assert found.table["image_id"].to_pylist()[9:] == ["single/cactus/2", "single/fish/1", "web/kite/4"]
+    assert found.table["image_id"].to_pylist()[9:] == ["single/cactus/2.jpg", "single/fish/1.png", "web/kite/4"]
     assert {SOURCES[source].domain for source in ("voc", "single", "web")} == {"target", "source", "web"}
     alone = listed("single", {"data.single.root": single, "data.classes": devkit["data.classes"]})
     assert len(alone.table) == 2
