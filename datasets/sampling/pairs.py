@@ -68,7 +68,7 @@ class PairSampler:
             class-balanced sampling.
 
     Raises:
-        ValueError: no image has a tag, or an argument is out of its range.
+        ValueError: no image has a tag, or `source` is not of N images.
     """
 
     def __init__(
@@ -85,10 +85,6 @@ class PairSampler:
             raise ValueError("no image has a tag, so there is no pair")
         if source is not None and source.shape != (len(tags),):
             raise ValueError(f"source has shape {source.shape}, expected one value for each of {len(tags)} images")
-        if epoch_pairs is not None and epoch_pairs < 1:
-            raise ValueError(f"an epoch of {epoch_pairs} pairs, expected at least 1")
-        if not 0 <= class_balance <= 1:
-            raise ValueError(f"class_balance {class_balance} is outside of [0, 1]")
         self.tags, self.seed, self.partner_may_be_itself = tags, seed, partner_may_be_itself
         self.class_balance = class_balance
         self.members = Members.of(tags, source)

@@ -67,7 +67,6 @@ def checks(workspace: Path, wanted: int = 0) -> list[Check]:
         "ray": _ray,
         "mlflow": lambda: _mlflow(workspace),
         "disk": lambda: _disk(workspace, wanted),
-        "temporary files": _temporary,
         "cores, memory": _cores,
     }
     out = []
@@ -112,6 +111,8 @@ def _dense_crf() -> tuple[str, ...]:
 def _ray() -> tuple[str, ...]:
     import ray
 
+    if len(folder := tempfile.gettempdir()) > 40:
+        return "bad", f"{folder} is too long a name for Ray's sockets", "set TMPDIR to a short path"
     address = os.environ.get("RAY_ADDRESS")
     where = f"cluster {address}" if address else "a local Ray is started for each run"
     return "ok", f"{ray.__version__}, {where}"
@@ -135,13 +136,6 @@ def _disk(workspace: Path, wanted: int) -> tuple[str, ...]:
     what = "the run" if wanted else "even the demo"
     found = f"{what} takes {byte_text(least)} of {byte_text(free)} free for the workspace"
     return ("ok", found) if free >= least else ("bad", found, "free some space, or choose another --workspace DIR")
-
-
-def _temporary() -> tuple[str, ...]:
-    folder = tempfile.gettempdir()
-    if len(folder) > 40:
-        return "bad", f"{folder} is too long a name for Ray's sockets", "set TMPDIR to a short path"
-    return "ok", folder
 
 
 def _cores() -> tuple[str, ...]:

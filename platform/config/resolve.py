@@ -17,6 +17,7 @@ from pydantic_core import ErrorDetails
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions
 from mcis.datasets.sources import SOURCES
+from mcis.datasets.sources.lists import nearest
 from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
@@ -105,8 +106,8 @@ def _merged(
             if key in known:
                 values[key], origins[key] = value, origin
             else:
-                nearest = difflib.get_close_matches(key, known, 3, 0.5)
-                hint = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+                near = difflib.get_close_matches(key, known, 3, 0.5)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
                 problems.append(f"{file}: " * (origin == str(file)) + f"unknown key {key!r}{hint}")
     try:
         return Config.model_validate(nested(values | names)), origins
@@ -177,9 +178,8 @@ def setting_values(setting: str) -> Config:
 
 def _known_recipe(recipe: str) -> str:
     if recipe not in RECIPES:
-        nearest = difflib.get_close_matches(recipe, RECIPES, 1)
-        hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
-        raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint)
+        hint = nearest([recipe], [*RECIPES]) or "choose one of them"
+        raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint.strip())
     return recipe
 
 
