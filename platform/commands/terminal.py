@@ -17,7 +17,6 @@ from rich.table import Table
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.runs.files import byte_text, free_bytes
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.scores import Score
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing
@@ -49,23 +48,19 @@ def table_of(
 def show_result(result: "RunResult") -> None:
     """The final table of a run, and where to look."""
     context = result.context
-    if result.scores:
-        console.print(_score_table(result.scores, f"Scores of {context.name}"))
+    columns = ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning")
+    rows = []
+    for score in result.scores:
+        boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
+        made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
+        rows.append((score.title, score.name, score.split, f"{score.miou:.2f}", boundary, score.images, made))
+    if rows:
+        console.print(table_of(f"Scores of {context.name}", columns, rows, numbers=columns[3:6]))
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
     console.print(f"report:  {context.folder.report}", markup=False)
     console.print(f"scores:  {context.folder.scores}", markup=False)
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
-
-
-def _score_table(scores: Sequence[Score], title: str) -> Table:
-    columns = ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning")
-    rows = []
-    for score in scores:
-        boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
-        made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
-        rows.append((score.title, score.name, score.split, f"{score.miou:.2f}", boundary, score.images, made))
-    return table_of(title, columns, rows, numbers=columns[3:6])
 
 
 def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:

@@ -4,7 +4,6 @@
 that concern it. This module holds the whole, and the checks between sections; a section's own are its `problems`.
 """
 
-import difflib
 import functools
 from collections.abc import Iterator
 from typing import Literal
@@ -14,6 +13,7 @@ from pydantic import Field, model_validator
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions, Section
 from mcis.datasets.sources import SOURCES
+from mcis.datasets.sources.lists import nearest
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.inference import EvaluateConfig, PredictConfig, ReportConfig, TrackingConfig
@@ -107,11 +107,9 @@ def sources_of(setting: str) -> tuple[str, ...]:
     names = tuple(setting.split("+"))
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        nearest = difflib.get_close_matches(setting, SETTINGS, 1) or difflib.get_close_matches(unknown[0], SOURCES, 1)
-        hint = f"did you mean {nearest[0]}?" if nearest else "choose one of them"
-        raise UserError(
-            f"unknown setting {setting!r}", f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +", hint
-        )
+        hint = nearest([setting], SETTINGS) or nearest(unknown[:1], [*SOURCES]) or "choose one of them"
+        expected = f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +"
+        raise UserError(f"unknown setting {setting!r}", expected, hint.strip())
     if len(set(names)) < len(names) or len(set(names).intersection(_WITH_CLASSES)) > 1:
         raise UserError(
             f"setting {setting!r}",
