@@ -134,11 +134,8 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     """As `stamp` of each file, in many threads, each of which asks for some hundred one after the other."""
     count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
     parts = (uris[first : first + count] for first in range(0, len(uris), count))
-    return [each for part in in_threads(_stamps, parts, threads=_PARALLEL, name="stamps") for each in part]
-
-
-def _stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    return list(map(stamp, uris))
+    found = in_threads(lambda part: list(map(stamp, part)), parts, threads=_PARALLEL, name="stamps")
+    return [each for part in found for each in part]
 
 
 def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
