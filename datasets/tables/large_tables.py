@@ -144,5 +144,5 @@ class Texts(Sequence[str]):
     def __len__(self) -> int:
         return len(self._texts)
 
-    def __getitem__(self, position: SupportsIndex) -> str:  # type: ignore[override]  (no slices)
+    def __getitem__(self, position: SupportsIndex) -> str:  # type: ignore[override]  # no slices
         return str(self._texts[position.__index__()])
