@@ -1,6 +1,6 @@
 """The images of a run's report, half of train and half of val, with what the stages made of them -> panels."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,7 @@ from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import split_rows, truth_of_row
-from mcis.platform.outputs.tables import ImageMaps, image_maps
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import PredictResult
@@ -59,6 +59,9 @@ def _panels(
         truth, prediction = None, predictions.get(image_id)
         mask = masks.rows(image_id) if masks else None
         kept = image_maps(maps, image_id) if maps else None
+        heat: Iterable[NDArray[np.float32]] = ()
+        if kept:  # each by its own maximum, whatever `maps.scale` says: on a scale that all share a faint one is dark
+            heat = score_maps(torch.from_numpy(kept.maps), kept.grids, "maximum", *shape).numpy()
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), *shape)
         panels.append(
@@ -68,7 +71,7 @@ def _panels(
                 tags=tuple(classes[k] for k in row["tags"]),
                 image=image,
                 truth=truth,
-                maps=_maps(kept, shape, classes) if kept else (),
+                maps=tuple((classes[k], of) for k, of in zip(kept.classes if kept else (), heat, strict=True)),
                 kept=kept,
                 full_size=(row["height"], row["width"]),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
@@ -77,17 +80,6 @@ def _panels(
             )
         )
     return panels
-
-
-def _maps(
-    image: ImageMaps, shape: tuple[int, int], classes: tuple[str, ...]
-) -> tuple[tuple[str, NDArray[np.float32]], ...]:
-    """Class name and map, (H, W), of each tag; each map is divided by its own maximum.
-
-    That is so for any `maps.scale`: on a scale that all maps share a faint one would not show.
-    """
-    maps = score_maps(torch.from_numpy(image.maps), image.grids, "maximum", *shape).numpy()
-    return tuple((classes[k], heat) for k, heat in zip(image.classes, maps, strict=True))
 
 
 def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> dict[str, NDArray[np.uint8]]:

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 from collections.abc import Mapping
+from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +61,7 @@ def _templates() -> jinja2.Environment:
     templates.filters |= {
         "count": grouped,
         "decimal": "{:.1f}".format,
-        "duration": duration,
+        "duration": lambda seconds: None if seconds is None else timedelta(seconds=round(seconds)),
         "exact": float,
         "share": percent,
         "png": lambda picture: data_uri(picture, "PNG"),
@@ -68,18 +69,6 @@ def _templates() -> jinja2.Environment:
     }
     templates.globals["zip"] = zip
     return templates
-
-
-def duration(seconds: float | None) -> str:
-    """4.2 s, 3 min 07 s, 2 h 05 min."""
-    if seconds is None:
-        return "–"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02} s"
-    return f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def encode(picture: Image.Image, format: Literal["JPEG", "PNG"]) -> bytes:

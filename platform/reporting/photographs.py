@@ -1,6 +1,6 @@
 """Photographs -> finished predictions in a folder: masks, overlays, and tables of class shares and of rejects."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,20 @@ def predict_photographs(
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
 
-    def write(read: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
+    def read() -> Iterator[Photo[tuple[Photograph, NDArray[np.uint8]]]]:
+        """The photographs that can be read, each with its overlay's image and as it is predicted."""
+        for photograph in photographs:
+            try:
+                picture = predictor.read(photograph.uri)
+                shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=MOST_SIDE)
+            except RejectedImage as error:
+                rejected.append((photograph.uri, error.reason))
+                continue
+            yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))
+
+    def write(of: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
         """Writes mask and overlay; returns the row of shares.csv."""
-        (photograph, shown), labels = read, prediction.labels()
+        (photograph, shown), labels = of, prediction.labels()
         mask = f"masks/{photograph.name}.png"
         write_bytes(out / mask, encode_labels(labels))
         overlay = overlay_picture(shown, resize_labels(labels, *shown.shape[:2]))
@@ -50,7 +61,7 @@ def predict_photographs(
         return [photograph.uri, mask, *labels.shape, *(f"{share:.6f}" for share in shares)]
 
     with bar("predict", len(photographs), "images") as progress:
-        for row in predictor.map(_read(predictor, photographs, rejected, tags), write):
+        for row in predictor.map(read(), write):
             rows.append(row)
             progress.update(len(rows) + len(rejected))
         progress.update(len(photographs))
@@ -58,20 +69,3 @@ def predict_photographs(
     write_bytes(out / "shares.csv", csv_table(names, rows))
     write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
     return rejected
-
-
-def _read(
-    predictor: Predictor,
-    photographs: Iterable[Photograph],
-    rejected: list[tuple[str, str]],
-    tags: Mapping[str, Sequence[int]],
-) -> Iterator[Photo[tuple[Photograph, NDArray[np.uint8]]]]:
-    """The photographs that can be read, each with its overlay's image and as it is predicted; others are rejected."""
-    for photograph in photographs:
-        try:
-            picture = predictor.read(photograph.uri)
-            shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=MOST_SIDE)
-        except RejectedImage as error:
-            rejected.append((photograph.uri, error.reason))
-            continue
-        yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))

@@ -164,14 +164,9 @@ def _view(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _is_number(value: float | None) -> bool:
-    """Whether a figure was computed: neither None nor NaN."""
-    return value is not None and isfinite(value)
-
-
 def _candidates(scores: Sequence[Score], what: Scored) -> list[Score]:
     """Scores with a mIoU that may stand for a stage: of segmentation, where possible, not on training images."""
-    computed = [score for score in scores if score.what == what and _is_number(score.miou)]
+    computed = [score for score in scores if score.what == what and isfinite(score.miou)]
     if what == "segmentation":
         return [score for score in computed if not score.split.startswith("train")] or computed
     return computed

@@ -181,7 +181,7 @@ def test_counts_rejects_times_and_configuration_are_told(page: Any, data: Report
     assert "10\N{NARROW NO-BREAK SPACE}582" in page.text
     assert "pseudo masks → pixels" in page.text
     assert "1 images rejected" in page.text
-    assert "3 min 10 s" in page.text
+    assert "0:03:10" in page.text
     assert "reused" in page.text
     assert ["classifier.epochs", "8", "recipe small"] in page.rows["configuration"]
     assert ["python", "3.11"] in page.rows["configuration"]
