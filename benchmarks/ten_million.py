@@ -139,7 +139,7 @@ def verdicts(folder: Path, rows: int) -> None:
     files = pa.concat_tables(parts)
     kept = KeptVerdicts(workspace)
     found = kept.find(files)
-    assert sorted(take(kept.verdicts(), found[:: max(1, rows // 1000)])["content_hash"].to_pylist()) == [
+    assert sorted(take(kept.verdicts, found[:: max(1, rows // 1000)])["content_hash"].to_pylist()) == [
         f"{number:064x}" for number in range(0, rows, max(1, rows // 1000))
     ]
 

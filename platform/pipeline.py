@@ -13,12 +13,11 @@ from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import OfStudy, bookkept, index_is_made
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import read_json
 from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.scores import Score
+from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import (
@@ -172,8 +171,7 @@ def run(
                 problem = problem or _teaches_nothing(stage, config, context)
         if problem:
             raise problem
-    scores = context.folder.scores
-    return RunResult(context, [Score.from_json(score, scores) for score in read_json(scores)["scores"]])
+    return RunResult(context, read_scores(context.inputs))
 
 
 def _teaches_nothing(stage: Stage, config: Config, context: RunContext) -> UserError | None:

@@ -17,7 +17,7 @@ from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.bookkeeping import OfStudy, recorded
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import Bar, bar
-from mcis.platform.runs.scores import Score
+from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.tracking_store import store_environment
 from mcis.platform.runs.workspace import RunFolder, Workspace
@@ -146,9 +146,9 @@ def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
     results = fit(sweep, parent, how, space, trials=len(trials), ended=ended)
     failures = {name: failed(result.error) for name, result in results.items() if result.error}
     scores = {
-        name: [Score.from_json(score, sweep.folder.path / _TUNE) for score in result.metrics["scores"]]
+        name: read_scores(sweep.workspace.outputs(name))
         for name, result in results.items()
-        if not result.error and result.metrics and "scores" in result.metrics
+        if not result.error and result.metrics and result.metrics.get("ended")
     }
     if len(scores) + len(failures) < len(trials):  # Tune takes Ctrl-C for itself and hands back what it has
         raise KeyboardInterrupt
@@ -235,7 +235,7 @@ def _run_trial(
     from ray import tune
 
     from mcis.platform import pipeline
-    from mcis.platform.runs.results import TrainingResult
+    from mcis.platform.runs.results import StageResult
 
     trial = Trial(**parameters["trial"])
     os.environ.update(environment)
@@ -248,9 +248,9 @@ def _run_trial(
         study=OfStudy(study, parent, trial.varied, _Validations()),
     )
     # Tune writes what is reported into files of JSON.
-    report: dict[str, Any] = {"scores": [score.as_json() for score in result.scores]}
+    report: dict[str, Any] = {"ended": True}
     if "train_classifier" in result.context.inputs:
-        report["val_map"] = result.context.result("train_classifier", TrainingResult).counts.get("val mAP")
+        report["val_map"] = result.context.result("train_classifier", StageResult).counts.get("val mAP")
     if objective:
         report["objective"] = objective(report.get("val_map"), result.scores)
     tune.report(report)

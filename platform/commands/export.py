@@ -66,7 +66,7 @@ def import_weights(
         from mcis.models.released import read_released
         from mcis.platform.config.resolve import resolve
         from mcis.platform.networks.checkpoints import save
-        from mcis.platform.networks.trained import classifier_description
+        from mcis.platform.networks.pretrained import classifier_description
 
         state = read_released(file)
         about = classifier_description(resolve("voc", "released").config.classifier, ())

@@ -12,8 +12,7 @@ from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_label
 from mcis.platform.config.training import AffinityNetConfig
 from mcis.platform.engine.crop_learner import CropLearner
 from mcis.platform.engine.learner import Network
-from mcis.platform.networks.affinities import build_affinity_net
-from mcis.platform.networks.build import freeze
+from mcis.platform.networks.build import build_affinity_net, freeze
 from mcis.platform.networks.pretrained import load_backbone
 
 

@@ -16,7 +16,7 @@ from mcis.platform.engine.learnt import LossTrend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.pretrained import later_weights
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.results import StageResult
 
 _NAMES = {"segmenter": "segmenter", "affinity_net": "affinity network"}
 
@@ -58,7 +58,7 @@ def train_on_crops(
     about: Mapping[str, Any],
     counts: Mapping[str, Any],
     remedy: str,
-) -> TrainingResult:
+) -> StageResult:
     """Trains a network with Ray Train.
 
     Args:
@@ -73,7 +73,7 @@ def train_on_crops(
     trend, problem = LossTrend.of_log(context.part, "loss"), None
     if trend is not None and not trend.fell:
         problem = (f"the {_NAMES[network]} learnt nothing: {trend.description()}", "a loss that falls", remedy)
-    return TrainingResult(
+    return StageResult(
         notes=result.notes(_NAMES[network]),
         counts={"steps": learner.schedule.steps, **counts},
         problem=problem,

@@ -29,7 +29,7 @@ from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer, resolve_precision
 from mcis.platform.engine.resuming import CheckpointRequests, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
-from mcis.platform.engine.validation import Scorer, Validation
+from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import move_channels_last
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.runs.files import disk_errors, write_json
@@ -129,7 +129,6 @@ class Trainer(Generic[AnyBatch]):
         self.stream: Iterator[AnyBatch] = batches(
             decoder, batch=self.schedule.batch, shard=self.shard, decode_in=how, threads=self.threads
         )
-        self.scorer = None if job.validation is None else Scorer(job.validation, self.shard, self.threads)
         self.val_ap: NDArray[np.float64] | None = None
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
@@ -200,7 +199,8 @@ class Trainer(Generic[AnyBatch]):
         is_last = done == schedule.steps
         keep = is_last or done % self.job.compute.checkpoint_steps == 0
         keep = keep or (self.rank == 0 and self.asked())
-        validate = self.scorer is not None and self.scorer.due(
+        validation = self.job.validation
+        validate = validation is not None and validation.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
         )
         if (keep or validate) and not all(bool(p.isfinite().all()) for p in self.network.parameters()):
@@ -225,9 +225,9 @@ class Trainer(Generic[AnyBatch]):
             "learning_rate": self.schedule.learning_rate(step),
             **self.throughput.record(done),
         }
-        if self.scorer is not None and validate:
-            self.val_ap = self.scorer(self.network, self._autocast, self.device)
-            record[self.scorer.validation.name] = float(np.nanmean(self.val_ap))
+        if validate and (validation := self.job.validation):
+            self.val_ap = validation.precisions(self.network, self.shard, self._autocast, self.device, self.threads)
+            record[validation.name] = float(np.nanmean(self.val_ap))
         if self.log:
             self.log.write(record)
         self.throughput.restart(done)
@@ -235,8 +235,7 @@ class Trainer(Generic[AnyBatch]):
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
         val_ap = None if self.val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in self.val_ap]
-        result = FitResult(self.shard.steps, self.precision, val_ap)
-        write_json(self.job.folder / FIT, result._asdict())
+        write_json(self.job.folder / FIT, FitResult(self.shard.steps, self.precision, val_ap)._asdict())
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")

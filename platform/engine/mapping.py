@@ -4,9 +4,9 @@ Each shard is written aside and renamed by the process that computed it. After a
 computed, and the result is the same, since a shard's rows depend on its position in the table alone.
 """
 
+import functools
 import sys
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_text, deaths, memory_errors, user_errors
-from mcis.platform.engine.nodes import wait_for_nodes, watched_nodes
+from mcis.platform.engine.nodes import wait_for_nodes
 from mcis.platform.engine.runtime import ANYWHERE, cpus, give_memory_back
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.progress import bar
@@ -29,7 +29,7 @@ _PAUSE = 1.0
 """Seconds until an actor that does not answer is asked again."""
 _RETRIES = 2
 """How often Ray maps a shard, or an image, again whose process or node died."""
-_LOOK_EVERY = 5.0
+_LOOK_EVERY = 3.0
 """Seconds between two looks at the nodes, at most: for GPUs that have joined, and for what is missing."""
 
 
@@ -85,25 +85,22 @@ def map_table(
             happened in words. A shard whose process dies is then mapped row by row; else it ends the mapping.
         lower: keys of the configuration, in words, by which a worker takes less memory.
 
+    Returns:
+        How many rows it mapped.
+
     Raises:
         UserError: a worker raised it, memory ran out in one, a shard ends each process that maps it, or the cluster
             has no node for it and starts none in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
-    finished = len(table) - sum(part.rows for part in missing.values())
-    mapped = 0
-    work = _Work(make, arguments, folder, label, lower)
+    finished = mapped = len(table) - sum(part.rows for part in missing.values())
     with bar(label, len(table), "images") as progress, user_errors():
         progress.update(finished)
-        if network and compute.gpu:
-            results = _map_on_gpus(table, work, missing, compute)
-        else:
-            results = _map_on_cpus(table, work, missing, compute, reject)
-        for rows in results if missing else ():
+        for rows in _mapped(table, _Work(make, arguments, folder, label, lower), missing, compute, network, reject):
             mapped += rows
-            progress.update(finished + mapped)
-    return mapped
+            progress.update(mapped)
+    return mapped - finished
 
 
 def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, ShardRows]:
@@ -114,24 +111,49 @@ def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, Sha
     return {name: part for name, part in wanted.items() if name not in present}
 
 
-def _map_on_cpus(
-    table: pa.Table, work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig, reject: Reject | None
+def _mapped(
+    table: pa.Table,
+    work: _Work,
+    shards: dict[str, ShardRows],
+    compute: ComputeConfig,
+    network: bool,
+    reject: Reject | None,
 ) -> Iterator[int]:
-    """Maps shards in tasks, one per core or CPU; yields the rows of each as soon as it is written.
+    """Maps shards; yields the number of rows of each as soon as it is written."""
+    import ray
+
+    if not shards:
+        return
+    needed = {"GPU": compute.gpu_share} if network and compute.gpu else {"CPU": 1.0}
+    watch = wait_for_nodes([needed], compute.wait_minutes, f"the mapping `{work.label}`")
+    parts = (ray.put((work, ray.put(table))),)  # a node's processes share it; within a tuple Ray leaves a reference one
+    if "GPU" in needed:
+        yield from _map_on_gpus(parts, work, shards, compute, watch)
+    else:
+        yield from _map_on_cpus(table, parts, work, shards, reject, watch)
+
+
+def _map_on_cpus(
+    table: pa.Table,
+    parts: tuple[Any],
+    work: _Work,
+    shards: dict[str, ShardRows],
+    reject: Reject | None,
+    watch: Iterator[object],
+) -> Iterator[int]:
+    """Maps shards in tasks, one per core or CPU.
 
     Where the caller takes no more of them, what is in work is still written. Ray would cancel a task by an interrupt,
     and a process that is interrupted while it imports pandas can never import it again, whatever task it has next.
     """
     import ray
 
-    watch = _watched({"CPU": 1.0}, work, compute)
-    parts, mapping = _shared(work, table), uuid.uuid4().hex
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_shard)
     waiting, running, at_a_time = deque(shards), dict[Any, str](), cpus()
     while waiting or running:
         while waiting and len(running) < at_a_time:
             name = waiting.popleft()
-            running[task.remote(parts, mapping, name, shards[name])] = name
+            running[task.remote(parts, name, shards[name])] = name
         ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY)
         next(watch)
         for reference in ready:
@@ -140,7 +162,7 @@ def _map_on_cpus(
                 yield ray.get(reference)
             except deaths() as death:
                 if reject is None or not isinstance(death, ray.exceptions.WorkerCrashedError):
-                    raise _killed(f"{work.label}: shard {name} cannot be mapped", death) from None
+                    raise _killed(work, name, death) from None
                 yield _map_row_by_row(table, parts, work, name, shards[name], reject)
 
 
@@ -155,21 +177,22 @@ def _map_row_by_row(
     import ray
 
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_rows)
-    mapping = uuid.uuid4().hex
     rows: list[pa.Table] = []
     for first in range(shard.first, shard.first + shard.rows):
         try:
-            rows.append(ray.get(task.remote(parts, mapping, ShardRows(first, 1))))
+            rows.append(ray.get(task.remote(parts, ShardRows(first, 1))))
         except deaths() as death:
             if not isinstance(death, ray.exceptions.WorkerCrashedError):
-                raise _killed(f"{work.label}: shard {name} cannot be mapped", death) from None
+                raise _killed(work, name, death) from None
             rows.append(reject(table.slice(first, 1), f"{death_text(death)}, {1 + _RETRIES} times"))
     write_table(work.folder / name, pa.concat_tables(rows))
     return shard.rows
 
 
-def _map_on_gpus(table: pa.Table, work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig) -> Iterator[int]:
-    """Maps shards in actors, as Ray ends a process after a task with a GPU; yields the rows of each once written.
+def _map_on_gpus(
+    parts: tuple[Any], work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig, watch: Iterator[object]
+) -> Iterator[int]:
+    """Maps shards in actors, as Ray ends a process after a task with a GPU.
 
     There are as many as the cluster's GPUs hold, and no fewer than `compute.workers`, which have a cluster start nodes.
     An actor has its first shard once it has a GPU, so those that another run holds join when they are free, and those
@@ -177,8 +200,6 @@ def _map_on_gpus(table: pa.Table, work: _Work, shards: dict[str, ShardRows], com
     """
     import ray
 
-    watch = _watched({"GPU": compute.gpu_share}, work, compute)
-    parts = _shared(work, table)
     options: Any = {"num_cpus": 0, "num_gpus": compute.gpu_share, **ANYWHERE}  # else a share of a GPU would take a CPU
     actors: Any = ray.remote(max_restarts=_RETRIES, max_task_retries=_RETRIES, **options)(_ShardMapper)
     waiting, unfinished, started = deque(shards), len(shards), 0
@@ -205,10 +226,8 @@ def _map_on_gpus(table: pa.Table, work: _Work, shards: dict[str, ShardRows], com
                 waiting.extendleft([name] if name else [])
                 time.sleep(_PAUSE)
             except deaths() as death:
-                if name is None:
-                    raise _killed(f"{work.label}: no image can be mapped", death) from None
-                if name in failed:
-                    raise _killed(f"{work.label}: shard {name} cannot be mapped", death) from None
+                if name is None or name in failed:
+                    raise _killed(work, name, death) from None
                 failed.add(name)  # its actor may have lost its nodes one by one: another one gets the shard
                 waiting.appendleft(name)
                 started -= 1
@@ -219,23 +238,10 @@ def _map_on_gpus(table: pa.Table, work: _Work, shards: dict[str, ShardRows], com
         actor = None  # one that nothing refers to gives its GPU to one whose node was lost
 
 
-def _watched(needed: dict[str, float], work: _Work, compute: ComputeConfig) -> Iterator[None]:
-    """Waits for a node with space for a worker; then looks at the nodes, see `watched_nodes`."""
-    what = f"the mapping `{work.label}`"
-    wait_for_nodes([needed], compute.wait_minutes, what)
-    return watched_nodes([needed], compute.wait_minutes, what)
-
-
-def _shared(work: _Work, table: pa.Table) -> tuple[Any]:
-    """A reference to the work and the table, which a node's processes share; within a tuple Ray leaves it one."""
-    import ray
-
-    return (ray.put((work, ray.put(table))),)
-
-
-def _killed(what: str, death: Exception) -> UserError:
+def _killed(work: _Work, name: str | None, death: Exception) -> UserError:
+    cannot = f"shard {name} cannot" if name else "no image can"
     return UserError(
-        f"{what}: {death_text(death)}, {1 + _RETRIES} times or more",
+        f"{work.label}: {cannot} be mapped: {death_text(death)}, {1 + _RETRIES} times or more",
         "processes that live, and enough memory for what maps images on each core",
         "free some memory or lower compute.cpus, and repeat the command, which goes on with what is missing; "
         f"{IMAGE_AT_FAULT}",
@@ -246,7 +252,7 @@ class _ShardMapper:
     """Computes and writes shards of a table; makes its worker with the first of them.
 
     Args:
-        parts: as `_shared` makes them.
+        parts: a reference to the work and to that of the table.
     """
 
     def __init__(self, parts: tuple[Any]):
@@ -257,7 +263,7 @@ class _ShardMapper:
         self.worker: Worker | None = None
 
     def map_shard(self, name: str, shard: ShardRows) -> int:
-        """Maps and writes a shard; returns its number of rows."""
+        """Maps and writes a shard; returns how many rows it has."""
         write_table(self.work.folder / name, self.map_rows(shard))
         return shard.rows
 
@@ -276,20 +282,13 @@ class _ShardMapper:
             give_memory_back()
 
 
-_mappers: dict[str, _ShardMapper] = {}
-"""This process's mapper, by the id of its mapping: a network is loaded once, not for every shard."""
+_mapper = functools.lru_cache(maxsize=1)(_ShardMapper)
+"""This process's mapper, by its parts: a network is loaded once, not for every shard."""
 
 
-def _mapper(parts: Any, mapping: str) -> _ShardMapper:
-    if mapping not in _mappers:
-        _mappers.clear()
-        _mappers[mapping] = _ShardMapper(parts)
-    return _mappers[mapping]
+def _map_shard(parts: tuple[Any], name: str, shard: ShardRows) -> int:
+    return _mapper(parts).map_shard(name, shard)
 
 
-def _map_shard(parts: Any, mapping: str, name: str, shard: ShardRows) -> int:
-    return _mapper(parts, mapping).map_shard(name, shard)
-
-
-def _map_rows(parts: Any, mapping: str, part: ShardRows) -> pa.Table:
-    return _mapper(parts, mapping).map_rows(part)
+def _map_rows(parts: tuple[Any], part: ShardRows) -> pa.Table:
+    return _mapper(parts).map_rows(part)

@@ -2,24 +2,20 @@
 
 import math
 import os
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.runtime import ray_answers
 from mcis.platform.runs.progress import console
 
 Bundle = Mapping[str, float]
 """Resources that are needed together on one node: CPU, GPU."""
-_EVERY = 1.0
-"""Seconds between two looks at the cluster while nothing but nodes is waited for."""
-_WATCHED_EVERY = 5.0
-"""The same while work is done."""
-_GONE = 120.0
-"""Seconds to wait where this machine's part of Ray does not answer, before Ray itself ends the process."""
-_ASKED_EVERY = 10.0
-"""Seconds until the autoscaler is asked again: it keeps one wish alone, the last of all programs'."""
+_PAUSE = 1.0
+"""Seconds between two looks at the cluster while nodes are missing."""
+_EVERY = 3.0
+"""The same while none are."""
 
 
 def check_gpus(compute: ComputeConfig) -> None:
@@ -37,7 +33,7 @@ def check_gpus(compute: ComputeConfig) -> None:
         wait_for_nodes([{"GPU": compute.gpu_share}] * compute.least_workers, 0, "compute.gpu=true")
 
 
-def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None:
+def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[object]:
     """Waits until the cluster of RAY_ADDRESS has space for all bundles, for which its autoscaler is asked.
 
     A Ray that the command started itself has what it has: what it lacks is an error at once. Nor is there a wait where
@@ -47,28 +43,45 @@ def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> None
         minutes: after which what is missing is an error.
         what: needs them, in words.
 
+    Returns:
+        Each step of it looks at the nodes again, every few seconds: where some are lost, work would wait in silence for
+        others to come, and without end where Ray is gone.
+
     Raises:
-        UserError: the nodes did not come in time.
+        UserError: the nodes did not come in time, or Ray itself is gone, here or in a step of what is returned.
     """
+    watched = _missing(bundles, minutes, what)
+    while next(watched):
+        time.sleep(_PAUSE)
+    return watched
+
+
+def _missing(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[list[Bundle]]:
+    """What `wait_for_nodes` waits for, as it was at the last look."""
     from ray.autoscaler.sdk import request_resources
 
-    missing, asked = missing_bundles(bundles, _nodes()), -math.inf
-    if not os.environ.get("RAY_ADDRESS"):
-        minutes = 0
-    elif missing:
-        console.print(f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more", markup=False)
-    end = time.monotonic() + 60 * minutes
+    minutes, looked, since = minutes if os.environ.get("RAY_ADDRESS") else 0, -math.inf, math.inf
+    missing: list[Bundle] = []
     try:
-        while missing and time.monotonic() < end:
-            if time.monotonic() > asked + _ASKED_EVERY:
-                asked = time.monotonic()
-                request_resources(bundles=[dict(bundle) for bundle in bundles])
-            time.sleep(_EVERY)
-            missing = missing_bundles(bundles, _nodes())
+        while True:
+            now = time.monotonic()
+            if now > looked + (_PAUSE if missing else _EVERY):
+                before, looked, missing = missing, now, missing_bundles(bundles, _nodes())
+                since = min(since, now) if missing else math.inf
+                if missing and now >= since + 60 * minutes:
+                    raise _lacking(bundles, missing, minutes, what)
+                if missing and not before:
+                    text = f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more"
+                    console.print(text, markup=False)
+                if missing:  # asked again each time, as the autoscaler keeps the last wish of all programs alone
+                    request_resources(bundles=[dict(bundle) for bundle in bundles])
+                elif before:
+                    console.print(f"the cluster has the nodes that {what} needs", markup=False)
+                    ask_for_no_nodes()
+            yield missing
     finally:
-        ask_for_no_nodes()
-    if missing:
-        raise _lacking(bundles, missing, minutes, what)
+        if missing:
+            ask_for_no_nodes()
 
 
 def ask_for_no_nodes() -> None:
@@ -78,35 +91,8 @@ def ask_for_no_nodes() -> None:
     """
     from ray.autoscaler.sdk import request_resources
 
-    if os.environ.get("RAY_ADDRESS") and ray_answers():
+    if os.environ.get("RAY_ADDRESS") and _ray_answers():
         request_resources(bundles=[])
-
-
-def watched_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[None]:
-    """Yields for ever, and looks at the nodes of the cluster of RAY_ADDRESS meanwhile, each few seconds.
-
-    Where nodes are lost, work waits in silence for others to come. This says so, and when they have come.
-
-    Args:
-        minutes, what: as of `wait_for_nodes`; what has begun to wait asks the autoscaler itself.
-
-    Raises:
-        UserError: nodes that are needed have been missing for that long.
-    """
-    looked, lost = -math.inf, math.inf
-    while True:
-        now = time.monotonic()
-        if os.environ.get("RAY_ADDRESS") and now > looked + _WATCHED_EVERY:
-            looked, missing = now, missing_bundles(bundles, _nodes())
-            if missing and lost == math.inf:
-                lost = now
-                console.print(f"note: nodes were lost; {what} waits for {_bundle_text(missing)}", markup=False)
-            elif lost < math.inf and not missing:
-                lost = math.inf
-                console.print(f"note: the cluster has the nodes again that {what} needs", markup=False)
-            if now > lost + 60 * minutes:
-                raise _lacking(bundles, missing, minutes, what)
-        yield
 
 
 def _lacking(bundles: Sequence[Bundle], missing: Sequence[Bundle], minutes: float, what: str) -> UserError:
@@ -139,13 +125,38 @@ def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[
 
 
 def _nodes() -> list[Bundle]:
-    """The resources of each node that is up, used or not."""
+    """The resources of each node that is up, used or not.
+
+    Raises:
+        UserError: this machine's part of Ray has not answered for some seconds. Where the head alone is gone, Ray ends
+            the process itself after a minute.
+    """
     import ray
 
-    until = time.monotonic() + _GONE
-    while not ray_answers() and time.monotonic() < until:
-        time.sleep(_EVERY)  # `ray_session` ends the command meanwhile
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    for _ in range(3):
+        if _ray_answers():
+            return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        time.sleep(_PAUSE)
+    raise UserError(
+        "this machine's part of Ray no longer answers",
+        "a Ray that is there as long as the command",
+        "start it again where it is a cluster's, and repeat the command: what is finished is kept",
+    )
+
+
+def _ray_answers() -> bool:
+    """Whether this machine's part of Ray takes connections. Ray ends a process that asks for nodes where it is gone."""
+    from ray._private.worker import _global_node
+
+    if _global_node is None:
+        return True
+    try:
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.settimeout(_EVERY)
+            asking.connect(_global_node.raylet_socket_name)
+    except OSError:
+        return False
+    return True
 
 
 def _bundle_text(bundles: Sequence[Bundle]) -> str:

@@ -6,18 +6,12 @@ import importlib
 import logging
 import os
 import secrets
-import shutil
 import signal
-import socket
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from filelock import FileLock, Timeout
-
-from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import PLACE
 from mcis.platform.config.compute import ComputeConfig
 
@@ -28,10 +22,6 @@ _ENVIRONMENT = {
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
 }
 """Variables that Ray reads when it is imported; those that the user set are left."""
-_LOOK_AT_RAY = 4.0
-"""Seconds from one look whether Ray is still there to the next."""
-_HELD = "driver.lock"
-"""The file in a session's folder that its process holds."""
 _SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Torch's threads wait for each other at the end of each operator. Where another process takes a core from one of them,
 the others had better sleep than spin: with a competitor on two cores, a spinning training takes 1.7 times as long.
@@ -85,7 +75,9 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
             # Trials of a study have to know, too, that they are on a cluster, which may grow.
             ray.init(address="auto", runtime_env={"env_vars": {name: os.environ[name] for name in of_all}}, **logs)
         else:
-            folder = blocks.enter_context(session_folder())
+            # Unix sockets allow about 100 characters, so the folder's name is short.
+            place = "/tmp" if os.path.isdir("/tmp") else None
+            folder = blocks.enter_context(TemporaryDirectory(prefix="mcis-", dir=place, ignore_cleanup_errors=True))
             blocks.callback(ray.shutdown)
             # A token of this process and its children; else Ray writes one into the home directory, readable by all.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
@@ -95,32 +87,13 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
                 num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
                 object_store_memory=int(compute.object_store_gb * 2**30),
                 include_dashboard=False,
-                _temp_dir=str(folder),
+                _temp_dir=folder,
                 **logs,
             )
         _quiet_libraries(verbose=verbose)
         blocks.enter_context(_termination_interrupts())
-        blocks.enter_context(_lost_ray_interrupts())
         loading.join()
         yield
-
-
-@contextlib.contextmanager
-def session_folder() -> Iterator[Path]:
-    """A temporary folder for a Ray while the block runs; those that killed processes left behind are removed first."""
-    place = Path("/tmp") if os.path.isdir("/tmp") else Path(tempfile.gettempdir())
-    for left in place.glob(f"mcis-*/{_HELD}"):
-        with contextlib.suppress(OSError, Timeout):  # another user's, or a living process's
-            if left.parent.stat(follow_symlinks=False).st_uid == os.geteuid():
-                with FileLock(left).acquire(blocking=False):
-                    shutil.rmtree(left.parent, ignore_errors=True)
-    # Unix sockets allow about 100 characters, so the folder's name is short.
-    folder = Path(tempfile.mkdtemp(prefix="mcis-", dir=place))
-    with FileLock(folder / _HELD):
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -147,59 +120,6 @@ def _termination_interrupts() -> Iterator[None]:
         raise KeyboardInterrupt(*received) from error  # Ray's calls raise one of their own
     finally:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-@contextlib.contextmanager
-def _lost_ray_interrupts() -> Iterator[None]:
-    """Ends the block where this machine's part of Ray is gone, in the main thread: calls of Ray would wait for ever.
-
-    Where the head alone is gone, Ray ends the process itself after a minute.
-
-    Raises:
-        UserError: this machine's part of Ray has not answered for some seconds.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    gone, stop, main = threading.Event(), threading.Event(), threading.get_ident()
-
-    def look() -> None:
-        unanswered = 0
-        while unanswered < 3:
-            if stop.wait(_LOOK_AT_RAY):
-                return
-            unanswered = 0 if ray_answers() else unanswered + 1
-        gone.set()
-        signal.pthread_kill(main, signal.SIGTERM)
-
-    threading.Thread(target=look, daemon=True).start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if not gone.is_set():
-            raise
-        raise UserError(
-            "this machine's part of Ray no longer answers",
-            "a Ray that is there as long as the command",
-            "start it again where it is a cluster's, and repeat the command: what is finished is kept",
-        ) from None
-    finally:
-        stop.set()
-
-
-def ray_answers() -> bool:
-    """Whether this machine's part of Ray takes connections. Ray ends a process that asks for nodes where it is gone."""
-    from ray._private.worker import _global_node
-
-    if _global_node is None:
-        return True
-    try:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(_LOOK_AT_RAY)
-            asking.connect(_global_node.raylet_socket_name)
-    except OSError:
-        return False
-    return True
 
 
 def _quiet_libraries(*, verbose: bool) -> None:

@@ -53,9 +53,11 @@ class Throughput:
 
     def __init__(self, done: int, images_per_step: int):
         self.images_per_step = images_per_step
-        self.interval_began = time.monotonic()
-        self.done = done
-        self.waited = 0.0
+        self.restart(done)
+
+    def restart(self, done: int) -> None:
+        """Begins the next interval."""
+        self.began, self.done, self.waited = time.monotonic(), done, 0.0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -66,13 +68,9 @@ class Throughput:
 
     def record(self, done: int) -> dict[str, float]:
         """The interval that ends now, with `done` updates, as fields of a record."""
-        now = time.monotonic()
+        seconds = max(time.monotonic() - self.began, 1e-9)
         return {
-            "images_per_second": (done - self.done) * self.images_per_step / (now - self.interval_began),
-            "waiting": self.waited / max(now - self.interval_began, 1e-9),
+            "images_per_second": (done - self.done) * self.images_per_step / seconds,
+            "waiting": self.waited / seconds,
             "time": time.time(),
         }
-
-    def restart(self, done: int) -> None:
-        """Begins the next interval."""
-        self.interval_began, self.done, self.waited = time.monotonic(), done, 0.0

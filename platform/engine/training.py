@@ -13,7 +13,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_text, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
-from mcis.platform.engine.nodes import Bundle, wait_for_nodes, watched_nodes
+from mcis.platform.engine.nodes import Bundle, wait_for_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, give_memory_back, is_one_node
 from mcis.platform.engine.step_log import STEPS
@@ -83,7 +83,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
     with _followed(job.learner.schedule, job.folder, tracker, job.label):
         while True:
             try:
-                watch = watched_nodes(_reserved(compute), compute.wait_minutes, what)
+                watch = wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
                 _run_interruptibly(lambda: train(job), job.folder, watch)
                 return
             except Exception as error:
@@ -99,7 +99,6 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
                     f"{compute.max_failures} without a new one",
                     markup=False,
                 )
-            wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
 
 
 def _cause(error: Exception) -> str:
@@ -207,7 +206,7 @@ def _followed(schedule: Schedule, folder: Path, tracker: Tracker, label: str) ->
             yield
 
 
-def _run_interruptibly(call: Callable[[], Any], folder: Path, watch: Iterator[None]) -> None:
+def _run_interruptibly(call: Callable[[], Any], folder: Path, watch: Iterator[object]) -> None:
     """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere, once a checkpoint is kept.
 
     Meanwhile it goes through `watch`, whose errors end it, too.

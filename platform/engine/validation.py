@@ -35,42 +35,33 @@ class Validation:
     every: int = 1
     name: str = "val_map"
 
-
-class Scorer:
-    """Validates the network, whose weights are the same on all workers: each scores every world_size-th image."""
-
-    def __init__(self, validation: Validation, shard: WorkerShard, threads: int):
-        self.validation, self.threads = validation, threads
-        self.images_of_worker = shard.positions(len(validation.tags))
-
     def due(self, done: int, *, steps: int, steps_per_epoch: float) -> bool:
         """Whether `done` updates end the training, or epochs after which it is validated."""
-        length = self.validation.every * steps_per_epoch
+        length = self.every * steps_per_epoch
         return done == steps or int(done / length) > int((done - 1) / length)
 
-    def __call__(self, model: nn.Module, autocast: Callable[[], Any], device: torch.device) -> NDArray[np.float64]:
+    def precisions(
+        self, model: nn.Module, shard: WorkerShard, autocast: Callable[[], Any], device: torch.device, threads: int
+    ) -> NDArray[np.float64]:
         """Average precision of each class in percent, (K,), NaN for a class that no image has; the same on all workers.
 
-        Nothing is drawn, and no more than the scores (N, K) is held.
+        The weights are, too: each worker scores every world_size-th image. Nothing is drawn, and no more than the
+        scores (N, K) is held.
         """
-        tags = self.validation.tags
-        scores = torch.zeros(len(tags), tags.classes, device=device)
-        chunks = -(-len(self.images_of_worker) // _CHUNK)
+        scores = torch.zeros(len(self.tags), self.tags.classes, device=device)
+        own = shard.positions(len(self.tags))
+        chunks = [own[first : first + _CHUNK] for first in range(0, len(own), _CHUNK)]
+
+        def read(numbers: NDArray[np.int64]) -> NDArray[np.uint8 | np.float16]:
+            return self.images(chunks[int(numbers[0])])
+
         model.eval()
         with torch.inference_mode():
-            for number, values in enumerate(by_threads(self._images, steps=chunks, threads=self.threads)):
-                positions = torch.from_numpy(self._chunk(number)).to(device)
+            for chunk, values in zip(chunks, by_threads(read, steps=len(chunks), threads=threads), strict=True):
                 images = torch.from_numpy(values).to(device, non_blocking=True)
                 with autocast():
-                    scores[positions] = self.validation.scores(model, images).float()
+                    scores[torch.from_numpy(chunk).to(device)] = self.scores(model, images).float()
         model.train()
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(scores)  # an image's row is zero on all workers but the one that scores it
-        return average_precision(scores.cpu().numpy().astype(np.float64), tags.matrix(np.arange(len(tags))))
-
-    def _chunk(self, number: int) -> NDArray[np.int64]:
-        """Positions of the images of a chunk."""
-        return self.images_of_worker[number * _CHUNK : (number + 1) * _CHUNK]
-
-    def _images(self, numbers: NDArray[np.int64]) -> NDArray[np.uint8 | np.float16]:
-        return self.validation.images(self._chunk(int(numbers[0])))
+        return average_precision(scores.cpu().numpy().astype(np.float64), self.tags.matrix(np.arange(len(self.tags))))

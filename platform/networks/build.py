@@ -8,13 +8,10 @@ import torch
 from torch import nn
 
 from mcis.models import networks
+from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import Affinity, CoAttentionClassifier
-from mcis.platform.config.training import (
-    NETWORKS,
-    ClassifierConfig,
-    NetworkConfig,
-)
+from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.arguments import errors_name_keys
 
@@ -83,6 +80,29 @@ def embedding_shape(config: ClassifierConfig, classes: int) -> tuple[int, int, i
 def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoAttentionClassifier:
     """The trained classifier of a finished stage, in evaluation mode."""
     model = build_classifier(config, classes)
+    load_weights(model, folder / WEIGHTS)
+    return model.eval()
+
+
+def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
+    """The affinity network as configured, with its initial weights.
+
+    Raises:
+        UserError: the backbone cannot have the stride.
+    """
+    return AffinityNet(
+        build_backbone(config),
+        kind=config.kind,
+        width=config.width,
+        embedding=config.embedding,
+        finest=config.finest,
+        radius=config.radius,
+    )
+
+
+def load_affinity_net(config: AffinityNetConfig, folder: Path) -> AffinityNet:
+    """The trained network of a finished stage, in evaluation mode."""
+    model = build_affinity_net(config)
     load_weights(model, folder / WEIGHTS)
     return model.eval()
 

@@ -20,8 +20,7 @@ from mcis.models.pseudo_masks import TaggedMaps
 from mcis.models.random_walk import random_walk
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.affinities import load_affinity_net
-from mcis.platform.networks.build import move_channels_last
+from mcis.platform.networks.build import load_affinity_net, move_channels_last
 from mcis.platform.outputs.tables import ImageMaps, image_maps
 
 

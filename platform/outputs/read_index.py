@@ -15,7 +15,7 @@ from mcis.datasets.storage.folders import is_there
 from mcis.datasets.tables.large_tables import take
 from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import OpenedTable, read_table
+from mcis.platform.runs.files import read_parts, read_table
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.workspace import SUMMARY, Workspace
 
@@ -67,7 +67,7 @@ def split_rows(
     wanted = INDEX_SCHEMA.names if columns is None else columns
     read = list(dict.fromkeys([*wanted, "split", "tags"]))
     parts, first = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()], 0
-    for part in OpenedTable(file).batches(read):
+    for part in read_parts(file, read):
         rows = of_split(part, split, tagged=tagged).select(wanted).cast(parts[0].schema)
         inside = None if only is None else np.sort(only[(only >= first) & (only < first + len(rows))]) - first
         parts.append(rows if inside is None else take(rows, inside))

@@ -138,7 +138,7 @@ def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
             "repeat its command, which goes on from there",
         )
     scores: dict[str, Score] = {}
-    for score in read_scores(outputs["evaluate"] / SCORES):
+    for score in read_scores(outputs):
         if score.what in what:
             # Maps with related images come behind those of a single round, which are the run's where it has no others.
             scores[f"{score.title}, {score.name}" if score.what == "segmentation" else score.title] = score

@@ -196,24 +196,19 @@ def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
             writer.write_table(table)
 
 
-class OpenedTable:
-    """A Parquet file that stays open: it has the same rows whatever takes its name meanwhile.
+def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
+    """The rows of a Parquet file in order, some at a time.
 
     Raises:
-        UserError: it is damaged, here or in `batches`.
+        UserError: it is damaged.
     """
+    file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
 
-    def __init__(self, path: Path):
-        self._path = path
-        self._file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
+    def read(group: int, _: Path) -> pa.Table:
+        return file.read_row_group(group, columns)
 
-    def batches(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """The rows in order, some at a time."""
-        for each in range(self._file.num_row_groups):
-            yield read_parquet(self._path, functools.partial(self._read, each, columns), fetch=False)
-
-    def _read(self, group: int, columns: list[str] | None, _: Path) -> pa.Table:
-        return self._file.read_row_group(group, columns)
+    for group in range(file.num_row_groups):
+        yield read_parquet(path, functools.partial(read, group), fetch=False)
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:

@@ -62,18 +62,6 @@ class IndexResult(StageResult):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingResult(StageResult):
-    """The result of `train_classifier` and `train_segmenter`.
-
-    Attributes:
-        val_ap: average precision in percent by class on the val images' tags, None for a class without such an image;
-            None where it was not measured.
-    """
-
-    val_ap: dict[str, float | None] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class MasksResult(StageResult):
     """The result of `pseudo_masks`.
 

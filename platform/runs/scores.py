@@ -10,8 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import pydantic
 
-from mcis.datasets.errors import UserError
-from mcis.platform.runs.files import read_json
+from mcis.platform.runs.files import read_record_of
 
 SCORES, CURVES = "scores.json", "curves.json"
 """Files of the output of the stage `evaluate`: a list of scores, and curves by name."""
@@ -106,27 +105,6 @@ class Score:
     code: str | None = field(default=None, metadata=_heading("code", origin=True))
     reused: str | None = field(default=None, metadata=_heading("reused", origin=True))
 
-    @classmethod
-    def from_json(cls, value: Any, file: Path) -> "Score":
-        """Reads what `as_json` made.
-
-        Args:
-            file: where the value was read, for the error's text.
-
-        Raises:
-            UserError: the value is damaged, or another version wrote it.
-        """
-        try:
-            return _ADAPTER.validate_python(value)
-        except pydantic.ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(map(str, first["loc"]))
-            raise UserError(
-                f"{file} has a score that cannot be read ({key or 'score'}: {first['msg'].lower()})",
-                "scores as this version of mcis writes them",
-                "repeat the run's command with --from evaluate",
-            ) from None
-
     def as_json(self) -> dict[str, Any]:
         """The score as an object of scores.json."""
         sequences = {"scales": None if self.scales is None else list(self.scales)}
@@ -162,20 +140,25 @@ class Score:
         return {"split": self.split, "images": grouped(self.images)} | self.made() | self._texts(origin=True)
 
 
-_ADAPTER = pydantic.TypeAdapter(Score)
 ORIGIN = tuple(each.name for each in fields(Score) if each.metadata.get("origin"))
 """The headings of the configuration and the revision that a score comes from."""
 HEADINGS = ("split", "images", *(each.metadata["heading"] for each in fields(Score) if each.metadata))
 """The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
 
 
-def read_scores(file: Path) -> list[Score]:
-    """Reads a stage's scores.json.
+def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
+    """The scores of a run; none where it has not come to them.
+
+    Args:
+        outputs: folders of finished stages, by stage.
 
     Raises:
-        UserError: it is damaged, or another version wrote it.
+        UserError: they are damaged, or another version wrote them.
     """
-    return [Score.from_json(value, file) for value in read_json(file)]
+    if "evaluate" not in outputs:
+        return []
+    expected, remedy = "scores as this version of mcis writes them", "repeat the run's command with --from evaluate"
+    return read_record_of(outputs["evaluate"] / SCORES, list[Score], expected, remedy)
 
 
 def headings_of(meanings: Iterable[Mapping[str, str]], *, but: Collection[str] = ()) -> list[str]:
@@ -200,11 +183,8 @@ def scores_as_csv(scores: Sequence[Score]) -> str:
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["what", "which", "mIoU %", "boundary mIoU %", *(f"mean {name} %" for name in means), *headings])
     for score, meaning in zip(scores, meanings, strict=True):
-        boundary = "" if score.boundary_miou is None else score.boundary_miou
-        figures = [score.means().get(name, "") for name in means]
-        table.writerow(
-            [score.title, score.name, score.miou, boundary, *figures, *(meaning.get(h, "") for h in headings)]
-        )
+        figures = [score.miou, score.boundary_miou, *map(score.means().get, means)]
+        table.writerow([score.title, score.name, *figures, *map(meaning.get, headings)])
     return text.getvalue()
 
 

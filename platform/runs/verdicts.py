@@ -5,7 +5,7 @@ least side and the most pixels that a run asks for.
 """
 
 import contextlib
-from collections.abc import Iterator
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import BadFile
 from mcis.datasets.index import VERDICT_FIELDS
 from mcis.datasets.storage.files import stamps_of_column
-from mcis.datasets.storage.folders import is_there
-from mcis.datasets.tables.large_tables import hashes, in_shards, take
-from mcis.platform.runs.files import OpenedTable, write_batches
-from mcis.platform.runs.progress import console
+from mcis.datasets.tables.large_tables import hashes, in_shards
+from mcis.platform.runs.files import read_parts, shards_in, write_batches
 from mcis.platform.runs.workspace import Workspace
 
 VERDICT_SCHEMA = pa.schema(
@@ -39,26 +37,25 @@ def image_files(uris: pa.ChunkedArray) -> pa.Table:
 
 
 class KeptVerdicts:
-    """The verdicts that all runs of a workspace have kept; none where the table is damaged (`BadFile`).
+    """The verdicts that all runs of a workspace have kept, but for those of damaged tables (`BadFile`).
 
-    Of the files themselves it holds 32 bytes each, whatever their URIs, and reads the verdicts on some of them when it
-    is asked for these.
+    Of the files themselves it holds 32 bytes each, whatever their URIs.
+
+    Attributes:
+        verdicts: VERDICT_FIELDS, by the rows that `find` says.
     """
 
     def __init__(self, workspace: Workspace):
-        self._table: OpenedTable | None = None
-        prints = [np.empty((0, 3), np.int64)]
-        with contextlib.suppress(BadFile):
-            if is_there(workspace.verdicts):
-                self._table = OpenedTable(workspace.verdicts)
-                prints = [*prints, *map(_prints, self._table.batches(FILE_COLUMNS))]
-        of_rows = np.concatenate(prints)
-        self._row = np.argsort(of_rows[:, 0])
+        prints, verdicts = [np.empty((0, 3), np.int64)], [VERDICT_FIELDS.empty_table()]
+        for table in shards_in(workspace.verdicts):
+            with contextlib.suppress(BadFile):
+                for part in read_parts(table, VERDICT_SCHEMA.names):
+                    prints.append(_prints(part))
+                    verdicts.append(part.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS))
+        of_rows, self.verdicts = np.concatenate(prints), pa.concat_tables(verdicts)
+        self._row = np.argsort(of_rows[:, 0], kind="stable")  # of a file that has several, the last one comes last
         self._prints = of_rows[self._row]
         self._uris = np.ascontiguousarray(self._prints[:, 0])
-
-    def __len__(self) -> int:
-        return len(self._row)
 
     def find(self, files: pa.Table) -> NDArray[np.int64]:
         """The row of the verdict on each file, (N,); -1 for a file that has none, or had another size or time then."""
@@ -66,15 +63,10 @@ class KeptVerdicts:
         return np.concatenate([np.empty(0, np.int64), *found])
 
     def _find(self, prints: NDArray[np.int64]) -> NDArray[np.int64]:
-        if not len(self):
+        if not len(self._row):
             return np.full(len(prints), -1)
-        at = np.minimum(np.searchsorted(self._uris, prints[:, 0]), len(self) - 1)
+        at = np.maximum(np.searchsorted(self._uris, prints[:, 0], side="right") - 1, 0)
         return np.where((self._prints[at] == prints).all(axis=1), self._row[at], -1)
-
-    def verdicts(self) -> pa.Table:
-        """All of them, in the order of their rows: VERDICT_FIELDS."""
-        parts = self._table.batches(VERDICT_FIELDS.names) if self._table and len(self) else ()
-        return pa.concat_tables([VERDICT_FIELDS.empty_table(), *(part.cast(VERDICT_FIELDS) for part in parts)])
 
 
 def _prints(files: pa.Table) -> NDArray[np.int64]:
@@ -83,32 +75,14 @@ def _prints(files: pa.Table) -> NDArray[np.int64]:
 
 
 def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
-    """Adds verdicts (VERDICT_SCHEMA) to those of the workspace; they replace what is kept of the same files.
+    """Adds verdicts (VERDICT_SCHEMA) to those of the workspace, in a table of their own.
 
     Kept is what follows from a file's content alone. Files that could not even be read are not kept, and neither are
-    those above a limit, as another index may have another one. A file that is there several times is kept once.
+    those above a limit, as another index may have another one.
 
     Raises:
         UserError: the disk is full or does not answer; what was kept stays.
     """
-    replaced, first = np.unique(hashes(verdicts["uri"]), return_index=True)
-    lasting = take(verdicts, np.sort(first)).cast(VERDICT_SCHEMA)
-    lasting = lasting.filter(
-        pc.and_(
-            pc.not_equal(lasting["content_hash"], ""),
-            pc.invert(pc.starts_with(lasting["reason"], "too large: ").fill_null(False)),
-        )
-    )
-
-    def all_parts() -> Iterator[pa.Table]:
-        if is_there(workspace.verdicts):
-            for part in OpenedTable(workspace.verdicts).batches(VERDICT_SCHEMA.names):
-                yield part.filter(pa.array(~np.isin(hashes(part["uri"]), replaced))).cast(VERDICT_SCHEMA)
-        yield lasting
-
-    with workspace.lock("cache", "verdicts"):
-        try:
-            write_batches(workspace.verdicts, VERDICT_SCHEMA, all_parts())
-        except BadFile as error:
-            console.print(f"note: {error.found}: what it held is dropped, its images are opened again", markup=False)
-            write_batches(workspace.verdicts, VERDICT_SCHEMA, [lasting])
+    too_large = pc.starts_with(verdicts["reason"], "too large: ").fill_null(False)
+    lasting = verdicts.filter(pc.and_(pc.not_equal(verdicts["content_hash"], ""), pc.invert(too_large)))
+    write_batches(workspace.verdicts / f"part-{time.time_ns()}.parquet", VERDICT_SCHEMA, [lasting.cast(VERDICT_SCHEMA)])

@@ -110,7 +110,7 @@ class Workspace:
         self.store, self.runs, self.data = self.root / "store", self.root / "runs", self.root / "data"
         self.weights, self.comparisons = self.root / "weights", self.root / "comparisons"
         self.cache = self.root / "cache"
-        self.verdicts = self.cache / f"verdicts-{RULES}.parquet"
+        self.verdicts = self.cache / f"verdicts-{RULES}"
         self.tracking_store, self.tracking_artifacts = self.root / "mlflow.db", self.root / "mlflow"
         if not create and not is_there(self.runs):
             raise UserError(

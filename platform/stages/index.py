@@ -5,6 +5,7 @@ or changed.
 """
 
 import collections
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -33,7 +34,7 @@ from mcis.datasets.tables.large_tables import digest, give_back, in_shards, take
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import OpenedTable, file_stamps, fingerprint, read_table, write_batches, write_table
+from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.verdicts import KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import Workspace
@@ -63,7 +64,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
             than data.max_rejected are rejected, none is left to train on, or a class of a curated source has none.
     """
     if context.recompute:
-        context.workspace.verdicts.unlink(missing_ok=True)
+        remove(context.workspace.verdicts)
     assert context.sources is not None
     looked = context.sources.look()
     classes, notes, images = looked.classes, looked.notes, len(looked.table)
@@ -81,9 +82,9 @@ def run(config: Config, context: RunContext) -> IndexResult:
     trained, untagged = _images_of_classes(train, classes), pc.sum(pc.equal(pc.list_value_length(train), 0)).as_py()
     _check_classes(config, len(train), trained)
     return IndexResult(
-        identity=fingerprint(digest(OpenedTable(index_file).batches(_IDENTITY)), classes),
+        identity=fingerprint(digest(read_parts(index_file, _IDENTITY)), classes),
         classes=classes,
-        notes=(*notes, *_notes(trained, untagged, duplicates(OpenedTable(index_file).batches))),
+        notes=(*notes, *_notes(trained, untagged, duplicates(functools.partial(read_parts, index_file)))),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
@@ -126,7 +127,7 @@ class Verify:
 def _verify(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
     """Shards of VERIFIED_SCHEMA, each made when it is taken, and how many images were opened."""
     files, kept = image_files(table["uri"]), KeptVerdicts(context.workspace)
-    rows, verdicts = kept.find(files), kept.verdicts()
+    rows, verdicts = kept.find(files), kept.verdicts
     unverified = np.flatnonzero(rows < 0)
     for block in np.split(unverified, np.flatnonzero(np.diff(unverified // _BLOCK)) + 1) if len(unverified) else ():
         fresh = _fresh(take(table, block), take(files, block), config, context)

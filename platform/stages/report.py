@@ -18,7 +18,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json, read_table, write_json, write_text
 from mcis.platform.runs.progress import console, read_records
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.scores import CURVES, SCORES, Curve, Score, read_scores, scores_as_csv
+from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores, scores_as_csv
 from mcis.platform.runs.version import environment, git_revision
 from mcis.platform.runs.workspace import Workspace
 
@@ -68,9 +68,9 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         notes.append(
             f"{len(rejects)} image(s) rejected: {reasons}; `mcis index browse --name {context.name}` lists them"
         )
-    evaluated = context.inputs.get("evaluate")
-    scores = read_scores(evaluated / SCORES) if evaluated else []
-    curves = {name: Curve(*points) for name, points in (read_json(evaluated / CURVES) if evaluated else {}).items()}
+    scores = read_scores(context.inputs)
+    found = read_json(context.inputs["evaluate"] / CURVES) if "evaluate" in context.inputs else {}
+    curves = {name: Curve(*points) for name, points in found.items()}
     panels = panels_of_run(config, context)
     relations = relations_of_run(config, context) if any(panel.kept for panel in panels) else None
     return ReportData(

@@ -19,15 +19,14 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.crop_training import crops, taught_rows, train_on_crops
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.networks.affinities import build_affinity_net
-from mcis.platform.networks.build import build_backbone, freeze
+from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.masks import tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table
-from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -65,7 +64,7 @@ class MakeLabels:
         return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)
 
 
-def run(config: Config, context: RunContext) -> TrainingResult:
+def run(config: Config, context: RunContext) -> StageResult:
     """Makes confident labels in parallel tasks and trains the affinity network on them with Ray Train.
 
     Raises:

@@ -22,17 +22,18 @@ from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.networks.pretrained import classifier_weights, load_backbone
-from mcis.platform.networks.trained import (
+from mcis.platform.networks.pretrained import (
     check_initial_classifier,
     classifier_description,
     classifier_file,
+    classifier_weights,
+    load_backbone,
     load_trained_classifier,
 )
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
-from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
 _SAMPLE = 256
@@ -64,7 +65,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     return [content_digest(path) for path in ([trained] if trained else starts) if path]
 
 
-def run(config: Config, context: RunContext) -> TrainingResult:
+def run(config: Config, context: RunContext) -> StageResult:
     """Trains the classifier on pairs of tagged training images with Ray Train, or takes a trained one.
 
     Raises:
@@ -85,19 +86,18 @@ def run(config: Config, context: RunContext) -> TrainingResult:
         counts["val mAP" if of_val else "training images' mAP"] = precision
     # Of weights that had learnt before, a loss that stands says nothing.
     trend = None if config.weights.initial else LossTrend.of_log(context.part, "basic")
-    return TrainingResult(
-        val_ap=dict(zip(context.classes, result.val_ap, strict=True)) if of_val and result.val_ap else None,
+    return StageResult(
         counts=counts,
         notes=result.notes("classifier") + _notes(config, learner, validation),
         problem=_problem(validation, precision, trend, config.seed),
     )
 
 
-def _take_trained(config: Config, context: RunContext, path: Path) -> TrainingResult:
+def _take_trained(config: Config, context: RunContext, path: Path) -> StageResult:
     """Writes the weights of a trained classifier as this stage's, with the description of this configuration."""
     model = load_trained_classifier(config, path, context.classes)
     save_weights(model, context.part / WEIGHTS, classifier_description(config.classifier, context.classes))
-    return TrainingResult(counts={"steps": 0}, notes=(f"the classifier was not trained but taken from {path}",))
+    return StageResult(counts={"steps": 0}, notes=(f"the classifier was not trained but taken from {path}",))
 
 
 def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, int]:

@@ -20,7 +20,7 @@ from mcis.platform.networks.segmenter import build_segmenter
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table
-from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -42,7 +42,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     return path and content_digest(path)
 
 
-def run(config: Config, context: RunContext) -> TrainingResult:
+def run(config: Config, context: RunContext) -> StageResult:
     """Trains the segmentation network on the pseudo masks with Ray Train; those ignored whole teach nothing.
 
     Raises:

@@ -74,7 +74,7 @@ def test_scores_are_those_of_a_plain_program_to_the_last_digit(first: RunContext
 
 
 def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths: list[Path]) -> None:
-    for score in read_scores(first.inputs["evaluate"] / SCORES):
+    for score in read_scores(first.inputs):
         counted = read_counts(first.inputs["evaluate"], score)
         assert counted.image_ids == [path.stem for path in paths]
         total = np.zeros((21, 21), int)
@@ -89,7 +89,7 @@ def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths:
 
 def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: RunContext) -> None:
     """Those more than 15 points behind, with their images; the score after the CRF counts, and unknown ones do not."""
-    plain, refined = read_scores(first.inputs["evaluate"] / SCORES)
+    plain, refined = read_scores(first.inputs)
     at: dict[str, float | None] = dict.fromkeys(plain.iou, 60.0)
     far, near, absent = first.classes[:3]
     masks = dataclasses.replace(plain, what="pseudo_masks", iou=at | {absent: None})

@@ -144,9 +144,9 @@ def test_verdicts_that_are_kept_block_by_block_make_the_same_index(
         workspace = Workspace(photos.parent / "workspace")
         folder = workspace.outputs("index-tags")["index"]
         stages.append((read_result(folder, IndexResult).identity, read_table(folder / "index.parquet")))
-        assert len(KeptVerdicts(workspace)) == IMAGES - 1, "all but that on the absent file"
+        assert len(KeptVerdicts(workspace).verdicts) == IMAGES - 1, "all but that on the absent file"
         shutil.rmtree(folder)
-        workspace.verdicts.unlink()
+        shutil.rmtree(workspace.verdicts)
     assert found[0] == found[1]
     assert found[0][2] == IMAGES
     assert stages[0][0] == stages[1][0]

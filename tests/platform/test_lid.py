@@ -17,7 +17,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.segmenter import build_segmenter
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.results import MasksResult, TrainingResult
+from mcis.platform.runs.results import MasksResult, StageResult
 from mcis.platform.runs.workspace import Workspace
 
 TINY = (
@@ -68,8 +68,8 @@ def test_the_recipe_runs_from_lists_to_scores(ray_local: None, tmp_path: Path) -
     assert {f'"{term}"' for term in ("basic", "common", "contrastive", "equivariant", "cross")} <= set(
         part.strip(" {") for line in steps.splitlines() for pair in line.split(",") for part in pair.split(":")[:1]
     )
-    assert result.context.result("train_classifier", TrainingResult).counts["steps"] == 2
-    assert result.context.result("train_affinity", TrainingResult).counts["steps"] == 2
+    assert result.context.result("train_classifier", StageResult).counts["steps"] == 2
+    assert result.context.result("train_affinity", StageResult).counts["steps"] == 2
     assert result.context.result("pseudo_masks", MasksResult).background_cue == "affinity"
     folder = result.context.inputs["localize"]
     maps = read_table(folder / "maps")

@@ -100,8 +100,7 @@ def test_a_worker_whose_memory_runs_out_says_what_to_lower(tmp_path: Path, ray_l
 
 
 def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_local: None) -> None:
-    first = mapped(tmp_path, tmp_path / "first")
-    assert first == 23
+    assert mapped(tmp_path, tmp_path / "first") == 23
     assert worked(tmp_path / "first") == list(range(23))
     assert shards(tmp_path) == CUT
     check(tmp_path)

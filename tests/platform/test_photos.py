@@ -16,13 +16,13 @@ from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform import pipeline
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.networks.affinities import build_affinity_net, load_affinity_net
+from mcis.platform.networks.build import build_affinity_net, load_affinity_net
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.masks import Walk, tagged_maps
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.results import TrainingResult
+from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import train_classifier
 
@@ -70,7 +70,7 @@ def test_the_other_sizes_of_the_recipe_run_whole(ray_local: None, root: Path, tm
         small.append(f"weights.backbone={tmp_path / 'random.pt'}")
     resolved = settings(root, *small, "affinity_net.epochs=0.1", recipe=recipe)
     done = pipeline.run(resolved, Workspace(tmp_path), recipe, until="evaluate")
-    assert done.context.result("train_segmenter", TrainingResult).counts["steps"] == 2
+    assert done.context.result("train_segmenter", StageResult).counts["steps"] == 2
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics
     monkeypatch.setattr(train_classifier, "_SAMPLE", 4)
     few = settings(root, "compute.cache_gb=0.0003")  # features of 11 images, of 24
     run = pipeline.run(few, Workspace(tmp_path), "large", until="train_classifier")
-    notes = run.context.result("train_classifier", TrainingResult).notes
+    notes = run.context.result("train_classifier", StageResult).notes
     assert any("computed every image in every epoch" in note for note in notes)
     (folder,) = run.context.workspace.cache.glob("features-*")
     assert len(Features([], folder, (432, 4, 4)).cache.spans) == 1  # a shard, of the sample

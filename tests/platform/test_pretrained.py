@@ -17,8 +17,12 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, build_classifier
 from mcis.platform.networks.checkpoints import save_weights
-from mcis.platform.networks.pretrained import backbone_weights, load_backbone
-from mcis.platform.networks.trained import check_initial_classifier, classifier_description
+from mcis.platform.networks.pretrained import (
+    backbone_weights,
+    check_initial_classifier,
+    classifier_description,
+    load_backbone,
+)
 from mcis.platform.runs.workspace import Workspace
 
 

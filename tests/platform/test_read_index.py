@@ -9,7 +9,7 @@ import pytest
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables import large_tables
 from mcis.platform.outputs.read_index import of_split, split_rows
-from mcis.platform.runs.files import OpenedTable, write_batches
+from mcis.platform.runs.files import read_parts, write_batches
 
 ROWS = 23
 
@@ -24,14 +24,14 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for n in range(ROWS)
     ]
     write_batches(tmp_path / "index.parquet", INDEX_SCHEMA, [pa.Table.from_pylist(rows, INDEX_SCHEMA)])
-    assert len(list(OpenedTable(tmp_path / "index.parquet").batches(["uri"]))) == 6
+    assert len(list(read_parts(tmp_path / "index.parquet", ["uri"]))) == 6
     return tmp_path / "index.parquet"
 
 
 @pytest.mark.parametrize("tagged", [False, True])
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_the_rows_of_a_split_do_not_depend_on_the_files_groups(file: Path, split: str, tagged: bool) -> None:
-    whole = pa.concat_tables(OpenedTable(file).batches())
+    whole = pa.concat_tables(read_parts(file))
     expected = of_split(whole, split, tagged=tagged)
     assert split_rows(file, split, tagged=tagged).equals(expected)
     names = split_rows(file, split, tagged=tagged, columns=["image_id"])

@@ -12,7 +12,6 @@ from mcis.platform.runs.results import (
     MasksResult,
     PredictResult,
     StageResult,
-    TrainingResult,
     read_result,
     write_result,
 )
@@ -21,7 +20,6 @@ from mcis.platform.runs.workspace import SUMMARY
 RESULTS = (
     StageResult(counts={"images": 3, "domains": {"target": 3}}, notes=("one", "two"), identity="content"),
     IndexResult(classes=("cat", "größe"), counts={"images": {"train": 2, "val": 1}}, identity="content"),
-    TrainingResult(val_ap={"cat": 71.5, "dog": None}, identity="key"),
     MasksResult(background_cue="saliency, crf for 6 of 26", identity="key"),
     PredictResult(split="val", identity="key"),
     StageResult(identity="key", problem=("found", "expected", "remedy")),

@@ -5,13 +5,12 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.engine.nodes import wait_for_nodes
-from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, session_folder
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables
 
 IN_A_TASK = """
 import json, os, ray
@@ -66,64 +65,3 @@ def test_trainings_whose_workers_would_take_every_cpu_are_refused(ray_local: Non
     bundles = [*[{"CPU": 0.5}] * workers, {"CPU": 1.0}]
     with contextlib.nullcontext() if fit else pytest.raises(UserError, match=r"lacks 1 x \(0.5 CPU\)"):
         wait_for_nodes(bundles, 15, "a training")
-
-
-SESSION = """
-import sys
-from mcis.platform.engine.runtime import session_folder
-with session_folder() as folder:
-    print(folder, flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_temporary_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay() -> None:
-    processes = [
-        subprocess.Popen([sys.executable, "-c", SESSION], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        folders = [Path(process.stdout.readline().strip()) for process in processes if process.stdout]
-        (folders[0] / "session_1" / "logs").mkdir(parents=True)
-        processes[0].kill()
-        processes[0].wait()
-        assert folders[0].is_dir()
-        with session_folder() as own:
-            assert own.is_dir()
-            assert not folders[0].exists()
-            assert folders[1].is_dir()
-        assert not own.exists()
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
-    with session_folder():
-        assert not folders[1].exists()
-
-
-LOST = """
-import time
-import psutil, ray
-from mcis.datasets.errors import UserError
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.runtime import ray_session
-
-try:
-    with ray_session(ComputeConfig(cpus=2, object_store_gb=0.1)):
-        waiting = ray.remote(lambda: time.sleep(600)).remote()
-        part, = (each for each in psutil.Process().children() if each.name() == "raylet")
-        part.kill()
-        ray.get(waiting)
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-def test_a_command_whose_ray_loses_its_part_ends_with_the_users_error(tmp_path: Path) -> None:
-    (tmp_path / "lost.py").write_text(LOST)
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, str(tmp_path / "lost.py")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
-    assert "this machine's part of Ray no longer" in done.stdout, done.stdout + done.stderr
-    assert "repeat the command" in done.stdout

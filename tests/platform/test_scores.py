@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.scores import HEADINGS, Score, read_scores
+from mcis.platform.runs.scores import HEADINGS, SCORES, Score, read_scores
 
 THIN = "\N{NARROW NO-BREAK SPACE}"
 MASKS = Score(
@@ -45,29 +45,29 @@ def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
 
 
 def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
-    file = tmp_path / "scores.json"
-    file.write_text(json.dumps([score.as_json() for score in (MASKS, SEGMENTATION)]))
-    assert read_scores(file) == [MASKS, SEGMENTATION]
+    (tmp_path / SCORES).write_text(json.dumps([score.as_json() for score in (MASKS, SEGMENTATION)]))
+    assert read_scores({"evaluate": tmp_path}) == [MASKS, SEGMENTATION]
+    assert read_scores({}) == []
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"what": "mark"}, "what: input should be 'localization_maps'"),
+        ({"what": "mark"}, "what: Input should be 'localization_maps'"),
         ({"related_images": 3}, "related_images: "),
-        ({"miou": "high"}, "miou: input should be a valid number"),
+        ({"miou": "high"}, "miou: Input should be a valid number"),
     ],
 )
 def test_a_damaged_or_older_file_is_named_with_what_to_do(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
-    file = tmp_path / "scores.json"
+    file = tmp_path / SCORES
     file.write_text(json.dumps([MASKS.as_json() | damage]))
     with pytest.raises(UserError, match=words) as caught:
-        read_scores(file)
+        read_scores({"evaluate": tmp_path})
     assert str(file) in caught.value.found
     assert "--from evaluate" in caught.value.remedy
     file.write_text("[3]")
-    with pytest.raises(UserError, match=r"cannot be read \(score: "):
-        read_scores(file)
+    with pytest.raises(UserError, match=r"is damaged \(0: "):
+        read_scores({"evaluate": tmp_path})
 
 
 def test_the_name_of_a_metric_holds_what_mlflow_allows() -> None:

@@ -355,7 +355,7 @@ def test_a_mapping_whose_nodes_do_not_come_says_so_and_repeated_goes_on(nodes: N
         wait_for(lambda: mapped(table), run)
         nodes.remove("a")
         said, _ = run.communicate(timeout=300)
-    assert f"nodes were lost; the mapping `x` waits for {what}" in " ".join(said.split())
+    assert f"waiting for nodes of the cluster: the mapping `x` needs {what} more" in " ".join(said.split())
     assert f"after 0.2 minutes the cluster lacks {what}" in " ".join(said.split())
     assert 0 < len(mapped(table)) < 24
     nodes.add("b", **node)
