@@ -30,7 +30,6 @@ from mcis.datasets.tags import Tags
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
@@ -43,7 +42,7 @@ from mcis.platform.runs.listing import listing
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
-from mcis.platform.stages.train_affinity import MakeLabels
+from mcis.platform.stages.train_affinity import AffinityLearner, MakeLabels
 
 TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
 TRAININGS = ("train_classifier", "train_affinity", "train_segmenter")

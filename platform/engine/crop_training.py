@@ -12,7 +12,7 @@ from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.learner import Learner
-from mcis.platform.engine.learnt import LossTrend
+from mcis.platform.engine.learnt import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.pretrained import later_weights
 from mcis.platform.runs.context import RunContext
@@ -70,9 +70,9 @@ def train_on_crops(
         UserError: pretrained weights cannot be had, or the loss is not finite.
     """
     result = fit(learner, context.part, config.compute, context.tracker, label=network, about=about)
-    trend, problem = LossTrend.of_log(context.part, "loss"), None
-    if trend is not None and not trend.fell:
-        problem = (f"the {_NAMES[network]} learnt nothing: {trend.description()}", "a loss that falls", remedy)
+    trend, problem = loss_trend(context.part, "loss"), None
+    if trend and not trend[0]:
+        problem = (f"the {_NAMES[network]} learnt nothing: {trend[1]}", "a loss that falls", remedy)
     return StageResult(
         notes=result.notes(_NAMES[network]),
         counts={"steps": learner.schedule.steps, **counts},

@@ -12,12 +12,11 @@ from mcis.datasets.storage.folders import file_system, files_below, is_there, re
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_text, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
-from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, train_worker
+from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, Validation, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, give_memory_back, is_one_node
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.engine.validation import Validation
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.progress import bar, console, follow
 from mcis.platform.runs.tracking import Tracker

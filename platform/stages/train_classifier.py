@@ -17,9 +17,9 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores, val_scores_of_features
-from mcis.platform.engine.learnt import Chance, LossTrend
+from mcis.platform.engine.learnt import chance, loss_trend
+from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.training import fit
-from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pretrained import (
@@ -85,7 +85,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     if validation is not None:
         counts["val mAP" if of_val else "training images' mAP"] = precision
     # Of weights that had learnt before, a loss that stands says nothing.
-    trend = None if config.weights.initial else LossTrend.of_log(context.part, "basic")
+    trend = None if config.weights.initial else loss_trend(context.part, "basic")
     return StageResult(
         counts=counts,
         notes=result.notes("classifier") + _notes(config, learner, validation),
@@ -210,23 +210,24 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
 
 
 def _problem(
-    validation: Validation | None, precision: float | None, trend: LossTrend | None, seed: int
+    validation: Validation | None, precision: float | None, trend: tuple[bool, str] | None, seed: int
 ) -> tuple[str, str, str] | None:
     """Why the classifier is of no use: it ranks images as chance does, or, where that cannot be told, its loss stood.
 
     Args:
         precision: mean average precision on the validation's images.
-        trend: of the basic term, which counts from the first step to the last.
+        trend: as `loss_trend` says, of the basic term, which counts from the first step to the last.
     """
-    chance = None if validation is None else Chance.of_tags(validation.tags, seed)
-    figures = [trend.description()] if trend else []
-    if validation is not None and precision is not None and chance is not None:
-        if precision > chance.most:
+    by_chance = None if validation is None else chance(validation.tags, seed)
+    figures = [trend[1]] if trend else []
+    if validation is not None and precision is not None and by_chance is not None:
+        mean, most = by_chance
+        if precision > most:
             return None
         images = "val" if validation.name == "val_map" else "training"
         scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} {images} images"
-        figures.insert(0, f"{scored}, where {chance.description()}")
-    elif trend is None or trend.fell:
+        figures.insert(0, f"{scored}, where chance has {mean:.1f}, and stays below {most:.1f} in 95 of 100 cases")
+    elif trend is None or trend[0]:
         return None
     return (
         f"the classifier learnt nothing: {'; '.join(figures)}",

@@ -25,16 +25,16 @@ from mcis.models.metrics import average_precision
 from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig, SegmenterOptimizer
-from mcis.platform.engine.affinity_learner import AffinityLearner
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
-from mcis.platform.engine.validation import Validation
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
+from mcis.platform.stages.train_affinity import AffinityLearner
 
 Trackers = Callable[[str], Tracker]
 
