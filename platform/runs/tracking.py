@@ -41,7 +41,7 @@ class Tracked(BaseModel):
         identity: fingerprint of the configuration.
         status: that the run ended with.
         sent: MLflow has it all.
-        points: value and time of figures by key and step, which is 0 of final ones.
+        points: figures: key, value, time and step, which is 0 of final ones.
         images: tags that say what images the run reads.
         logs: the step logs of trainings by network, relative to the workspace.
         files: names in the run's folder.
@@ -53,7 +53,7 @@ class Tracked(BaseModel):
     run_id: str
     status: str = "KILLED"
     sent: bool = False
-    points: dict[str, dict[int, tuple[float, float]]] = {}
+    points: list[tuple[str, float, float, int]] = []
     images: dict[str, str] = {}
     logs: dict[str, str] = {}
     files: list[str] = []
@@ -117,11 +117,7 @@ class Tracked(BaseModel):
             ]
             client.log_batch(self.run_id, metrics=metrics)
             sent[network] = max([sent[network], *(record["step"] for record in new)])
-        points = [
-            Metric(key, value, int(1000 * seconds), step)
-            for key, steps in self.points.items()
-            for step, (value, seconds) in steps.items()
-        ]
+        points = [Metric(key, value, int(1000 * seconds), step) for key, value, seconds, step in self.points]
         client.log_batch(self.run_id, metrics=points)
 
 
@@ -190,18 +186,14 @@ class Tracker:
             key: ", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for key, v in parameters.items()
         }
         with store_errors(self.uri):
-            there = self.client.get_run(self.run_id).data.params
-            new = [Param(key, text) for key, text in texts.items() if key not in there]
-            self.client.log_batch(self.run_id, params=new, tags=[RunTag(*tag) for tag in tags.items()])
+            params = [Param(key, text) for key, text in texts.items()]
+            self.client.log_batch(self.run_id, params=params, tags=[RunTag(*tag) for tag in tags.items()])
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Logs final figures, or one point of each curve."""
-        points = dict(self._tracked.points)
-        for key, value in values.items():
-            earlier = points.get(key, {})
-            if step not in earlier or str(earlier[step][0]) != str(float(value)):  # as texts, NaN is equal
-                points[key] = earlier | {step: (float(value), time.time())}
-        self._write(points=points)
+        logged = {(key, at): str(value) for key, value, _, at in self._tracked.points}  # as texts, NaN is equal
+        new = {key: float(value) for key, value in values.items() if logged.get((key, step)) != str(float(value))}
+        self._write(points=[*self._tracked.points, *((key, value, time.time(), step) for key, value in new.items())])
         self._send_in_thread()
 
     def log(self, network: str, path: Path) -> None:
