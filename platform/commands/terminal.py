@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from mcis.datasets.index import Listing
     from mcis.platform.config.sections import Config
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
-    from mcis.platform.runs.garbage import Plan
-    from mcis.platform.runs.inventory import Entry
+    from mcis.platform.runs.inventory import Entry, Plan
     from mcis.platform.runs.workspace import Workspace
 
 _SHORT = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}

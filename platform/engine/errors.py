@@ -57,24 +57,25 @@ def causes_of(error: BaseException) -> Iterator[BaseException]:
         waiting += failures.values()
 
 
+_DEATHS = {
+    "OutOfMemoryError": "the machine's memory did not do for its process",  # Ray ends any task where memory is short
+    "NodeDiedError": "its node was lost",
+    "WorkerCrashedError": "its process was ended by a signal",
+    "ActorDiedError": "its process was ended by a signal, or its node was lost",
+}
+"""What Ray raises where it has done a task or an actor's call again in vain, because the process died; and of what."""
+
+
 def deaths() -> tuple[type[Exception], ...]:
-    """What Ray raises where it has done a task or an actor's call again in vain, because the process died."""
+    """The errors of `_DEATHS`."""
     from ray import exceptions as of_ray
 
-    return of_ray.WorkerCrashedError, of_ray.OutOfMemoryError, of_ray.NodeDiedError, of_ray.ActorDiedError
+    return tuple(getattr(of_ray, name) for name in _DEATHS)
 
 
 def death_text(death: BaseException) -> str:
     """What ended a process, for messages."""
-    from ray import exceptions as of_ray
-
-    if isinstance(death, of_ray.OutOfMemoryError):  # Ray ends any task where memory is short
-        return "the machine's memory did not do for its process"
-    if isinstance(death, of_ray.NodeDiedError):
-        return "its node was lost"
-    if isinstance(death, of_ray.WorkerCrashedError):
-        return "its process was ended by a signal"
-    return "its process was ended by a signal, or its node was lost"
+    return next(text for base in type(death).__mro__ for name, text in _DEATHS.items() if base.__name__ == name)
 
 
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
