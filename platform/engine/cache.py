@@ -3,6 +3,7 @@ all runs.
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ from mcis.datasets.tables.backbone_outputs import Features, features_bytes
 from mcis.datasets.tables.large_tables import Texts
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.runs.context import RunContext
@@ -47,8 +48,10 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
     count = min(len(rows), int(compute.cache_gb * _GIB) // image_bytes(size))
     if not count:
         return None
-    rows, row_bytes = rows.slice(0, count), image_bytes(size)
-    return _made(f"squash{size}", rows, make_squares, (size,), context, compute, row_bytes, label="decode")
+    rows = rows.slice(0, count)
+    fill = functools.partial(map_table, rows, make_squares, (size,), label="decode", compute=compute, suffix="arrow")
+    name, bound = f"squash{size}-{_content(rows)}", int(compute.cache_gb * _GIB)
+    return cached(name, fill, context, count * image_bytes(size), bound)
 
 
 def features_cache(
@@ -69,38 +72,23 @@ def features_cache(
     Returns:
         None where those do not fit compute.cache_gb, or the nodes share no disk.
     """
-    shape = features_shape(config)
-    if images * features_bytes(shape) > compute.cache_gb * _GIB:
+    shape, bound = features_shape(config), int(compute.cache_gb * _GIB)
+    if images * features_bytes(shape) > bound:
         return None
-    of_network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
-    name = f"features-{fingerprint(of_network, made_with(MakeFeatures.__module__, compute.device))}"
-    arguments, size = (config, pretrained, compute.gpu), features_bytes(shape)
-    folder = _made(name, rows, MakeFeatures, arguments, context, compute, size, label="features", network=True)
+    network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
+    of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
+    arguments, name = (config, pretrained, compute.gpu), f"features-{of_network}-{_content(rows)}"
+    how: dict[str, Any] = {"label": "features", "compute": compute, "network": True, "suffix": "arrow"}
+    fill = functools.partial(map_table, rows, MakeFeatures, arguments, **how)
+    folder = cached(name, fill, context, len(rows) * features_bytes(shape), bound)
     return Features(Texts(rows["uri"]), folder, shape) if folder else None
 
 
-def _made(
-    name: str,
-    rows: pa.Table,
-    make: Callable[..., Worker],
-    arguments: tuple[Any, ...],
-    context: RunContext,
-    compute: ComputeConfig,
-    row_bytes: int,
-    *,
-    label: str,
-    network: bool = False,
-) -> Path | None:
-    """The folder `<name>-<content of the rows>` of the cache, made now if there is none; None as of `cached`."""
-    name = f"{name}-{fingerprint(RULES, rows['content_hash'].to_pylist())}"
-
-    def fill(part: Path) -> None:
-        map_table(rows, make, arguments, part, label=label, compute=compute, network=network, suffix="arrow")
-
-    return cached(name, fill, context, len(rows) * row_bytes, int(compute.cache_gb * _GIB))
+def _content(rows: pa.Table) -> str:
+    return fingerprint(RULES, rows["content_hash"].to_pylist())
 
 
-def cached(name: str, fill: Callable[[Path], None], context: RunContext, size: int, bound: int) -> Path | None:
+def cached(name: str, fill: Callable[[Path], object], context: RunContext, size: int, bound: int) -> Path | None:
     """A folder of the cache, of about `size` bytes, that `fill` writes now if there is none; after a kill it goes on.
 
     Args:
