@@ -43,12 +43,12 @@ def recorded(
             yield
         except BaseException as error:
             with contextlib.suppress(UserError, OSError):  # the error that ended the block is the one to report
-                _update(workspace, name, ended=now(), **_end_by(error))
+                workspace.update_record(name, ended=now(), **_end_by(error))
             raise
         record = workspace.record(name) or began
         outputs = {stage: [output] for stage, output in (record.reached | record.current).items()}
         outputs = outputs if whole else record.outputs | outputs
-        _update(workspace, name, ended=now(), outcome="finished", reason=None, outputs=outputs, recomputed=[])
+        workspace.update_record(name, ended=now(), outcome="finished", reason=None, outputs=outputs, recomputed=[])
 
 
 def _end_by(error: BaseException) -> dict[str, Any]:
@@ -61,35 +61,19 @@ def _end_by(error: BaseException) -> dict[str, Any]:
     return {"outcome": "failed", "reason": error.found} | ({"recomputed": []} if once_more else {})
 
 
-def _update(workspace: Workspace, name: str, **changes: Any) -> None:
-    record = workspace.record(name) or RunRecord(began=now())
-    write_record(workspace.run(name).record, dataclasses.replace(record, **changes))
-
-
 def point_to(workspace: Workspace, name: str, stage: str, output: Path) -> None:
     """Writes down that a run points to the output of a stage, before it is computed."""
     record = workspace.record(name) or RunRecord(began=now())
     every = list(dict.fromkeys([*record.outputs.get(stage, []), output.name]))
     current = record.current | {stage: output.name}
-    _update(workspace, name, outputs=record.outputs | {stage: every}, current=current)
-
-
-def recomputed(workspace: Workspace, name: str) -> list[str]:
-    """See `RunRecord.recomputed`."""
-    record = workspace.record(name)
-    return record.recomputed if record else []
-
-
-def begin_recompute(workspace: Workspace, name: str, output: Path) -> None:
-    """Writes down that an output is computed again, once the former one is gone."""
-    _update(workspace, name, recomputed=[*recomputed(workspace, name), output.name])
+    workspace.update_record(name, outputs=record.outputs | {stage: every}, current=current)
 
 
 def stopped(workspace: Workspace, name: str, reason: str) -> None:
     """Writes down that somebody else ended the process of a run, and why."""
     record = workspace.record(name)
     if record and record.outcome is None:
-        _update(workspace, name, ended=now(), outcome="interrupted", reason=reason)
+        workspace.update_record(name, ended=now(), outcome="interrupted", reason=reason)
 
 
 class OfStudy(NamedTuple):
@@ -137,12 +121,13 @@ def bookkept(
             output = local_path(value or "").parent
             if output.parent == workspace.store.resolve():
                 point_to(workspace, name, f"weights.{key}", output)
+        record = workspace.record(name)
         tracker = Tracker(
             workspace,
             name,
             identity=fingerprint(values, parent),
             parent=parent,
-            new_run=recompute and not recomputed(workspace, name),
+            new_run=recompute and not (record and record.recomputed),
             watch=study.watch if study else None,
             log_model=log_model,
         )

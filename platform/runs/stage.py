@@ -16,7 +16,7 @@ from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import is_there, remove
 from mcis.platform.config.sections import Config
-from mcis.platform.runs.bookkeeping import begin_recompute, point_to, recomputed
+from mcis.platform.runs.bookkeeping import point_to
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import disk_errors, fingerprint, read_json
 from mcis.platform.runs.locks import hold_stage
@@ -156,12 +156,14 @@ def _compute(
         return False
     workspace, key = context.workspace, folder.name.removeprefix(f"{stage.name}-")
     with hold_stage(workspace, stage.name, key, run=context.name):
-        goes_on = recompute and folder.name in recomputed(workspace, context.name)
+        record = workspace.record(context.name)
+        begun = record.recomputed if record else []
+        goes_on = recompute and folder.name in begun
         if goes_on:
             console.print(f"note: {stage.name} goes on with what the call before has computed again")
         elif recompute:
             remove(folder)
-            begin_recompute(workspace, context.name, folder)
+            workspace.update_record(context.name, recomputed=[*begun, folder.name])
         if (lacks := flaw(folder)) is None:
             return False
         if is_there(folder / SUMMARY):

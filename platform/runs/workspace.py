@@ -23,6 +23,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock
 
@@ -162,8 +163,12 @@ class Workspace:
 
     def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
         """Writes down what `outputs` reads."""
-        record, reached = self.record(name) or RunRecord(began=now()), {s: path.name for s, path in outputs.items()}
-        write_record(self.run(name).record, dataclasses.replace(record, reached=reached))
+        self.update_record(name, reached={stage: path.name for stage, path in outputs.items()})
+
+    def update_record(self, name: str, **changes: Any) -> None:
+        """Writes a run's record with other values of these fields."""
+        record = self.record(name) or RunRecord(began=now())
+        write_record(self.run(name).record, dataclasses.replace(record, **changes))
 
     def outputs_of(self, stage: str) -> list[Path]:
         """The folders of all outputs of a stage, finished or not."""
