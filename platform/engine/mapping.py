@@ -92,12 +92,24 @@ def map_table(
         UserError: a worker raised it, memory ran out in one, a shard ends each process that maps it, or the cluster
             has no node for it and starts none in time.
     """
+    import ray
+
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
+    work = _Work(make, arguments, folder, label, lower)
     finished = mapped = len(table) - sum(part.rows for part in missing.values())
     with bar(label, len(table), "images") as progress, user_errors():
         progress.update(finished)
-        for rows in _mapped(table, _Work(make, arguments, folder, label, lower), missing, compute, network, reject):
+        if not missing:
+            return 0
+        needed = {"GPU": compute.gpu_share} if network and compute.gpu else {"CPU": 1.0}
+        watch = wait_for_nodes([needed], compute.wait_minutes, f"the mapping `{label}`")
+        parts = (ray.put((work, ray.put(table))),)  # a node's processes share it; within a tuple Ray leaves it one
+        if "GPU" in needed:
+            results = _map_on_gpus(parts, work, missing, compute, watch)
+        else:
+            results = _map_on_cpus(table, parts, work, missing, reject, watch)
+        for rows in results:
             mapped += rows
             progress.update(mapped)
     return mapped - finished
@@ -111,28 +123,6 @@ def _missing_shards(folder: Path, wanted: dict[str, ShardRows]) -> dict[str, Sha
     return {name: part for name, part in wanted.items() if name not in present}
 
 
-def _mapped(
-    table: pa.Table,
-    work: _Work,
-    shards: dict[str, ShardRows],
-    compute: ComputeConfig,
-    network: bool,
-    reject: Reject | None,
-) -> Iterator[int]:
-    """Maps shards; yields the number of rows of each as soon as it is written."""
-    import ray
-
-    if not shards:
-        return
-    needed = {"GPU": compute.gpu_share} if network and compute.gpu else {"CPU": 1.0}
-    watch = wait_for_nodes([needed], compute.wait_minutes, f"the mapping `{work.label}`")
-    parts = (ray.put((work, ray.put(table))),)  # a node's processes share it; within a tuple Ray leaves a reference one
-    if "GPU" in needed:
-        yield from _map_on_gpus(parts, work, shards, compute, watch)
-    else:
-        yield from _map_on_cpus(table, parts, work, shards, reject, watch)
-
-
 def _map_on_cpus(
     table: pa.Table,
     parts: tuple[Any],
@@ -141,7 +131,7 @@ def _map_on_cpus(
     reject: Reject | None,
     watch: Iterator[object],
 ) -> Iterator[int]:
-    """Maps shards in tasks, one per core or CPU.
+    """Maps shards in tasks, one per core or CPU; yields the number of rows of each as soon as it is written.
 
     Where the caller takes no more of them, what is in work is still written. Ray would cancel a task by an interrupt,
     and a process that is interrupted while it imports pandas can never import it again, whatever task it has next.
@@ -192,7 +182,7 @@ def _map_row_by_row(
 def _map_on_gpus(
     parts: tuple[Any], work: _Work, shards: dict[str, ShardRows], compute: ComputeConfig, watch: Iterator[object]
 ) -> Iterator[int]:
-    """Maps shards in actors, as Ray ends a process after a task with a GPU.
+    """Maps shards in actors, as Ray ends a process after a task with a GPU; yields the rows of each once written.
 
     There are as many as the cluster's GPUs hold, and no fewer than `compute.workers`, which have a cluster start nodes.
     An actor has its first shard once it has a GPU, so those that another run holds join when they are free, and those
