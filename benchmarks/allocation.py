@@ -45,7 +45,7 @@ def small() -> tuple[nn.Module, Loss]:
 
 def lite() -> tuple[nn.Module, Loss]:
     """The bundled backbone with random weights, and a loss of its features of 16 images."""
-    model = timm_backbone(BUNDLED.removeprefix("timm/"), stride=32)
+    model = timm_backbone(BUNDLED[0].removeprefix("timm/"), stride=32)
     batch = images(16, 256)
     return model, lambda: model(batch).square().mean()
 

@@ -99,6 +99,18 @@ class Backbone(nn.Module):
             features = self(images)
         return [*outputs, features]
 
+    def keep_head(self) -> int:
+        """Keeps the layers between features and classes that the pretrained weights have, if they have any.
+
+        Returns:
+            C' of `of_image`.
+        """
+        return self.channels
+
+    def of_image(self, features: Tensor) -> Tensor:
+        """What an image as a whole shows, (B, C'), of its features (B, C, h, w): their mean, behind the layers kept."""
+        return features.mean(dim=(2, 3))
+
     @property
     def middle(self) -> tuple[Layer, ...]:
         """The last two levels at the features' positions, which pixel correlation compares (`seam`), if there are."""

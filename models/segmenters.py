@@ -140,15 +140,16 @@ class Pyramid(Segmenter):
     position: what the whole image shows. Then, from coarse to fine, they are resized to the positions of each of the
     backbone's levels, meet it there, reduced by a 1x1, and pass a separable 3x3. Group norm follows each convolution.
 
-    A linear layer on the same mean says which classes are in the image at all. The log of that chance is added to the
-    class's logits everywhere: what a part looks like is weighed with what the image is of.
+    A linear layer says which classes are in the image at all, on the mean of what the pretrained network makes its own
+    classes of. The log of that chance is added to the class's logits everywhere: what a part looks like is weighed with
+    what the image is of.
 
     Args:
         backbone: features (B, C, h, w), with a level of a finer stride.
         labels: K + 1, background first.
         width: channels of the decoder.
         dilation: of the separable convolution on the features.
-        dropout: fraction of channels dropped before the last layer.
+        dropout: fraction of channels dropped before the last layer, and before the image-level one.
 
     Raises:
         UserError: the backbone has no such level.
@@ -170,7 +171,7 @@ class Pyramid(Segmenter):
         self.reduce = nn.ModuleList(nn.Sequential(*_normed(level.channels, _REDUCED)) for level in self.finer)
         self.merge = nn.ModuleList(nn.Sequential(*_separable(width + _REDUCED, width)) for _ in self.finer)
         self.last = nn.Sequential(SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
-        self.image_head = nn.Linear(backbone.channels, labels - 1)
+        self.image_head = nn.Sequential(SampleDropout(dropout), nn.Linear(backbone.keep_head(), labels - 1))
         _initialize(self.last)
 
     def decode(self, images: Tensor) -> Decoded:
@@ -178,13 +179,12 @@ class Pyramid(Segmenter):
         with self.backbone.watching(*self.finer) as levels:
             features = self.backbone(images)
         merged, source = self.head(features), self.backbone.grids(images, features)
-        mean = features.mean(dim=(2, 3))
-        merged = merged + self.whole(mean[:, :, None, None])
+        merged = merged + self.whole(features.mean(dim=(2, 3), keepdim=True))
         for n in reversed(range(len(self.finer))):
             target = self.finer[n].layout.grids(images.shape, levels[n].shape)
             merged = self.merge[n](torch.cat([resample(merged, source, target), self.reduce[n](levels[n])], dim=1))
             source = target
-        in_image = self.image_head(mean)
+        in_image = self.image_head(self.backbone.of_image(features))
         chances = functional.pad(functional.logsigmoid(in_image), (1, 0))  # background may be in any image
         return Decoded(self.last(merged) + chances[:, :, None, None], source, in_image)
 

@@ -5,6 +5,7 @@ Channels, strides and the places of positions are asked of the network: of a for
 """
 
 import functools
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from mcis.models.networks import TIMM
 _STRIDE = 16  # of convolutional networks, unless another one is asked for
 _SIDE = 256  # of the image without values that a network is measured with, a multiple of all strides
 _FINEST = 4  # stride of the finest level
+_HEAD = ("conv_head", "bn2")  # timm's names, in EfficientNets, of what makes the classes' features of the last stage
 
 
 class TimmBackbone(Backbone):
@@ -34,11 +36,21 @@ class TimmBackbone(Backbone):
         indices: of these stages.
         patch: side of a transformer's patches, pixels, which its images are resized to a multiple of; None of a
             convolutional network.
+        head: layers between its last stage and its classes, by their names in the body; of EfficientNets a 1x1
+            convolution to four times as many channels, and its norm.
     """
 
-    def __init__(self, body: nn.Module, *, indices: tuple[int, ...], patch: int | None, **facts: Any):
+    def __init__(
+        self,
+        body: nn.Module,
+        *,
+        indices: tuple[int, ...],
+        patch: int | None,
+        head: Mapping[str, nn.Module],
+        **facts: Any,
+    ):
         super().__init__(body, **facts)
-        self.indices, self.patch = indices, patch
+        self.indices, self.patch, self.head = indices, patch, dict(head)
 
     def forward(self, images: Tensor) -> Tensor:
         if self.patch is not None:
@@ -46,6 +58,19 @@ class TimmBackbone(Backbone):
             if images.shape[2:] != whole:
                 images = functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
         return torch.cat(_intermediates(self.body, images, list(self.indices), norm=self.patch is not None), dim=1)
+
+    def keep_head(self) -> int:
+        if not self.head:
+            return super().keep_head()
+        for name, layer in self.head.items():
+            setattr(self.body, name, layer)
+        return int(self.head["conv_head"].out_channels)  # type: ignore[arg-type]
+
+    def of_image(self, features: Tensor) -> Tensor:
+        last = features[:, -self.groups[-1] :] if self.head else features
+        for name in self.head:
+            last = self.body.get_submodule(name)(last)
+        return super().of_image(last)
 
 
 def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
@@ -64,8 +89,9 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     """
     facts = _facts(name, stride)
     network, _ = _network(name, stride)
+    head = {layer: network.get_submodule(layer) for layer in _HEAD if isinstance(network, timm.models.EfficientNet)}
     network.prune_intermediate_layers(list(facts.indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
-    return TimmBackbone(network, normalization=timm_normalization(name), **facts._asdict())
+    return TimmBackbone(network, normalization=timm_normalization(name), head=head, **facts._asdict())
 
 
 def timm_normalization(name: str) -> Normalization:

@@ -52,7 +52,7 @@ class WeightsConfig(Section):
 
     backbone: WeightsFile = "none"
     """The classifier's: `none` = from scratch; `download` = torchvision's or timm's weights; `bundled` = those of
-    timm/tf_efficientnet_lite0, which are installed with mcis; else a state_dict file."""
+    timm/tf_efficientnet_lite0, lite1 or lite2, which are installed with mcis; else a state_dict file."""
     classifier: WeightsFile | None = None
     """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
     initial: WeightsFile | None = Field(default=None, exclude_if=lambda path: path is None)  # then no part of a key

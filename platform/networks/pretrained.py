@@ -64,13 +64,13 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
     if origin == "none":
         return None
     if origin == "bundled":
-        if backbone != BUNDLED:
+        if backbone not in BUNDLED:
             raise UserError(
                 f"no weights of {backbone} are bundled with mcis",
-                f"the backbone {BUNDLED}",
-                "choose it (classifier.backbone, segmenter.backbone), or --set weights.backbone=download",
+                f"one of the backbones {', '.join(BUNDLED)}",
+                "choose one (classifier.backbone, segmenter.backbone), or --set weights.backbone=download",
             )
-        return bundled_file()
+        return bundled_file(backbone)
     if origin == "download":
         path = _place(backbone, workspace)
         if not is_there(path):

@@ -116,15 +116,16 @@ def test_timms_weights_fit_and_compute_the_same(
         close(backbone(pictures), features)
 
 
-def test_the_bundled_weights_are_efficientnet_lite0s() -> None:
+@pytest.mark.parametrize(("name", "tensors", "last"), list(zip(BUNDLED, (296, 386, 386), (15, 20, 20), strict=True)))
+def test_bundled_weights_are_those_of_an_efficientnet_lite(name: str, tensors: int, last: int) -> None:
     """Each tensor stands behind timm's name of it."""
-    backbone = timm_backbone(BUNDLED.removeprefix("timm/"))
-    load_pretrained(backbone, bundled_file())
-    state, got = torch.load(bundled_file(), weights_only=True), backbone.body.state_dict()
-    assert len(state) == 296
+    backbone, path = timm_backbone(name.removeprefix("timm/")), bundled_file(name)
+    load_pretrained(backbone, path)
+    state, got = torch.load(path, weights_only=True), backbone.body.state_dict()
+    assert len(state) == tensors
     assert torch.equal(got["conv_stem.weight"], state["_conv_stem.weight"])
     assert torch.equal(got["blocks.0.0.bn1.running_var"], state["_blocks.0._bn1.running_var"])
-    assert torch.equal(got["blocks.6.0.conv_pwl.weight"], state["_blocks.15._project_conv.weight"])
+    assert torch.equal(got["blocks.6.0.conv_pwl.weight"], state[f"_blocks.{last}._project_conv.weight"])
 
 
 # --- files that do not

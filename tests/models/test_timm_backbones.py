@@ -191,6 +191,22 @@ def test_padding_of_both_sides_moves_the_positions_and_nothing_else(built: dict[
     close(got[:, :, interior, interior], torch.cat(expected, dim=1)[:, :, interior, interior])
 
 
+def test_what_an_image_shows_is_what_efficientnet_makes_its_classes_of() -> None:
+    """Behind its last stage, by the layers of the file; another network has the mean of its features."""
+    backbone, original = timm_backbone(LITE0, stride=32), timm.create_model(LITE0).eval()
+    assert backbone.keep_head() == 1280
+    load_pretrained(backbone, bundled_file())
+    state = torch.load(bundled_file(), weights_only=True)
+    original.load_state_dict(dict(zip(original.state_dict(), state.values(), strict=True)))
+    with torch.inference_mode():
+        features = backbone(images(2, 3, 97, 65))
+        expected = original.bn2(original.conv_head(features)).mean((2, 3))  # type: ignore[operator]
+        close(backbone.of_image(features), expected)
+    other = timm_backbone("resnet18", stride=32)
+    assert other.keep_head() == other.channels == 512
+    close(other.of_image(features), features.mean((2, 3)))
+
+
 # --- stages
 
 

@@ -42,17 +42,17 @@ def test_the_errors_of_weights_name_the_keys_of_their_network(
     assert "`" not in nothing_to_load.value.remedy
 
 
-def test_bundled_weights_are_a_file_of_one_backbone(tmp_path: Path) -> None:
+def test_bundled_weights_are_a_file_of_their_backbone(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    path = backbone_weights("bundled", BUNDLED, workspace)
-    assert path == bundled_file()
-    backbone = build_backbone(ClassifierConfig(backbone=BUNDLED))
+    path = backbone_weights("bundled", BUNDLED[2], workspace)
+    assert path == bundled_file(BUNDLED[2])
+    backbone = build_backbone(ClassifierConfig(backbone=BUNDLED[2]))
     before = backbone.body.get_parameter("conv_stem.weight").clone()
     load_backbone("classifier", backbone, path)
     assert not torch.equal(backbone.body.get_parameter("conv_stem.weight"), before)
     with pytest.raises(UserError, match="no weights of vgg16 are bundled") as raised:
         backbone_weights("bundled", "vgg16", workspace)
-    assert BUNDLED in raised.value.expected
+    assert BUNDLED[0] in raised.value.expected
 
 
 def test_timms_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

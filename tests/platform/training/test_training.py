@@ -157,7 +157,7 @@ def test_workers_train_the_last_stages_of_a_pretrained_network(
 ) -> None:
     """Two workers end in the weights of a plain loop, and what is frozen stays as the file has it."""
     slow = tiny.config.optimizer.model_copy(update={"learning_rate": 1e-4})
-    values = {"backbone": BUNDLED, "trained": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
+    values = {"backbone": BUNDLED[0], "trained": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
     learner = replace(tiny, config=tiny.config.model_copy(update=values), pretrained=bundled_file())
     start, (weights, _) = learner.model().state_dict(), plain_loop(learner)
     fit(learner, tmp_path, ComputeConfig(workers=2, threads=1), tracker_of("last-stages"), label="classifier")
