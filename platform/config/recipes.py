@@ -186,13 +186,17 @@ def photos() -> Config:
     0.35 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 71 of the pseudo masks and 65 to 77 of
     the segmentation network on photographs of six animals (docs/results.md).
     """
+    return _photos("timm/tf_efficientnet_lite2")
+
+
+def _photos(backbone: str) -> Config:
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
         recipe="photos",
         data=DataConfig(max_side=1024),
         weights=WeightsConfig(backbone="bundled"),
         classifier=ClassifierConfig(
-            backbone="timm/tf_efficientnet_lite0",
+            backbone=backbone,
             trained="neck",
             standardize=True,
             input_size=384,
@@ -202,13 +206,14 @@ def photos() -> Config:
             affinity=AffinityConfig(form="cosine", scale=60.0, w_p="identity"),
             batch=16,
             epochs=8,
+            class_balance=1.0,
             flip=True,
             optimizer=_adamw(Optimizer, 0.003),
         ),
         localize=LocalizeConfig(related=24, related_by="nearest", mirror=True),
         affinity_net=AffinityNetConfig(
             kind="boundaries",
-            backbone="timm/tf_efficientnet_lite0",
+            backbone=backbone,
             threshold=0.45,
             background_threshold=0.3,
             crf=crf,
@@ -227,7 +232,8 @@ def photos() -> Config:
         ),
         segmenter=SegmenterConfig(
             network="pyramid",
-            backbone="timm/tf_efficientnet_lite0",
+            backbone=backbone,
+            trained=4,
             stride=32,
             width=128,
             dilation=1,
@@ -249,11 +255,12 @@ def photos() -> Config:
 
 
 def photos_fast() -> Config:
-    """`photos` in less time: smaller images for the classifier, masks by the dense CRF alone, a shorter training.
+    """`photos` in less time: EfficientNet-Lite0, smaller images for the classifier, masks by the dense CRF alone, a
+    shorter training.
 
     Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours and mIoU: not measured.
     """
-    config = photos()
+    config = _photos("timm/tf_efficientnet_lite0")
     return config.model_copy(
         update={
             "recipe": "photos_fast",
@@ -265,13 +272,13 @@ def photos_fast() -> Config:
 
 
 def photos_best() -> Config:
-    """`photos` for a GPU: ConvNeXt in the place of EfficientNet-Lite0, larger images, a segmenter that trains longer.
+    """`photos` for a GPU: ConvNeXt in the place of EfficientNet-Lite2, larger images, a segmenter that trains longer.
 
     Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_best`, and a connection to timm's hub. Hours
     and mIoU: not measured; that it runs was shown with random weights alone.
     """
     config, backbone = photos(), "timm/convnext_tiny.fb_in22k"
-    larger = {"backbone": backbone, "width": 256, "crop": 384, "epochs": 30.0, "steps": 3000}
+    larger = {"backbone": backbone, "width": 256, "crop": 384, "epochs": 30.0, "steps": 3000, "trained": "all"}
     larger["optimizer"] = _adamw(SegmenterOptimizer, 0.0001, faster=10.0)
     return config.model_copy(
         update={
