@@ -101,7 +101,7 @@ class Plain:
 
     def train_classifier(self) -> None:
         config, n = self.config.classifier, len(self.rows)
-        make = MakeFeatures(config, bundled_file(), False)
+        make = MakeFeatures(config, bundled_file(config.backbone), False)
         for first in range(0, n, SHARD):
             shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD, n):08d}.arrow"
             write_table(shard, make(self.rows.slice(first, SHARD)))
@@ -112,7 +112,7 @@ class Plain:
             tags=self.tags,
             source=None,
             images=self.features,
-            pretrained=bundled_file(),
+            pretrained=bundled_file(config.backbone),
             statistics=self.features.statistics(sample),
         )
         train(learner, self.folder / "classifier")
@@ -140,7 +140,7 @@ class Plain:
             image_ids=self.rows["image_id"].to_pylist(),
             uris=self.rows["uri"].to_pylist(),
             masks=Shards(self.folder / "labels", ["mask"]),
-            pretrained=bundled_file(),
+            pretrained=bundled_file(self.config.affinity_net.backbone),
             max_side=config.data.max_side,
         )
         train(learner, self.folder / "affinity_net")
@@ -158,7 +158,7 @@ class Plain:
             uris=self.rows["uri"].to_pylist(),
             masks=Shards(self.folder / "masks"),
             backbone=None,
-            pretrained=bundled_file(),
+            pretrained=bundled_file(self.config.segmenter.backbone),
             max_side=self.config.data.max_side,
         )
         train(learner, self.folder / "segmenter")

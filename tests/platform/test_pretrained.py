@@ -91,12 +91,12 @@ def test_what_learns_from_features_starts_from_the_backbone_that_made_them(tmp_p
     classes = ("cat", "dog", "sheep")
     path, about = tmp_path / "mine.pt", classifier_description(config.classifier, classes)
     model = build_classifier(config.classifier, len(classes))
-    load_backbone("classifier", model.backbone, bundled_file())
+    load_backbone("classifier", model.backbone, bundled_file(BUNDLED[2]))
     save_weights(model, path, about)
-    check_initial_classifier(config, path, classes, bundled_file())
+    check_initial_classifier(config, path, classes, bundled_file(BUNDLED[2]))
     with torch.no_grad():
         next(iter(model.backbone.parameters())).mul_(2)
     save_weights(model, path, about)
     check_initial_classifier(config, path, classes, None)
     with pytest.raises(UserError, match=r"is not that of weights\.backbone"):
-        check_initial_classifier(config, path, classes, bundled_file())
+        check_initial_classifier(config, path, classes, bundled_file(BUNDLED[2]))
