@@ -258,7 +258,9 @@ def test_a_pyramids_logits_lie_on_the_positions_of_its_finest_level() -> None:
         assert x.shape[2:] == (5, 7)
         x = functional.interpolate(x, size=(9, 13), mode="bilinear", align_corners=True)
         x = by_hand(model.merge[0], torch.cat([x, by_hand(model.reduce[0], finest)], dim=1))
-        in_image = features.mean((2, 3)) @ model.image_head[1].weight.T + model.image_head[1].bias
+        linear = model.image_head[-1]
+        assert isinstance(linear, nn.Linear)
+        in_image = features.mean((2, 3)) @ linear.weight.T + linear.bias
         chances = torch.cat([torch.ones(1, 1), 1 / (1 + torch.exp(-in_image))], dim=1)
         x = last(x) + chances.log()[:, :, None, None]
         torch.testing.assert_close(model(image, image_level=True)[1], in_image, atol=1e-4, rtol=1e-3)
