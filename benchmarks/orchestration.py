@@ -42,7 +42,7 @@ from mcis.platform.runs.listing import listing
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
-from mcis.platform.stages.train_affinity import AffinityLearner, MakeLabels
+from mcis.platform.stages.train_affinity import AffinityLearner, make_labels
 
 TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
 TRAININGS = ("train_classifier", "train_affinity", "train_segmenter")
@@ -133,7 +133,7 @@ class Plain:
 
     def train_affinity(self) -> None:
         config, maps = self.config, Shards(self.folder / "maps")
-        write_table(self.folder / "labels" / "part-000000.parquet", MakeLabels(config, maps)(self.rows))
+        write_table(self.folder / "labels" / "part-000000.parquet", make_labels(config, maps, self.rows))
         learner = AffinityLearner(
             config=config.affinity_net,
             seed=config.seed,

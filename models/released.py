@@ -23,18 +23,6 @@ NAMES = {
 _REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16"
 
 
-def released_name(name: str) -> str:
-    """The name that a parameter of `CoAttentionClassifier` has in a released checkpoint, without `module.`.
-
-    Raises:
-        KeyError: a released checkpoint has no such parameter.
-    """
-    for released_prefix, prefix in NAMES.items():
-        if name.startswith(prefix):
-            return released_prefix + name[len(prefix) :]
-    raise KeyError(name)
-
-
 def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of `CoAttentionClassifier(vgg16(), classes=K, head="own")` with a released checkpoint's values.
 
@@ -49,7 +37,12 @@ def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     classes = len(layer) if layer is not None and layer.ndim == 4 else 20
     with torch.device("meta"):
         wanted = CoAttentionClassifier(vgg16(), classes=classes, head="own").state_dict()
-    names = {released_name(name): name for name in wanted}
+    names = {
+        prefix + name.removeprefix(own): name
+        for name in wanted
+        for prefix, own in NAMES.items()
+        if name.startswith(own)
+    }
     problems = [f"missing: {name}" for name in names if name not in state]
     problems += [f"surplus: {name}" for name in state if name not in names]
     for released, name in names.items():

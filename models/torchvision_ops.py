@@ -15,7 +15,6 @@ _SCHEMAS = {
     "nms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
     "qnms": "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
 }
-_library: torch.library.Library | None = None
 
 
 def compiled_operators_load() -> bool:
@@ -31,14 +30,8 @@ def compiled_operators_load() -> bool:
     return hasattr(torch.ops.torchvision, "nms")
 
 
-def define_missing_schemas() -> None:
-    """Defines the operators' schemas, once per process, if the compiled operators do not load."""
-    global _library
-    if _library is not None or compiled_operators_load():
-        return
-    _library = torch.library.Library("torchvision", "DEF")
-    for name, schema in _SCHEMAS.items():
-        _library.define(name + schema)
-
-
-define_missing_schemas()
+_library = None if compiled_operators_load() else torch.library.Library("torchvision", "DEF")
+"""That the missing schemas are defined in, as long as this process lives."""
+if _library:
+    for _name, _schema in _SCHEMAS.items():
+        _library.define(_name + _schema)

@@ -50,14 +50,12 @@ class Validation:
         images, tags: of the N images, which have a tag each.
         scores: the network and what `images` reads, on its device -> class scores (B, K).
         every: epochs from one validation to the next; the last step always has one.
-        name: of the mean average precision in the log.
     """
 
     images: Squares | Features
     tags: Tags
     scores: Callable[[nn.Module, Tensor], Tensor]
     every: int = 1
-    name: str = "val_map"
 
     def due(self, done: int, *, steps: int, steps_per_epoch: float) -> bool:
         """Whether `done` updates end the training, or epochs after which it is validated."""
@@ -280,7 +278,7 @@ class Trainer(Generic[AnyBatch]):
         }
         if validate and (validation := self.job.validation):
             self.val_ap = validation.precisions(self.network, self.shard, self._autocast, self.device, self.threads)
-            record[validation.name] = float(np.nanmean(self.val_ap))
+            record["val_map"] = float(np.nanmean(self.val_ap))
         if self.log:
             self.log.write(record)
         self.throughput.restart(done)

@@ -1,6 +1,7 @@
 """Stage 5: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
 
 import collections
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -119,25 +120,17 @@ def _mask_row(row: dict[str, Any], made: PseudoMask, by_maps: float, cue: str) -
     }
 
 
-class CopyTruth:
+def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
     """Image rows -> their ground-truth masks as a table of pseudo masks (MASKS_SCHEMA), for full supervision alone.
 
-    Args:
-        classes: K.
-        max_side: as of `MakeMasks`; labels are resized by nearest neighbor.
+    Labels of K `classes` are resized by nearest neighbor, as `data.max_side` has it.
     """
-
-    def __init__(self, classes: int, max_side: int | None = None):
-        self.classes, self.max_side = classes, max_side
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        out = []
-        for row in rows.to_pylist():
-            truth = truth_of_row(row, self.classes)
-            mask = resize_labels(truth, *fitted(row["height"], row["width"], self.max_side))
-            labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
-            out.append(_mask_row(row, PseudoMask(labels, mask), 0.0, GROUND_TRUTH))
-        return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
+    out = []
+    for row in rows.to_pylist():
+        mask = resize_labels(truth_of_row(row, classes), *fitted(row["height"], row["width"], max_side))
+        labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
+        out.append(_mask_row(row, PseudoMask(labels, mask), 0.0, GROUND_TRUTH))
+    return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -204,8 +197,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
     """
     rows, full = split_rows(context, "train", tagged=True), config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
-    worker: Callable[..., Worker] = CopyTruth
-    made_of: tuple[Any, ...] = (len(context.classes), config.data.max_side)
+    worker: Callable[..., Worker] = functools.partial
+    made_of: tuple[Any, ...] = (copy_truth, len(context.classes), config.data.max_side)
     if not full:
         maps, gpu = Shards(context.inputs["localize"] / "maps"), config.walks and config.compute.gpu
         worker, made_of = MakeMasks, (config, maps, context.inputs.get("train_affinity"), gpu)

@@ -3,6 +3,7 @@
 It takes part where `pseudo_masks.background` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,20 +57,14 @@ def inputs(config: Config, context: RunContext) -> Any:
     return path and content_digest(path), config.data.max_side
 
 
-class MakeLabels:
+def make_labels(config: Config, maps: Shards, rows: pa.Table) -> pa.Table:
     """Image rows -> their confident labels (LABELS_SCHEMA), by two thresholds and the dense CRF on their maps."""
-
-    def __init__(self, config: Config, maps: Shards):
-        self.config, self.maps = config, maps
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        out = []
-        for row in rows.to_pylist():
-            maps = tagged_maps(row, self.maps, self.config)
-            labels = MASK_RULES["crf"](maps, dict(self.config.affinity_net)).mask
-            confident = float((labels != IGNORE).mean())
-            out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
-        return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)
+    out = []
+    for row in rows.to_pylist():
+        labels = MASK_RULES["crf"](tagged_maps(row, maps, config), dict(config.affinity_net)).mask
+        confident = float((labels != IGNORE).mean())
+        out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
+    return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -80,7 +75,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     """
     rows, maps = split_rows(context, "train", tagged=True), Shards(context.inputs["localize"] / "maps")
     labels, c = context.part / "labels", config.affinity_net
-    map_table(rows, MakeLabels, (config, maps), labels, label="confident labels", compute=config.compute)
+    map_table(
+        rows, functools.partial, (make_labels, config, maps), labels, label="confident labels", compute=config.compute
+    )
     confident = read_table(labels, ["image_id", "confident"])
     lacking = UserError(
         f"none of {len(rows)} training images has a confident label",

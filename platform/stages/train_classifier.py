@@ -37,7 +37,7 @@ from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
 _SAMPLE = 256
-"""Training images that are scored where no val image has a tag, or give a backbone's statistics, at most."""
+"""Training images that give a backbone's statistics, at most."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -80,10 +80,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     result = fit(learner, context.part, compute, tracker, label="classifier", about=about, validation=validation)
     precisions = [ap for ap in result.val_ap or () if ap is not None]
     precision = round(sum(precisions) / len(precisions), 2) if precisions else None
-    of_val = validation is not None and validation.name == "val_map"
     counts: dict[str, Any] = {"steps": learner.schedule.steps}
     if validation is not None:
-        counts["val mAP" if of_val else "training images' mAP"] = precision
+        counts["val mAP"] = precision
     # Of weights that had learnt before, a loss that stands says nothing.
     trend = None if config.weights.initial else loss_trend(context.part, "basic")
     return StageResult(
@@ -164,30 +163,20 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statisti
 
 
 def _validation(config: Config, context: RunContext, *, cached: int) -> Validation | None:
-    """The tagged val images, decoded once where the cache holds them beside the `cached` training images.
-
-    Where there is none, some training images, scored once at the end: what is not even learnt of them is not learnt.
-    """
+    """The tagged val images, decoded once where the cache holds them beside the `cached` training images."""
     c, compute = config.classifier, config.compute
-    rows, every, name = split_rows(context, "val", tagged=True), c.val_every, "val_map"
-    if not every:
+    rows = split_rows(context, "val", tagged=True)
+    if not c.val_every or not len(rows):
         return None
-    features, cache = None, None
-    if not len(rows):
-        rows = split_rows(context, "train", tagged=True)
-        rows = rows.take(np.unique(np.linspace(0, len(rows) - 1, min(_SAMPLE, len(rows))).astype(np.int64)))
-        every, name = c.epochs + 1, "train_map"
-    elif c.from_features:
-        features = _features(config, context, rows)
+    features, cache = _features(config, context, rows) if c.from_features else None, None
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
-    if name == "val_map" and not features and fits:
+    if not features and fits:
         cache = decoded_cache(rows, c.input_size, context, compute)
     return Validation(
         images=features or _squares(rows, c.input_size, cache),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         scores=val_scores_of_features if features else val_scores,
-        every=every,
-        name=name,
+        every=c.val_every,
     )
 
 
@@ -201,11 +190,8 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
         )
     if learner.initial:
         notes.append(f"the classifier's training began from {learner.initial}")
-    if validation is not None and validation.name == "train_map":
-        notes.append(
-            "no image of the split val has a tag: the mean average precision of the classifier is that on "
-            f"{len(validation.tags)} of its own training images"
-        )
+    if config.classifier.val_every and validation is None:
+        notes.append("no image of the split val has a tag, so that the classifier's average precision is not known")
     return tuple(notes)
 
 
@@ -224,8 +210,7 @@ def _problem(
         mean, most = by_chance
         if precision > most:
             return None
-        images = "val" if validation.name == "val_map" else "training"
-        scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} {images} images"
+        scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} val images"
         figures.insert(0, f"{scored}, where chance has {mean:.1f}, and stays below {most:.1f} in 95 of 100 cases")
     elif trend is None or trend[0]:
         return None

@@ -28,12 +28,6 @@ def test_schemas_are_defined_if_and_only_if_the_compiled_operators_do_not_load()
     assert (ops._library is None) == loads
 
 
-def test_defining_twice_does_no_harm() -> None:
-    before = ops._library
-    ops.define_missing_schemas()
-    assert ops._library is before
-
-
 def fake_torchvision(folder: Path, compiled: bytes | None) -> Path:
     package = folder / "torchvision"
     package.mkdir()
