@@ -122,5 +122,5 @@ def test_damaged_files_are_named(copied: Workspace) -> None:
         open_cases(copied.root, ["a-s0", "b"], what=ALL)
     file = copied.output("evaluate", "a-s1") / SCORES
     file.write_text(json.dumps([{"what": "?"}]))
-    with pytest.raises(UserError, match="scores.json is damaged"):
+    with pytest.raises(UserError, match=r"scores\.json is damaged"):
         open_cases(copied.root, ["a-s0", "a-s1"], what=ALL)
