@@ -279,6 +279,8 @@ def _resnet(name: str, stride: int) -> Backbone:
     from torchvision import models
     from torchvision.ops import FrozenBatchNorm2d
 
+    from mcis.models.frozen_norms import fold_frozen_norms
+
     if stride not in (8, 16):
         raise UserError(f"backbone {name} with stride {stride}", "stride 8 or 16", "set `stride` to 8 or 16")
     net = getattr(models, name)(
@@ -288,8 +290,10 @@ def _resnet(name: str, stride: int) -> Backbone:
     for stage, dilation in dilated:  # torchvision's first blocks keep the dilation of the stage before
         conv = stage[0].conv2
         conv.dilation, conv.padding = (dilation, dilation), (dilation, dilation)
+    body = nn.Sequential(OrderedDict(list(net.named_children())[:-2]))  # up to layer4
+    fold_frozen_norms(body)
     return Backbone(
-        nn.Sequential(OrderedDict(list(net.named_children())[:-2])),  # up to layer4
+        body,
         groups=(2048,),
         layout=Layout(stride),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),

@@ -20,6 +20,7 @@ from timm.layers.pool2d_same import MaxPool2dSame  # isort: skip
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, Layer, Normalization
+from mcis.models.frozen_norms import fold_frozen_norms
 from mcis.models.grids import Layout
 from mcis.models.networks import TIMM
 
@@ -216,6 +217,7 @@ def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
         elif isinstance(module, timm.layers.DropPath):
             module.drop_prob = 0.0
     _pad_symmetrically(network)
+    fold_frozen_norms(network)
     patch = network.patch_embed.patch_size[0] if "dynamic_img_size" in options else None
     return network, patch
 
