@@ -33,7 +33,6 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
-from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
@@ -43,6 +42,7 @@ from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
 from mcis.platform.stages.train_affinity import AffinityLearner, make_labels
+from mcis.platform.stages.train_segmenter import SegmenterLearner
 
 TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
 TRAININGS = ("train_classifier", "train_affinity", "train_segmenter")

@@ -21,6 +21,7 @@ from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import BatchScores, CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
+from mcis.models.metrics import average_precision
 from mcis.models.networks import normalization_of
 from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps, equivariant_losses
 from mcis.platform.config.training import ClassifierConfig
@@ -210,3 +211,28 @@ def val_scores(model: nn.Module, images: Tensor) -> Tensor:
     """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
     return val_scores_of_features(model, model.backbone(model.backbone.normalize(to_unit(images))))
+
+
+_POSITIVES = 20
+"""Tags of the scored images from which their average precision is judged: of a dozen images chance makes anything."""
+_REPETITIONS = 20
+"""Rankings by chance."""
+
+
+def chance(tags: Tags, seed: int) -> tuple[float, float] | None:
+    """Mean average precision, in percent, of rankings that know nothing of the images with these tags.
+
+    Returns:
+        Its mean, which is about the share of images with a class, averaged over the classes; and what 95 % of such
+        rankings stay below. None where the tags are too few to tell learning from chance.
+    """
+    if len(tags.values) < _POSITIVES:
+        return None
+    images = np.arange(len(tags))
+    matrix = tags.matrix(images)
+    drawn = [
+        float(np.nanmean(average_precision(uniforms(Draw.CHANCE, seed, n, images, count=tags.classes), matrix)))
+        for n in range(_REPETITIONS)
+    ]
+    mean = float(np.mean(drawn))
+    return mean, mean + 1.645 * float(np.std(drawn, ddof=1))

@@ -1,4 +1,4 @@
-"""The log of a training's steps, one JSON line each, and the throughput and waiting time that it records."""
+"""The log of a training's steps, one JSON line each: the throughput that it records, and whether its loss fell."""
 
 import contextlib
 import json
@@ -7,12 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import read_records
 
 STEPS = "steps.jsonl"
 _EVERY = 2.0
 """Seconds between two times that the log is written."""
+_RECORDS = 20
+"""Records of a log from which its loss is judged."""
 
 
 class StepLog:
@@ -74,3 +78,25 @@ class Throughput:
             "waiting": self.waited / seconds,
             "time": time.time(),
         }
+
+
+def loss_trend(folder: Path, term: str) -> tuple[bool, str] | None:
+    """Whether a term of the loss fell in the log of a training's folder, and the figures, for messages.
+
+    The means over the first and the last tenth of the log's records are compared. It fell where their difference is
+    more than twice its standard error, whose deviation is taken from successive records, which a trend hardly changes.
+
+    Returns:
+        None where the log is too short to tell.
+    """
+    values = np.array([record[term] for record in read_records(folder / STEPS)])
+    if len(values) < _RECORDS:
+        return None
+    tenth = len(values) // 10
+    first, last = float(values[:tenth].mean()), float(values[-tenth:].mean())
+    error = float(np.sqrt(np.square(np.diff(values)).mean() / 2) * np.sqrt(2 / tenth))
+    fell = first - last > 2 * error
+    return fell, (
+        f"the loss was {first:.4g} in the first tenth of the steps and {last:.4g} in the last, "
+        f"{'a fall' if fell else 'no fall'} by more than twice the standard error of {error:.2g}"
+    )

@@ -24,8 +24,7 @@ from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_label
 from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import AffinityNetConfig
-from mcis.platform.engine.crop_learner import CropLearner
-from mcis.platform.engine.crop_training import crops, taught_rows, train_on_crops
+from mcis.platform.engine.crop_training import CropLearner, crops, taught_rows, train_on_crops
 from mcis.platform.engine.learner import Network
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze

@@ -16,9 +16,9 @@ from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
-from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores, val_scores_of_features
-from mcis.platform.engine.learnt import chance, loss_trend
+from mcis.platform.engine.classifier_learner import ClassifierLearner, chance, val_scores, val_scores_of_features
 from mcis.platform.engine.loop import Validation
+from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights

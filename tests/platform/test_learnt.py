@@ -8,8 +8,8 @@ import pytest
 
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
-from mcis.platform.engine.learnt import chance, loss_trend
-from mcis.platform.engine.step_log import STEPS
+from mcis.platform.engine.classifier_learner import chance
+from mcis.platform.engine.step_log import STEPS, loss_trend
 
 
 def trend(folder: Path, losses: np.ndarray) -> tuple[bool, str] | None:

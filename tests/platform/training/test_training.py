@@ -29,12 +29,12 @@ from mcis.platform.engine.classifier_learner import ClassifierLearner, val_score
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.optimizers import build_optimizer
-from mcis.platform.engine.segmenter_learner import SegmenterLearner
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.stages.train_affinity import AffinityLearner
+from mcis.platform.stages.train_segmenter import SegmenterLearner
 
 Trackers = Callable[[str], Tracker]
 
