@@ -19,10 +19,10 @@ import torch
 
 from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
+from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
 from mcis.platform.networks.refiner import Refiner
-from mcis.platform.networks.segmenter import build_segmenter
 
 TARGET, OF_LIMIT = 0.85, 0.9
 CLASSES = tuple(f"class {k}" for k in range(20))
@@ -34,7 +34,7 @@ TRIED = 4
 def predictor(weights: Path, *assignments: str, processes: int = 0) -> Predictor:
     """The network of recipe `small` on 20 classes."""
     config = resolve("voc", "small", assignments=assignments).config
-    return Predictor(config, weights, CLASSES, gpu=False, max_side=None, processes=processes)
+    return Predictor(TrainedRun(config, weights, CLASSES, None), gpu=False, processes=processes)
 
 
 def crf(side: int) -> Refiner:

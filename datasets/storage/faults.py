@@ -7,14 +7,13 @@ some time, and counts as one that is away.
 import contextlib
 import errno
 import re
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from typing import TypeVar
 
 import tenacity
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.threads import in_background
 from mcis.datasets.storage.uris import without_credentials
 
 PATIENCE = 30.0
@@ -86,15 +85,7 @@ def with_timeout(seconds: float, act: Callable[[], _T]) -> _T:
     Raises:
         TimeoutError: it takes longer than so many seconds.
     """
-    answer: Future[_T] = Future()
-
-    def wait() -> None:
-        try:
-            answer.set_result(act())
-        except BaseException as error:  # handed on to the caller's thread
-            answer.set_exception(error)
-
-    threading.Thread(target=wait, daemon=True).start()
+    answer = in_background(act)
     try:
         return answer.result(seconds)
     except TimeoutError:

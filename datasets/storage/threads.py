@@ -1,30 +1,44 @@
-"""Work in threads of this process, some items ahead of the reader and never all at once."""
+"""Work in threads of this process: items some way ahead of their reader, and a call that may be left alone."""
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-_AHEAD = 4
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
 
 
 def in_threads(
-    act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: int, name: str = "mcis"
+    act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: int, ahead: int = 4, name: str = "mcis"
 ) -> Generator[_T, None, None]:
     """What `act` makes of each item, in order; the threads end with the generator.
 
-    Each thread is at most four items ahead of the reader, so that neither items nor results pile up.
+    Each thread is at most so many items `ahead` of the reader, so that neither items nor results pile up.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
     coming: deque[Future[_T]] = deque()
     try:
         for item in items:
             coming.append(pool.submit(act, item))
-            if len(coming) > _AHEAD * threads:
+            if len(coming) > ahead * threads:
                 yield coming.popleft().result()
         while coming:
             yield coming.popleft().result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def in_background(act: Callable[[], _T]) -> Future[_T]:
+    """What `act` will return or raise, in a thread that nobody has to wait for, not even the end of the process."""
+    answer: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(act())
+        except BaseException as error:  # handed on to whoever asks for the answer
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer

@@ -63,7 +63,7 @@ def predict(
 
         from mcis.platform.reporting.photographs import predict_photographs
 
-        predictor = Predictor.of(trained, processes=max(1, (os.cpu_count() or 1) - 1))
+        predictor = Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))
         try:
             rejected = predict_photographs(predictor, photographs, out, known)
         finally:

@@ -2,10 +2,11 @@
 
 import contextlib
 import functools
-import threading
 import time
 import zipfile
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,19 +21,21 @@ _ASKED = "checkpoint.asked"
 """The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
 _LOOK = 1.0
 """Seconds between two looks for it."""
+_PATIENCE = 15.0
+"""Seconds that the driver waits for a checkpoint."""
 
 
-def ask_for_checkpoint(folder: Path, ended: threading.Event, patience: float = 15.0) -> None:
-    """Has a training in progress write a checkpoint behind its step, and waits for it, so many seconds at most.
+def ask_for_checkpoint(folder: Path, ended: Future[Any]) -> None:
+    """Has a training in progress write a checkpoint behind its step, and waits for it, for some seconds at most.
 
     Args:
         folder: of the training.
-        ended: is set when there is nobody to wait for.
+        ended: is done when there is nobody to wait for.
     """
-    until = time.monotonic() + patience
+    until = time.monotonic() + _PATIENCE
     with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
         write_text(folder / _ASKED, "")
-        while is_there(folder / _ASKED) and not ended.is_set() and time.monotonic() < until:
+        while is_there(folder / _ASKED) and not ended.done() and time.monotonic() < until:
             time.sleep(0.2)
         remove(folder / _ASKED)
 

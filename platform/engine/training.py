@@ -1,14 +1,15 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
 import contextlib
-import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.folders import file_system, files_below, is_there, remove
+from mcis.datasets.storage.threads import in_background
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_text, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
@@ -212,23 +213,11 @@ def _run_interruptibly(call: Callable[[], Any], folder: Path, watch: Iterator[ob
 
     In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
     """
-    failure: list[BaseException] = []
-    ended = threading.Event()  # a thread whose `join` was interrupted counts as ended in Python 3.11
-
-    def target() -> None:
-        try:
-            call()
-        except BaseException as error:  # handed on to the caller's thread
-            failure.append(error)
-        finally:
-            ended.set()
-
-    threading.Thread(target=target, daemon=True).start()
+    ended = in_background(call)
     try:
-        while not ended.wait(timeout=0.2):
+        while not wait([ended], timeout=0.2).done:
             next(watch)
     except KeyboardInterrupt:
         ask_for_checkpoint(folder, ended)
         raise
-    if failure:
-        raise failure[0]
+    ended.result()

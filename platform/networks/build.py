@@ -7,11 +7,12 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from mcis.datasets.errors import UserError
 from mcis.models import networks
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import Affinity, CoAttentionClassifier
-from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig
+from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.arguments import errors_name_keys
 
@@ -77,13 +78,6 @@ def embedding_shape(config: ClassifierConfig, classes: int) -> tuple[int, int, i
     return d, h, w
 
 
-def load_classifier(config: ClassifierConfig, folder: Path, classes: int) -> CoAttentionClassifier:
-    """The trained classifier of a finished stage, in evaluation mode."""
-    model = build_classifier(config, classes)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval()
-
-
 def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
     """The affinity network as configured, with its initial weights.
 
@@ -100,11 +94,32 @@ def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
     )
 
 
-def load_affinity_net(config: AffinityNetConfig, folder: Path) -> AffinityNet:
-    """The trained network of a finished stage, in evaluation mode."""
-    model = build_affinity_net(config)
-    load_weights(model, folder / WEIGHTS)
-    return model.eval()
+def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
+    """The segmentation network as configured, with its initial weights.
+
+    Raises:
+        UserError: the backbone cannot have the stride or lacks a level that the network needs, or the network has no
+            image-level head where it is to learn.
+    """
+    backbone = build_backbone(config)
+    with errors_name_keys(backbone_keys(config)):
+        network = networks.SEGMENTERS[config.network](
+            backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
+        )
+    if config.image_loss and getattr(network, "image_head", None) is None:
+        raise UserError(
+            f"segmenter.image_loss with the network {config.network}, which says nothing of the image as a whole",
+            "a network with such a head, as pyramid",
+            "set segmenter.network=pyramid or segmenter.image_loss=0",
+        )
+    assert isinstance(network, nn.Module)
+    return network
+
+
+def load_trained(network: Network, folder: Path) -> Network:
+    """A network with the weights that a finished stage left in its folder, in evaluation mode."""
+    load_weights(network, folder / WEIGHTS)
+    return network.eval()
 
 
 def move_channels_last(network: Network, device: torch.device) -> Network:

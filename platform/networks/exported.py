@@ -11,8 +11,8 @@ from torch.export import Dim
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Normalization, to_unit
 from mcis.models.networks import normalization_of
+from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.predictor import trained_run
-from mcis.platform.networks.segmenter import load_segmenter
 from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 
@@ -46,7 +46,7 @@ def export_network(workspace: Workspace, name: str, out: Path) -> str:
     """
     trained = trained_run(workspace.run(name, create=False).path)
     backbone = trained.config.segmenter.backbone
-    network = load_segmenter(trained.config.segmenter, trained.weights, len(trained.classes))
+    network = load_trained(build_segmenter(trained.config.segmenter, len(trained.classes)), trained.weights)
     with_pixels = _WithPixels(network, normalization_of(backbone)).eval()
     image = torch.zeros(96, 129, 3, dtype=torch.uint8)  # two sizes that nothing in a network is likely to have
     sides = {0: Dim("height", min=LEAST_SIDE, max=MOST_SIDE), 1: Dim("width", min=LEAST_SIDE, max=MOST_SIDE)}

@@ -4,9 +4,7 @@ predictor = Predictor.load("mcis-workspace/runs/mine")
 labels = predictor("photo.jpg")
 """
 
-import collections
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -19,14 +17,14 @@ from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import local_path
+from mcis.datasets.storage.threads import in_threads
 from mcis.models.backbones import to_unit
 from mcis.models.networks import normalization_of
 from mcis.models.segmenters import among_tags, labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import move_channels_last
+from mcis.platform.networks.build import build_segmenter, load_trained, move_channels_last
 from mcis.platform.networks.refiner import Refiner
-from mcis.platform.networks.segmenter import load_segmenter
 from mcis.platform.outputs.read_index import of_split, open_index
 from mcis.platform.runs.workspace import Workspace
 
@@ -70,6 +68,24 @@ class Photo(NamedTuple, Generic[K]):
     tags: Sequence[int] | None = None
 
 
+class TrainedRun(NamedTuple):
+    """A trained segmentation network of a run.
+
+    Attributes:
+        config: of the run, with what was changed for its predictions.
+        weights: the folder of the network.
+        classes: the K class names; label k + 1 is `classes[k]`, label 0 background.
+        max_side: longest side at which photographs are predicted, pixels: of the training images as they were read the
+            median, as a network knows things by their size; or `data.max_side` where that is set for the predictions.
+            None = each at its own size.
+    """
+
+    config: Config
+    weights: Path
+    classes: tuple[str, ...]
+    max_side: int | None
+
+
 class Predictor:
     """Labels images, over the configured scales and mirror images.
 
@@ -77,27 +93,16 @@ class Predictor:
     to its whole size a strip at a time (`labels_at`), so that memory stays bounded.
 
     Args:
-        weights: the folder of the trained network.
-        classes: the K class names; label k + 1 is `classes[k]`, label 0 background.
-        gpu: whether the network runs on a GPU.
-        max_side: longest side at which images are read, pixels; None = each at its own size.
+        gpu: whether the network runs on a GPU; None = where there is one.
         processes: that run the CRF of earlier images while the network has the next one; 0 = in turn.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Path,
-        classes: Sequence[str],
-        *,
-        gpu: bool,
-        max_side: int | None,
-        processes: int = 0,
-    ):
-        self.config, self.max_side, self.processes = config.predict, max_side, processes
-        self.min_side, self.max_pixels, self.classes = config.data.min_side, config.data.max_pixels, tuple(classes)
-        self.device = torch.device("cuda" if gpu else "cpu")
-        model = load_segmenter(config.segmenter, weights, len(self.classes))
+    def __init__(self, trained: TrainedRun, *, gpu: bool | None = None, processes: int = 0):
+        config, self.classes, self.max_side = trained.config, trained.classes, trained.max_side
+        self.config, self.min_side, self.max_pixels = config.predict, config.data.min_side, config.data.max_pixels
+        self.processes = processes
+        self.device = torch.device("cuda" if (torch.cuda.is_available() if gpu is None else gpu) else "cpu")
+        model = load_trained(build_segmenter(config.segmenter, len(self.classes)), trained.weights)
         self.model = move_channels_last(model, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
         self.refiner = Refiner(self.config.crf, processes) if self.config.crf.iterations else None
@@ -115,19 +120,7 @@ class Predictor:
         Raises:
             UserError: there is no such run, it has trained no segmenter, or other keys are set.
         """
-        return cls.of(trained_run(run, assignments), processes=processes)
-
-    @classmethod
-    def of(cls, trained: "TrainedRun", *, processes: int = 0) -> "Predictor":
-        """As `load`."""
-        return cls(
-            trained.config,
-            trained.weights,
-            trained.classes,
-            gpu=torch.cuda.is_available(),
-            max_side=trained.max_side,
-            processes=processes,
-        )
+        return cls(trained_run(run, assignments), processes=processes)
 
     def __call__(
         self, image: Path | str | NDArray[np.uint8], *, tags: Sequence[str] | None = None
@@ -167,23 +160,10 @@ class Predictor:
         that is made ready for them; `then` is called from threads. Without processes, one photo is finished before the
         next.
         """
+        predicted = ((photo, self._probabilities(photo)) for photo in photos)
         if not self.processes:
-            for photo in photos:
-                yield self._finished(photo, self._probabilities(photo), then)
-            return
-        waiting: collections.deque[Future[T]] = collections.deque()
-        beside = self.processes + 1
-        with ThreadPoolExecutor(beside) as threads:
-            try:
-                for photo in photos:
-                    waiting.append(threads.submit(self._finished, photo, self._probabilities(photo), then))
-                    if len(waiting) > beside:
-                        yield waiting.popleft().result()
-                while waiting:
-                    yield waiting.popleft().result()
-            finally:
-                for future in waiting:
-                    future.cancel()
+            return (self._finished(*each, then) for each in predicted)
+        return in_threads(lambda each: self._finished(*each, then), predicted, threads=self.processes + 1, ahead=1)
 
     def close(self) -> None:
         """Ends the processes of the CRF."""
@@ -210,23 +190,6 @@ class Predictor:
         if refined is not None and photo.tags is not None:
             refined = among_tags(torch.from_numpy(refined), photo.tags).numpy()
         return then(photo.key, Prediction(photo.picture, plain, refined))
-
-
-class TrainedRun(NamedTuple):
-    """A run with a trained segmentation network.
-
-    Attributes:
-        config: of the run, with what was changed for its predictions.
-        weights: the folder of the network.
-        classes: the K class names.
-        max_side: longest side at which photographs are predicted, pixels: of the training images as they were read the
-            median, as a network knows things by their size; or `data.max_side` where that is set for the predictions.
-    """
-
-    config: Config
-    weights: Path
-    classes: tuple[str, ...]
-    max_side: int
 
 
 def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:

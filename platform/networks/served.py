@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -40,7 +39,7 @@ class _About(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     classes: list[str] = Field(min_length=1, max_length=255)
-    max_side: int = Field(gt=0)
+    max_side: int | None = Field(gt=0)
 
 
 def log_segmenter(
@@ -144,5 +143,4 @@ def _load_pyfunc(folder: str) -> ServedNetwork:
     except (OSError, ValidationError):
         raise UserError(f"{place} is no network of mcis", "a model that a run has logged", "log it again") from None
     config = resolve(file=place / _CONFIG).config
-    gpu = torch.cuda.is_available()
-    return ServedNetwork(Predictor(config, place, about.classes, gpu=gpu, max_side=about.max_side))
+    return ServedNetwork(Predictor(TrainedRun(config, place, tuple(about.classes), about.max_side)))

@@ -13,7 +13,7 @@ from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.predictor import Predictor
+from mcis.platform.networks.predictor import Predictor, TrainedRun
 from mcis.platform.outputs.read_index import split_rows, truth_of_row
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.panels import Panel
@@ -91,6 +91,6 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
         tables = (shards.rows(image_id) or rows.slice(0, 0) for image_id in rows["image_id"].to_pylist())
         predicted = [row for table in tables for row in table.to_pylist()]
         return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}
-    weights, side = context.inputs["train_segmenter"], config.data.max_side
-    predictor = Predictor(config, weights, context.classes, gpu=False, max_side=side)
+    trained = TrainedRun(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)
+    predictor = Predictor(trained, gpu=False)
     return {row["image_id"]: predictor(row["uri"]) for row in rows.select(["image_id", "uri"]).to_pylist()}

@@ -13,7 +13,7 @@ from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import cpus_per_gpu
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -33,7 +33,8 @@ class PredictRows:
     def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int | None):
         processes = cpus_per_gpu() if processes is None else processes
         self.max_side, self.given_tags = config.data.max_side, config.predict.given_tags
-        self.predictor = Predictor(config, weights, classes, gpu=gpu, max_side=self.max_side, processes=processes)
+        trained = TrainedRun(config, weights, classes, self.max_side)
+        self.predictor = Predictor(trained, gpu=gpu, processes=processes)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.select(["image_id", "uri", "height", "width", "content_hash", "tags"]).to_pylist()

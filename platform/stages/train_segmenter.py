@@ -24,9 +24,8 @@ from mcis.platform.config.sections import Config
 from mcis.platform.config.training import SegmenterConfig
 from mcis.platform.engine.crop_training import CropLearner, crops, taught_rows, train_on_crops
 from mcis.platform.engine.learner import Network
-from mcis.platform.networks.build import build_backbone, freeze, load_classifier
+from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
 from mcis.platform.networks.pretrained import later_weights, load_backbone
-from mcis.platform.networks.segmenter import build_segmenter
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table
@@ -71,8 +70,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     shown = take(rows, repeated_by_class(tags, config.segmenter.class_balance, config.seed))
     made_of, backbone = crops("segmenter", config, context, shown, Shards(folder, ["mask"])), None
     if config.segmenter.init == "classifier":
-        classifier = load_classifier(config.classifier, context.inputs["train_classifier"], len(classes))
-        backbone = classifier.backbone.state_dict()
+        classifier = build_classifier(config.classifier, len(classes))
+        backbone = load_trained(classifier, context.inputs["train_classifier"]).backbone.state_dict()
     return train_on_crops(
         "segmenter",
         SegmenterLearner(classes=len(classes), backbone=backbone, **made_of),

@@ -7,8 +7,7 @@ from mcis.datasets.errors import UserError
 from mcis.models.backbones import IMAGENET
 from mcis.models.networks import normalization_of
 from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
-from mcis.platform.networks.build import build_backbone, build_classifier, freeze
-from mcis.platform.networks.segmenter import build_segmenter
+from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze
 
 LITE0 = "timm/tf_efficientnet_lite0"
 

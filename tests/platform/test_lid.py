@@ -14,8 +14,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.models.networks import BACKBONES
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
-from mcis.platform.networks.build import build_classifier, freeze
-from mcis.platform.networks.segmenter import build_segmenter
+from mcis.platform.networks.build import build_classifier, build_segmenter, freeze
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult, StageResult
 from mcis.platform.runs.workspace import Workspace

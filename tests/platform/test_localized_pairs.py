@@ -19,7 +19,7 @@ from mcis.models.grids import Grid, Grids
 from mcis.models.localization import embed, scale_maps
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import load_classifier
+from mcis.platform.networks.build import build_classifier, load_trained
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.relations import draw_relations
 from mcis.platform.outputs.tables import image_maps
@@ -37,7 +37,7 @@ def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArra
 
 def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     """All maps pair by pair, (T, H, W): both images embedded, the whole affinity, features, then the class layer."""
-    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
+    model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
     method = config.localize.method
@@ -80,7 +80,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
 
 def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
     """The released maps of all tags, unrounded, (T, H, W), and how many of their five parts each were left out."""
-    model = load_classifier(config.classifier, context.inputs["train_classifier"], len(context.classes))
+    model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
     layer = model.common_head if model.own_head else model.phi
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, _ = relations_of(config, context)
@@ -195,7 +195,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     rows = split_rows(context, "train", tagged=True)
     relations, source = relations_of(config, context)
     weights, classes = context.inputs["train_classifier"], len(context.classes)
-    model = load_classifier(config.classifier, weights, classes)
+    model = load_trained(build_classifier(config.classifier, classes), weights)
     size, how = config.classifier.input_size, config.localize
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():

@@ -16,7 +16,7 @@ from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform import pipeline
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.networks.build import build_affinity_net, load_affinity_net
+from mcis.platform.networks.build import build_affinity_net, load_trained
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.masks import Walk, tagged_maps
 from mcis.platform.outputs.relations import VECTORS, read_vectors
@@ -144,7 +144,8 @@ def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> No
 
 def test_the_affinity_network_learns_on_a_backbone_that_stays(kept: pipeline.RunResult) -> None:
     config = settings(Path("unused")).config.affinity_net
-    trained, fresh = load_affinity_net(config, kept.context.inputs["train_affinity"]), build_affinity_net(config)
+    fresh = build_affinity_net(config)
+    trained = load_trained(build_affinity_net(config), kept.context.inputs["train_affinity"])
     load_pretrained(fresh.backbone, bundled_file(BUNDLED[2]))
     for name, value in fresh.backbone.state_dict().items():
         assert torch.equal(trained.backbone.state_dict()[name], value), name

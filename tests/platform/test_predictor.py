@@ -63,7 +63,7 @@ def test_labels_come_back_at_the_files_size(
     rows: pa.Table, monkeypatch: pytest.MonkeyPatch, max_side: int | None, seen: tuple[int, int]
 ) -> None:
     model = Halves()
-    monkeypatch.setattr(predictor, "load_segmenter", lambda *given: model)
+    monkeypatch.setattr(predictor, "load_trained", lambda *given: model)
     config = resolve("voc", "small", assignments=[f"data.max_side={max_side or 'null'}", "predict.mirror=false"]).config
     (row,) = predict.PredictRows(config, Path("none"), ("a",), gpu=False, processes=0)(rows).to_pylist()
     assert model.seen == [seen]
@@ -76,13 +76,14 @@ def test_labels_come_back_at_the_files_size(
 
 def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, of whatever size, and with the same probabilities to the bit."""
-    monkeypatch.setattr(predictor, "load_segmenter", lambda *given: Halves())
+    monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
     config = resolve("voc", "small", assignments=["predict.mirror=false"]).config
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (side, 2 * side, 3), np.uint8) for side in (20, 9, 33, 14, 21)]
     predicted = []
+    trained = predictor.TrainedRun(config, Path("none"), ("a",), max_side=48)
     for processes in (0, 2):
-        labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=48, processes=processes)
+        labeler = predictor.Predictor(trained, gpu=False, processes=processes)
         numbered = [predictor.Photo(number, fit_picture(image, 48)) for number, image in enumerate(images)]
         mapped = list(labeler.map(numbered, lambda number, prediction: (number, prediction)))
         assert [number for number, _ in mapped] == list(range(len(images)))
@@ -113,9 +114,10 @@ def test_the_processes_of_the_crf_start_in_a_ray_worker(ray_local: None) -> None
 
 def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is at most as many images ahead as there are processes, one that is made ready, and its own."""
-    monkeypatch.setattr(predictor, "load_segmenter", lambda *given: Halves())
+    monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
     config = resolve("voc", "small", assignments=["predict.crf.iterations=0"]).config
-    labeler = predictor.Predictor(config, Path("none"), ("a",), gpu=False, max_side=None, processes=2)
+    trained = predictor.TrainedRun(config, Path("none"), ("a",), max_side=None)
+    labeler = predictor.Predictor(trained, gpu=False, processes=2)
     read = finished = ahead = 0
 
     def pictures() -> Iterator[predictor.Photo[None]]:

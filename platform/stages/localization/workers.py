@@ -21,7 +21,7 @@ from mcis.models.coattention import pair_kinds, seen_from_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import embedding_shape, load_classifier, move_channels_last
+from mcis.platform.networks.build import build_classifier, embedding_shape, load_trained, move_channels_last
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
 
@@ -88,7 +88,8 @@ class Embed:
         selves: bool,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
-        self.model = move_channels_last(load_classifier(config.classifier, weights, classes), self.device)
+        model = load_trained(build_classifier(config.classifier, classes), weights)
+        self.model = move_channels_last(model, self.device)
         self.outputs, self.folder, self.features, self.selves = outputs, folder, features, selves
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
@@ -194,7 +195,8 @@ class Relate:
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
-        self.model = move_channels_last(load_classifier(config.classifier, weights, classes), self.device)
+        model = load_trained(build_classifier(config.classifier, classes), weights)
+        self.model = move_channels_last(model, self.device)
         shape = embedding_shape(config.classifier, classes)
         self.features = CachedRows(folder / "features", COLUMN, shape)
         released = config.localize.method.name == "released"
@@ -276,7 +278,7 @@ class Pool:
 
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, outputs: Features | None):
         self.config, self.device, self.outputs = config, torch.device("cuda" if gpu else "cpu"), outputs
-        self.model = load_classifier(config.classifier, weights, classes).to(self.device)
+        self.model = load_trained(build_classifier(config.classifier, classes), weights).to(self.device)
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
