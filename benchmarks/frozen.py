@@ -16,8 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcis.datasets.tables.backbone_outputs import COLUMN, Features
-from mcis.datasets.tables.memory_mapped import cache_table
+from mcis.datasets.tables.memory_mapped import COLUMN, Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.losses import pair_losses
 from mcis.platform.config.resolve import resolve

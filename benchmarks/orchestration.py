@@ -24,15 +24,14 @@ import torch
 from mcis.datasets.index import verify
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.keyed_random import Order, permuted
-from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
-from mcis.platform.engine.learner import Learner
-from mcis.platform.engine.optimizers import build_optimizer
+from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors

@@ -8,6 +8,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mcis.datasets.tables.large_tables import whole
+
 Numbers = NDArray[np.unsignedinteger[Any]]
 """Unsigned positions, of 32 bits where that is enough, else of 64."""
 
@@ -41,17 +43,9 @@ class Tags:
     @classmethod
     def of_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
         """Reads the column `tags` of an index, list<uint16>."""
-        total = sum(len(chunk.flatten()) for chunk in column.chunks)
-        values = np.empty(total, np.uint16)
-        start = np.zeros(len(column) + 1, number_type(total))
-        images = done = 0
-        for chunk in column.chunks:
-            offsets = chunk.offsets.to_numpy()
-            start[images + 1 : images + len(offsets)] = offsets[1:] - offsets[0] + done
-            images += len(chunk)
-            values[done : start[images]] = chunk.flatten().to_numpy()
-            done = int(start[images])
-        return cls(values=values, start=start, classes=classes)
+        lists = whole(column)
+        values, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
+        return cls(values=values, start=(offsets - offsets[0]).astype(number_type(len(values))), classes=classes)
 
     @classmethod
     def of_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, convolutions
-from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
+from mcis.models.coattention import CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
 from mcis.models.losses import PairScores
+from mcis.models.networks import Affinity
 from mcis.models.resampling import resample
 from mcis.models.seam import Equivariance, EquivariantMaps, PixelCorrelation, RefinedMaps, of_tags, smaller_copies
 
@@ -20,25 +21,6 @@ Attended = Literal["partner", "itself"]
 SELF_TRANSFORMS = ("flip", "x0.75", "x2")
 MOST_ENTRIES = 2**26
 """Most entries of P, over a batch, for which P is laid out on a CPU: 256 MiB in float32."""
-
-
-class Affinity(NamedTuple):
-    """How positions of two images are compared (Eq. 2).
-
-    Attributes:
-        of: what is compared: the features F, or the backbone's own output, which a neck lies behind.
-        stages: of the backbone's stages, which ones are compared (positions in `Backbone.groups`); empty = all.
-        form, scale: of P, see `coattention.affinity`.
-        w_p: whether W_P is a parameter or the identity.
-        init: W_P at the start: a multiple of the identity, or None for PyTorch's uniform +-1/sqrt(C').
-    """
-
-    of: Literal["features", "backbone"] = "features"
-    stages: tuple[int, ...] = ()
-    form: AffinityForm = "bilinear"
-    scale: float = 1.0
-    w_p: Literal["learnt", "identity"] = "learnt"
-    init: float | None = None
 
 
 class BatchScores(NamedTuple):
@@ -108,7 +90,7 @@ class CoAttentionClassifier(nn.Module):
         neck: int = 0,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
-        affinity: Affinity = Affinity(),  # noqa: B008  (a tuple)
+        affinity: Affinity = Affinity(),  # noqa: B008  (frozen)
         kinds: Literal[1, 3] = 1,
         phi_std: float | None = None,
         correlated: bool = False,

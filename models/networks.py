@@ -1,15 +1,16 @@
-"""The tables of backbones and segmentation networks: what their names in a configuration stand for."""
+"""What a configuration says of networks, read without torch: names of backbones and segmenters, and the affinity."""
 
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic_core import PydanticCustomError
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
+from mcis.datasets.section import Rate, Section
 
-if TYPE_CHECKING:  # a configuration is read without torch
+if TYPE_CHECKING:
     from mcis.models.backbones import Backbone, Normalization
 
 TIMM = "timm/"
@@ -37,6 +38,24 @@ SEGMENTERS: Registry[Callable[..., Any]] = Registry(
     },
 )
 """Networks (backbone, labels, width, dilation, dropout): normalized images (B, 3, H, W) -> logits (B, K + 1, H, W)."""
+
+
+class Affinity(Section):
+    """How positions of two images are compared: P of Eq. 2."""
+
+    of: Literal["features", "backbone"] = "features"
+    """What is compared: `features`, which phi reads (Eq. 2); `backbone`: the backbone's own channels. Without a neck
+    both are the same."""
+    stages: tuple[int, ...] = ()
+    """Of the stages that the backbone's output consists of, from 0, those that of=backbone compares; empty = all."""
+    form: Literal["bilinear", "cosine"] = "bilinear"
+    """Form of P; `cosine` compares vectors of unit length."""
+    scale: Rate = 1.0
+    """Factor of P before the softmax."""
+    w_p: Literal["learnt", "identity"] = "learnt"
+    """W_P: trained with the classifier, or the identity, which maps can be made with whatever the training."""
+    init: float | None = None
+    """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""
 
 
 def check_backbone(name: str) -> str:

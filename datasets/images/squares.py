@@ -134,11 +134,6 @@ class Squares:
         self.uris, self.size, self.hashes = uris, size, hashes
         self.cache = CachedRows(cache, _COLUMN, (size, size, 3))
 
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of an image."""
-        return image_bytes(self.size)
-
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The images at N positions, (N, S, S, 3) uint8.
 

@@ -8,9 +8,9 @@ device.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,21 +35,20 @@ class Batch:
         """The arrays by name, as Ray Data takes them."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
-    @classmethod
-    def of_columns(cls, columns: Mapping[str, Any]) -> Self:
-        """The batch of arrays by name."""
-        return cls(**{name: np.asarray(column) for name, column in columns.items()})
-
     def rows(self, first: int, last: int) -> Self:
         """Rows first .. last - 1, such as those of a micro batch."""
         return type(self)(**{name: column[first:last] for name, column in self.columns().items()})
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays."""
+        return sum(column.nbytes for column in self.columns().values())
 
     def __len__(self) -> int:
         return len(next(iter(self.columns().values())))
 
 
 AnyBatch = TypeVar("AnyBatch", bound=Batch)
-Decoded = TypeVar("Decoded", bound=Batch, covariant=True)
 
 
 class WorkerShard(NamedTuple):
@@ -70,23 +69,12 @@ class WorkerShard(NamedTuple):
         return np.arange(self.rank, batch, self.world_size)
 
 
-class Decoder(Protocol[Decoded]):
-    """Decodes a worker's rows of steps, which are counted from the shard's start."""
-
-    @property
-    def batch_type(self) -> type[Decoded]:
-        """The record that it returns."""
-
-    @property
-    def row_bytes(self) -> int:
-        """About how large a row is, bytes."""
-
-    def __call__(self, steps: NDArray[np.int64]) -> Decoded:
-        """The rows of the steps, in order."""
+Decode: TypeAlias = Callable[[NDArray[np.int64]], AnyBatch]
+"""Decodes a worker's rows of steps, which are counted from its shard's start, in order."""
 
 
 def batches(
-    decode: Decoder[AnyBatch], *, batch: int, shard: WorkerShard, decode_in: DecodeIn, threads: int = 1
+    decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, decode_in: DecodeIn, threads: int = 1
 ) -> Iterator[AnyBatch]:
     """The decoded batches of a worker's shard, one per step, in order.
 
@@ -112,13 +100,14 @@ def by_threads(decode: Callable[[NDArray[np.int64]], _T], *, steps: int, threads
 
 
 def by_tasks(
-    decode: Decoder[AnyBatch], *, batch: int, shard: WorkerShard, window_bytes: int = _WINDOW_BYTES
+    decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, window_bytes: int = _WINDOW_BYTES
 ) -> Iterator[AnyBatch]:
     """Decodes a window of `window_bytes` ahead in Ray Data tasks; at most two windows lie in the object store."""
     import ray
 
+    example = decode(np.zeros(1, np.int64))  # tells what batches are, and how large
     rows = len(shard.positions(batch))
-    length = max(1, window_bytes // (decode.row_bytes * rows))
+    length = max(1, window_bytes // max(1, example.nbytes))
     windows = [(first, min(first + length, shard.steps)) for first in range(0, shard.steps, length)]
     driver: Any = ray.remote(num_cpus=0)(_Windows).remote(decode, max(1, _ROWS_PER_BLOCK // rows))
     try:
@@ -128,7 +117,7 @@ def by_tasks(
             if number + 1 < len(windows):
                 coming = driver.window.remote(*windows[number + 1])
             for columns in window.iter_batches(batch_size=rows, prefetch_batches=1):
-                yield decode.batch_type.of_columns(columns)
+                yield type(example)(**columns)
     except ray.exceptions.RayTaskError as error:
         cause: BaseException = error
         while isinstance(cause, ray.exceptions.RayTaskError):
@@ -147,7 +136,7 @@ class _Windows:
     with. It decodes whole windows, because that loop runs hot for as long as it holds back what nobody takes.
     """
 
-    def __init__(self, decode: Decoder[Batch], steps_per_block: int):
+    def __init__(self, decode: Decode[Batch], steps_per_block: int):
         import ray
         import ray.data
 
@@ -170,11 +159,11 @@ class _Windows:
         ).materialize()
 
 
-_decoders: dict[Any, Decoder[Batch]] = {}
+_decoders: dict[Any, Decode[Batch]] = {}
 """This process's decoder, by the reference to it: it keeps the files that it has opened from block to block."""
 
 
-def _referred(reference: Any) -> Decoder[Batch]:
+def _referred(reference: Any) -> Decode[Batch]:
     import ray
 
     if reference not in _decoders:

@@ -13,7 +13,7 @@ from mcis.datasets.sampling.batch_stream import Batch, WorkerShard
 from mcis.datasets.sampling.crops import CROP_DRAWS, random_crop
 from mcis.datasets.sampling.keyed_random import FLIP_DRAW, Draw, uniforms
 from mcis.datasets.sampling.pairs import PairRows, PairSampler, epoch_rows
-from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 
@@ -81,13 +81,6 @@ class PairDecoder:
     shard: WorkerShard
     crop_scales: Sequence[float] | None = None
     mirror: bool = False
-
-    batch_type = PairBatch
-
-    @property
-    def row_bytes(self) -> int:
-        """Two images."""
-        return 2 * self.images.row_bytes
 
     def __call__(self, steps: NDArray[np.int64]) -> PairBatch:
         of_worker = self.shard.positions(self.batch)
@@ -160,13 +153,6 @@ class CropDecoder:
     mirror: bool
     max_side: int | None = None
     hashes: Sequence[str] | None = None
-
-    batch_type = CropBatch
-
-    @property
-    def row_bytes(self) -> int:
-        """An image and its labels."""
-        return 4 * self.size**2
 
     def __call__(self, steps: NDArray[np.int64]) -> CropBatch:
         of_worker = self.shard.positions(self.batch)

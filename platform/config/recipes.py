@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mcis.models.crf import CrfParameters
+from mcis.models.networks import Affinity
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
-from mcis.platform.config.inference import PredictConfig
 from mcis.platform.config.maps import (
     LocalizeConfig,
     MapsConfig,
@@ -18,9 +18,8 @@ from mcis.platform.config.maps import (
     PseudoMasksCrf,
     WalkConfig,
 )
-from mcis.platform.config.sections import Config
+from mcis.platform.config.sections import Config, PredictConfig
 from mcis.platform.config.training import (
-    AffinityConfig,
     AffinityNetConfig,
     ClassifierConfig,
     EquivariantConfig,
@@ -143,7 +142,7 @@ def small() -> Config:
         classifier=ClassifierConfig(
             backbone="small",
             input_size=96,
-            affinity=AffinityConfig(form="cosine", scale=15.0, init=1.0),
+            affinity=Affinity(form="cosine", scale=15.0, init=1.0),
             batch=16,
             epochs=10,
             flip=True,
@@ -203,7 +202,7 @@ def _photos(backbone: str) -> Config:
             attention_epochs=2,
             contrastive_weight=3.0,
             phi_std=0.03,
-            affinity=AffinityConfig(form="cosine", scale=60.0, w_p="identity"),
+            affinity=Affinity(form="cosine", scale=60.0, w_p="identity"),
             batch=16,
             epochs=8,
             class_balance=1.0,

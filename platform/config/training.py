@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
-from mcis.models.networks import SEGMENTERS, check_backbone
+from mcis.models.networks import SEGMENTERS, Affinity, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
 Schedule = Literal["step", "poly", "cosine"]
@@ -52,31 +52,6 @@ class SegmenterOptimizer(Optimizer):
     """Further factor for biases."""
     schedule: Schedule = "poly"
     """`step`, `poly` or `cosine`, as of `classifier.optimizer`."""
-
-
-class AffinityConfig(Section):
-    """How positions of two images are compared: P of Eq. 2."""
-
-    of: Literal["features", "backbone"] = "features"
-    """What is compared: `features`, which phi reads (Eq. 2); `backbone`: the backbone's own channels. Without a neck
-    both are the same."""
-    stages: tuple[int, ...] = ()
-    """Of the stages that the backbone's output consists of, from 0, those that of=backbone compares; empty = all."""
-    form: Literal["bilinear", "cosine"] = "bilinear"
-    """Form of P; `cosine` compares vectors of unit length."""
-    scale: Rate = 1.0
-    """Factor of P before the softmax."""
-    w_p: Literal["learnt", "identity"] = "learnt"
-    """W_P: trained with the classifier, or the identity, which maps can be made with whatever the training."""
-    init: float | None = None
-    """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""
-
-    def problems(self) -> Iterator[str]:
-        """Values of what is not there."""
-        if self.stages and self.of == "features":
-            yield "classifier.affinity.stages is set but classifier.affinity.of is features; set of=backbone"
-        if self.init is not None and self.w_p == "identity":
-            yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
 
 
 class EquivariantConfig(Section):
@@ -154,7 +129,7 @@ class ClassifierConfig(BackboneSection):
     phi_std: Rate | None = None
     """Standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier"), which a
     short training of a linear layer on pretrained features does not get rid of."""
-    affinity: AffinityConfig = AffinityConfig()
+    affinity: Affinity = Affinity()
     """How positions of two images are compared (Eq. 2), in training and in maps with related images."""
     attention_epochs: int | None = Field(default=None, gt=0)
     """The last epochs, in which pairs attend to each other; before, the basic term alone makes phi a class layer that
@@ -229,7 +204,10 @@ class ClassifierConfig(BackboneSection):
 
     def problems(self) -> Iterator[str]:
         """A kept epoch that training never reaches, and contradictions of the affinity."""
-        yield from self.affinity.problems()
+        if self.affinity.stages and self.affinity.of == "features":
+            yield "classifier.affinity.stages is set but classifier.affinity.of is features; set of=backbone"
+        if self.affinity.init is not None and self.affinity.w_p == "identity":
+            yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
         if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
             yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
         if self.attended == "itself" and self.attention == "none":

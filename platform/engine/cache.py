@@ -15,8 +15,8 @@ from filelock import Timeout
 from mcis.datasets.images.decode import RULES
 from mcis.datasets.images.squares import image_bytes, make_squares
 from mcis.datasets.storage.folders import remove
-from mcis.datasets.tables.backbone_outputs import Features, features_bytes
 from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.mapping import map_table

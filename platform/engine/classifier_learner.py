@@ -15,7 +15,7 @@ from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.sampling.pairs import PairSampler
-from mcis.datasets.tables.backbone_outputs import Features, Statistics
+from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit

@@ -23,14 +23,13 @@ from mcis.datasets.images.squares import Squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches, by_threads
 from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
-from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import memory_errors
-from mcis.platform.engine.learner import Learner
-from mcis.platform.engine.optimizers import build_optimizer, resolve_precision
+from mcis.platform.engine.learner import Learner, build_optimizer, resolve_precision
 from mcis.platform.engine.resuming import CheckpointRequests, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.networks.build import move_channels_last

@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.models import networks
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import Backbone, train_last
-from mcis.models.classifier import Affinity, CoAttentionClassifier
+from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
 from mcis.platform.runs.arguments import errors_name_keys
@@ -62,7 +62,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             neck=config.neck,
             attention=config.attention,
             head=config.head,
-            affinity=Affinity(**dict(config.affinity)),
+            affinity=config.affinity,
             kinds=config.kinds,
             phi_std=config.phi_std,
             correlated=config.equivariant.weight > 0,

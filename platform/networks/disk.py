@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import image_bytes
-from mcis.datasets.tables.backbone_outputs import features_bytes
+from mcis.datasets.tables.memory_mapped import features_bytes
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import embedding_shape
 from mcis.platform.networks.features import features_shape

@@ -10,8 +10,7 @@ from torch import Tensor
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
-from mcis.datasets.tables.backbone_outputs import COLUMN
-from mcis.datasets.tables.memory_mapped import cache_table
+from mcis.datasets.tables.memory_mapped import COLUMN, cache_table
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, move_channels_last

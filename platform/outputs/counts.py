@@ -46,19 +46,15 @@ class CountsTable:
 
     def add(self, image_id: str, truth: NDArray[np.uint8], scored: str, counts: Counts) -> None:
         """Adds what was counted of an image for one score; `truth` is its mask, (H, W)."""
-        self._add(image_id, crc_of_truth(truth), scored, counts)
+        for name, value in zip(COUNTS_SCHEMA.names, (image_id, crc_of_truth(truth), scored, *counts), strict=True):
+            self.columns[name].append(value)
 
     def add_masks(
         self, image_id: str, truth: NDArray[np.uint8], masks: Mapping[str, NDArray[np.uint8]], classes: int
     ) -> None:
         """Counts the label masks of an image, (H, W) by what is scored, and adds them."""
-        crc = crc_of_truth(truth)
         for scored, counts in zip(masks, mask_counts(truth, masks.values(), classes), strict=True):
-            self._add(image_id, crc, scored, counts)
-
-    def _add(self, image_id: str, truth_crc: int, scored: str, counts: Counts) -> None:
-        for name, value in zip(COUNTS_SCHEMA.names, (image_id, truth_crc, scored, *counts), strict=True):
-            self.columns[name].append(value)
+            self.add(image_id, truth, scored, counts)
 
     def table(self) -> pa.Table:
         """The rows so far."""

@@ -155,7 +155,7 @@ def read_json(path: Path) -> Any:
         FileNotFoundError: there is none.
         UserError: it cannot be read at present, or is damaged (`BadFile`).
     """
-    return read_file(path, _parse_json, "JSON written by mcis", "remove it and repeat the command")
+    return read_record_of(path, object, "JSON written by mcis", "remove it and repeat the command")
 
 
 def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) -> _Record:
@@ -174,10 +174,6 @@ def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) 
             raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}") from None
 
     return read_file(path, parse, expected, remedy)
-
-
-def _parse_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_table(path: Path, table: pa.Table) -> None:

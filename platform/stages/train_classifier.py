@@ -11,8 +11,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.keyed_random import Order, permuted
-from mcis.datasets.tables.backbone_outputs import Features, Statistics
 from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache

@@ -170,7 +170,7 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
 def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) -> None:
     shard = WorkerShard(0, 1, 3, 14)
     decode = decoder(drawn, shard)
-    found = list(by_tasks(decode, batch=5, shard=shard, window_bytes=steps * 5 * decode.row_bytes))
+    found = list(by_tasks(decode, batch=5, shard=shard, window_bytes=steps * decode(np.array([0])).nbytes))
     same(found, decoded(drawn, shard))
 
 
@@ -181,8 +181,6 @@ def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> Non
         block: NDArray[np.int64]
 
     class Decode:
-        batch_type, row_bytes = Blocks, 8
-
         def __call__(self, steps: NDArray[np.int64]) -> Blocks:
             time.sleep(1.5 if 0 in steps else 0)
             return Blocks(step=np.repeat(steps, 32), block=np.full(32 * len(steps), steps[0]))

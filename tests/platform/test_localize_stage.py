@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.tables.backbone_outputs import COLUMN
-from mcis.datasets.tables.memory_mapped import CachedRows
+from mcis.datasets.tables.memory_mapped import COLUMN, CachedRows
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext

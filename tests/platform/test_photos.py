@@ -8,7 +8,7 @@ import torch
 
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.models.networks import build_backbone
 from mcis.models.pretrained import BUNDLED, bundled_file, load_pretrained

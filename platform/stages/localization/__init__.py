@@ -18,7 +18,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED, Relations
 from mcis.datasets.storage.folders import copy_folder, remove
-from mcis.datasets.tables.backbone_outputs import Features
+from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config

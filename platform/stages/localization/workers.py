@@ -13,8 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import Relations
-from mcis.datasets.tables.backbone_outputs import COLUMN, Features
-from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
+from mcis.datasets.tables.memory_mapped import COLUMN, CachedRows, Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.coattention import pair_kinds, seen_from_n

@@ -8,7 +8,8 @@ from mcis.datasets.images.squares import Squares
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
-from mcis.platform.config.training import AffinityConfig, ClassifierConfig, Optimizer
+from mcis.models.networks import Affinity
+from mcis.platform.config.training import ClassifierConfig, Optimizer
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
@@ -22,7 +23,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ClassifierLearner:
     rows = list_voc(root, classes=root / "classes.txt").table.slice(0, 24)
     config = ClassifierConfig(
         backbone="small", channels=12, input_size=32, head="own",
-        affinity=AffinityConfig(form="cosine", scale=10, init=1.0), self_pairs=("flip",), attention_epochs=3,
+        affinity=Affinity(form="cosine", scale=10, init=1.0), self_pairs=("flip",), attention_epochs=3,
         contrastive_weight=1.5, contrastive_from_epoch=2, contrastive_needs_unshared=True,
         color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2, batch=5, epochs=4,
         optimizer=Optimizer(learning_rate=0.1, schedule="step", step_epochs=(3,), bias_rate=2, new_layer_rate=1.5),

@@ -26,9 +26,8 @@ from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig, SegmenterOptimizer
 from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
-from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.engine.loop import Validation
-from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.checkpoints import WEIGHTS
