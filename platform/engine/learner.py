@@ -133,7 +133,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
         groups.setdefault(factor, []).append(parameter)
     parameters = [{"params": p, "factor": factor} for factor, p in groups.items()]
     if settings.name == "adamw":
-        return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        return torch.optim.AdamW(parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True)
     return torch.optim.SGD(
         parameters,
         lr=settings.learning_rate,
