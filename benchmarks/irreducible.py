@@ -1,6 +1,6 @@
 """A whole run of recipe `photos_fast` over the sum of what it cannot do without.
 
-That are one pass of each image and its mirror image through the frozen backbone, the steps of both trainings, and of
+That is one pass of each image and its mirror image through the frozen backbone, the steps of both trainings, and of
 each pseudo mask and each prediction one pass and one dense CRF; in one process, with all cores, the CRFs' seconds
 divided by the cores. All the rest is the program's: Ray, localization, hashes, files, scores, report. Both sides begin
 with an empty workspace and drawn photographs.
@@ -49,8 +49,8 @@ def main() -> None:
             getattr(parts, stage)()
             seconds[stage] = (time.perf_counter() - began) / (machine.cores() if stage in CRFS else 1)
         del seconds["localize"]  # the masks need its maps
-        command = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--recipe", "photos_fast", "--name", "whole"]
-        command += ["--workspace", str(folder / "workspace")]
+        command = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--recipe", "photos_fast"]
+        command += ["--name", "whole", "--workspace", str(folder / "workspace")]
         for key, value in values.items():
             command += ["--set", f"{key}={value}"]
         began = time.perf_counter()

@@ -265,7 +265,7 @@ def photos_fast() -> Config:
             "recipe": "photos_fast",
             "classifier": config.classifier.model_copy(update={"input_size": 320}),
             "pseudo_masks": config.pseudo_masks.model_copy(update={"background": "crf"}),
-            "segmenter": config.segmenter.model_copy(update={"steps": 300, "epochs": 2.0}),
+            "segmenter": config.segmenter.model_copy(update={"steps": 300, "epochs": 1.5, "crop": 224}),
         }
     )
 
