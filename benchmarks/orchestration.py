@@ -38,7 +38,7 @@ from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vector
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing
 from mcis.platform.stages import predict, pseudo_masks
-from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
+from mcis.platform.stages.evaluation.scoring import ScoreTrain, ScoreVal
 from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
 from mcis.platform.stages.train_affinity import AffinityLearner, make_labels
 from mcis.platform.stages.train_segmenter import SegmenterLearner

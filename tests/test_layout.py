@@ -136,7 +136,7 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
         ("mcis.datasets.sampling.batch_stream", "import ray\nfrom mcis.datasets import index"),
         ("mcis.platform.cli", "import platform\nfrom mcis.platform.commands import study"),
         ("mcis.platform.commands.study", "def f():\n    from mcis.tuning import studies"),
-        ("mcis.platform.stages.evaluation.scoring", "from mcis.platform.stages.evaluation.workers import ScoreVal"),
+        ("mcis.platform.stages.localization", "from mcis.platform.stages.localization.workers import Embed"),
         ("mcis.platform.pipeline", "from mcis.platform.stages import evaluation, index"),
     ],
 )

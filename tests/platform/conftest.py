@@ -36,8 +36,7 @@ from mcis.platform.runs.files import read_table, write_json, write_table, write_
 from mcis.platform.runs.results import IndexResult, write_result
 from mcis.platform.runs.scores import CURVES, SCORES
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.scoring import Scorer
-from mcis.platform.stages.evaluation.workers import ScoreVal
+from mcis.platform.stages.evaluation.scoring import Scorer, ScoreVal
 
 _NETWORKS = "classifier.channels=24 classifier.input_size=64 classifier.batch=8 segmenter.channels=24"
 TINY = [

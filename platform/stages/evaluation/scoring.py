@@ -1,4 +1,4 @@
-"""Counts of pixels -> scores: of predictions; of localization maps, pseudo masks and baselines."""
+"""Predictions, maps, pseudo masks and baselines against ground truth -> counts of pixels, image by image -> scores."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -8,12 +8,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.images.masks import SALIENT
+from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.masks import SALIENT, read_saliency
+from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
-from mcis.models.counts import MASK_PARTS
-from mcis.models.metrics import LABEL_SCORES, boundary_iou, iou, mean, sweep
+from mcis.models.counts import MASK_PARTS, Counts, map_counts
+from mcis.models.localization import score_maps
+from mcis.models.metrics import LABEL_SCORES, best_tag_mask, boundary_iou, iou, mean, random_tag_mask, sweep
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.outputs.counts import (
@@ -26,14 +30,16 @@ from mcis.platform.outputs.counts import (
     SINGLE_ROUND,
     TRAINING_IMAGES,
     WITH_CRF,
+    CountsTable,
     sum_counts,
 )
+from mcis.platform.outputs.read_index import truth_of_row
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import Curve, Score, Scored
 from mcis.platform.runs.version import code_digest, git_revision
-from mcis.platform.stages.evaluation.workers import ScoreTrain, ScoreVal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +85,25 @@ class Scorer:
         return {label: None if np.isnan(value) else round(value, 2) for label, value in named}
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScoreVal:
+    """Rows of predicted images -> the counts of their pixels (COUNTS_SCHEMA); `classes` is K."""
+
+    classes: int
+    predictions: Shards
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        out = CountsTable()
+        for row in rows.to_pylist():
+            truth = truth_of_row(row, self.classes)
+            prediction = self.predictions.rows(row["image_id"])
+            assert prediction is not None, f"no prediction of the image {row['image_id']}"
+            pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
+            masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
+            out.add_masks(row["image_id"], truth, masks, self.classes)
+        return out.table()
+
+
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
     """Scores the predictions of images with ground truth."""
     classes = len(context.classes)
@@ -98,6 +123,55 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     return [
         scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **inference) for name, of in counts.items()
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTrain:
+    """Rows of tagged training images -> the counts of their pixels (COUNTS_SCHEMA).
+
+    Attributes:
+        classes, bins: K, and the number of thresholds that the maps' scores are counted for.
+        scale: of the maps (`maps.scale`).
+        seed: of the random tag.
+        single, related: tables of localization maps without and with related images.
+        masks: the table of pseudo masks; None where the run ended before them.
+    """
+
+    classes: int
+    bins: int
+    scale: str
+    seed: int
+    single: Shards
+    related: Shards
+    masks: Shards | None
+
+    def __call__(self, rows: pa.Table) -> pa.Table:
+        out = CountsTable()
+        for row in rows.to_pylist():
+            truth = truth_of_row(row, self.classes)
+            for scored, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
+                out.add(row["image_id"], truth, scored, self._map_counts(table, row["image_id"], truth))
+            out.add_masks(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
+        return out.table()
+
+    def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
+        image = image_maps(table, image_id)
+        assert image is not None, f"no localization map of the tagged image {image_id}"
+        maps = score_maps(torch.from_numpy(image.maps), image.grids, self.scale, *truth.shape).numpy()
+        return map_counts(truth, maps, image.classes, self.classes, self.bins)
+
+    def _label_masks(self, row: dict[str, Any], truth: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
+        """What is scored of an image beside its maps: the pseudo mask, and the baselines where it has saliency."""
+        if self.masks:
+            mask = self.masks.rows(row["image_id"])
+            assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
+            yield PSEUDO_MASKS, resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
+        if row["saliency_uri"]:
+            salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENT
+            tags = np.array(row["tags"], np.int64)
+            draw = float(uniforms(Draw.RANDOM_TAG, self.seed, 0, np.array([row["position"]]))[0, 0])
+            yield RANDOM_TAG, random_tag_mask(salient, tags, draw)
+            yield BEST_TAG, best_tag_mask(salient, tags, truth)
 
 
 def evaluate_training_images(
