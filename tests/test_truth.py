@@ -13,9 +13,9 @@ READERS: dict[str, set[str]] = {
     "read_truth": {"platform/outputs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
         "platform/reporting/comparison_page.py",  # the pictures of a comparison
-        "platform/reporting/gallery.py",  # the report's pictures
+        "platform/stages/report.py",  # its pictures
         "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
-        "platform/stages/evaluation/workers.py",
+        "platform/stages/evaluation/scoring.py",
     },
     "read_tags": {"datasets/sources/voc.py"},  # data.tags_from=masks
     "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks
