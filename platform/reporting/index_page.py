@@ -13,10 +13,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_picture
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage
+from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import duplicates
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
-from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.tables.large_tables import whole
 from mcis.platform.reporting.html import render
@@ -145,10 +146,8 @@ def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dic
 def _open(uri: str) -> tuple[Image.Image | None, str | None]:
     """A small picture, or why there is none."""
     try:
-        picture = Image.fromarray(decode_picture(read_bytes(uri), min_side=1, max_pixels=MOST_PIXELS).rgb)
+        return Image.fromarray(read_picture(uri, max_pixels=MOST_PIXELS, max_side=_SIDE).rgb), None
     except RejectedImage as error:
         return None, error.reason
-    except Exception as error:  # file systems raise what they like, and one file must not end the page
-        return None, f"cannot be read: {getattr(error, 'strerror', None) or error}"
-    picture.thumbnail((_SIDE, _SIDE))
-    return picture, None
+    except UserError as error:  # one file must not end the page
+        return None, error.found

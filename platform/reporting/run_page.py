@@ -19,32 +19,19 @@ from typing import Any, TypeAlias, Union
 
 import numpy as np
 
+from mcis.platform.reporting import plots
+from mcis.platform.reporting.files import write_bytes
 from mcis.platform.reporting.html import printable, render, script
 from mcis.platform.reporting.losses import LOST, steps
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, cells, labels, legend
-from mcis.platform.reporting.plots import (
-    MOST_BARS,
-    STAGE_COLORS,
-    STAGE_TITLES,
-    THEMES,
-    Bars,
-    Plot,
-    TrainingLog,
-    gallery,
-    iou_chart,
-    loss_chart,
-    loss_terms,
-    threshold_chart,
-    training_chart,
-)
-from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.files import write_text
 from mcis.platform.runs.scores import Curve, Score, Scored, grouped, headings_of, percent, same_origin
 from mcis.platform.runs.workspace import RunFolder
 
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
 """Numbers by name, nested as deep as needed: {"images": {"train": 480, "val": 120}, ...}."""
 
-_TITLES: dict[Scored, str] = {**STAGE_TITLES, "baseline": "Baselines, without a classifier"}
+_TITLES: dict[Scored, str] = {**plots.STAGE_TITLES, "baseline": "Baselines, without a classifier"}
 _NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
 """Headings of columns of numbers, which are aligned on the right."""
 _PICTURE_NAME = re.compile(r"(gallery|iou|losses|thresholds|training-\w+)\.png")
@@ -80,7 +67,7 @@ class ReportData:
     notes: Sequence[str]
     seconds: Mapping[str, float]
     computed: Mapping[str, bool]
-    training: Mapping[str, TrainingLog]
+    training: Mapping[str, plots.TrainingLog]
     curves: Mapping[str, Curve]
     config: Sequence[tuple[str, str, str]]
     environment: Mapping[str, str]
@@ -97,15 +84,13 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
     view = _view(data)
     content = {f"{name}.png": plot.light for name, plot in view["plots"].items()}
     if data.panels:
-        content["gallery.png"] = gallery(data.panels, data.classes)
+        content["gallery.png"] = plots.gallery(data.panels, data.classes)
     for name, png in content.items():
-        with written_aside(folder.pictures / name, durable=False) as aside:
-            aside.write_bytes(png)
+        write_bytes(folder.pictures / name, png)
     for path in folder.pictures.glob("*.png"):
         if path.name not in content and _PICTURE_NAME.fullmatch(path.name):
             path.unlink()  # an earlier report's: this run has no such picture
-    with written_aside(folder.report) as aside:
-        aside.write_text(render("run_page.html.j2", view), encoding="utf-8")
+    write_text(folder.report, render("run_page.html.j2", view))
     return folder.report
 
 
@@ -117,20 +102,22 @@ def _view(data: ReportData) -> dict[str, Any]:
         (what, title, [(s, meaning) for s, meaning in zip(data.scores, meanings, strict=True) if s.what == what])
         for what, title in _TITLES.items()
     ]
-    tiles = [_tile(data.scores, what) for what in STAGE_TITLES]
+    tiles = [_tile(data.scores, what) for what in plots.STAGE_TITLES]
     shown = [tile for tile in tiles if tile["score"] and tile["score"].iou]
     order = _iou_order([tile["score"] for tile in shown])
-    plots: dict[str, Plot] = {}
+    most_bars, drawn = plots.MOST_BARS, dict[str, plots.Plot]()
     if order:
-        names = order if len(order) <= MOST_BARS else order[: MOST_BARS // 2] + order[-MOST_BARS // 2 :]
-        bars = [Bars(of["title"], of["score"].iou, of["score"].miou, STAGE_COLORS[of["what"]]) for of in shown]
-        plots["iou"] = iou_chart(names, bars)
+        names = order if len(order) <= most_bars else order[: most_bars // 2] + order[-most_bars // 2 :]
+        bars = [
+            plots.Bars(of["title"], of["score"].iou, of["score"].miou, plots.STAGE_COLORS[of["what"]]) for of in shown
+        ]
+        drawn["iou"] = plots.iou_chart(names, bars)
     lost = steps(data.scores)
     if lost:
-        plots["losses"] = loss_chart(lost)
+        drawn["losses"] = plots.loss_chart(lost)
     if swept := {name: curve for name, curve in data.curves.items() if curve.thresholds}:
-        plots["thresholds"] = threshold_chart(swept)
-    plots |= {_training_name(network): training_chart(log) for network, log in data.training.items()}
+        drawn["thresholds"] = plots.threshold_chart(swept)
+    drawn |= {_training_name(network): plots.training_chart(log) for network, log in data.training.items()}
     return {
         "data": data,
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
@@ -143,7 +130,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         ],
         "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
         "origins": Counter(origin for _, _, origin in data.config).most_common(),
-        "plots": plots,
+        "plots": drawn,
         "splits": _gallery_by_split(data.panels, data.classes, data.explorer),
         "labels_shown": legend(data.panels, data.classes),
         "explorer": data.explorer,
@@ -155,12 +142,12 @@ def _view(data: ReportData) -> dict[str, Any]:
         "iou_columns": [(tile["what"], tile["title"], tile["score"]) for tile in shown],
         "iou_order": order,
         "images_of": data.counts.get("index", {}).get("tags", {}),
-        "most_bars": MOST_BARS,
+        "most_bars": most_bars,
         "steps": lost,
         "lost": list(LOST),
         "label_of": {label.name: label for label in labels(data.classes).values()},
         "counts": list(_flat(data.counts)),
-        **THEMES,
+        **plots.THEMES,
     }
 
 
@@ -184,7 +171,7 @@ def _tile(scores: Sequence[Score], what: Scored) -> dict[str, Any]:
         how = " · ".join(f"{heading} {text}" for heading, text in best.made().items())
     baselines = _candidates(scores, "baseline") if best and what == "pseudo_masks" else []
     baselines = [baseline for baseline in baselines if best and baseline.split == best.split]
-    shown = {"what": what, "title": STAGE_TITLES[what], "score": best, "how": how}
+    shown = {"what": what, "title": plots.STAGE_TITLES[what], "score": best, "how": how}
     return shown | {"of": len(candidates), "baselines": baselines}
 
 
@@ -225,7 +212,7 @@ def _training_name(network: str) -> str:
     return f"training-{re.sub(r'[^a-z0-9]', '_', network.lower())}"
 
 
-def _training_view(network: str, log: TrainingLog) -> dict[str, Any]:
+def _training_view(network: str, log: plots.TrainingLog) -> dict[str, Any]:
     """Facts of a training with at least one record, and words for its plot; `broken`: a loss was not a number."""
     losses = log["loss"].tolist()
     first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
@@ -243,7 +230,7 @@ def _training_view(network: str, log: TrainingLog) -> dict[str, Any]:
     if waits:
         facts.append(("waiting for data", percent(fmean(waits))))
     alt = f"Loss of the {network} over {len(losses)} records, from {first} to {last}"
-    if terms := loss_terms(log):
+    if terms := plots.loss_terms(log):
         alt += f"; terms: {', '.join(terms)}"
     shown = {"network": network, "facts": facts, "plot": _training_name(network), "alt": alt}
     return shown | {"broken": not all(map(isfinite, losses))}
