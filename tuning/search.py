@@ -3,6 +3,8 @@
 import time
 from dataclasses import asdict
 
+from ray import tune
+
 from mcis.datasets.errors import UserError
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.resolve import resolve
@@ -53,8 +55,6 @@ def run_search(search: Search) -> Found:
 
 def _run_trials(search: Search, trials: SearchTrials, parent: str) -> None:
     """Runs the trials that are missing, or as many as the minutes allow."""
-    from ray import tune
-
     missing = search.trials - len(trials.found().tried)
     if missing <= 0:
         return

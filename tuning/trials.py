@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ray
+from ray import tune
+
 from mcis.datasets.errors import UserError
+from mcis.platform import pipeline
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
@@ -17,6 +21,7 @@ from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.bookkeeping import OfStudy, recorded
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import Bar, bar
+from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.tracking_store import store_environment
@@ -134,8 +139,6 @@ def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
     Args:
         parent: MLflow run that the trials' runs become children of.
     """
-    from ray import tune
-
     # A process that has run a trial runs the next one too: to start another takes seconds of a core.
     how = tune.TuneConfig(max_concurrent_trials=sweep.parallel, reuse_actors=True)
     space = {"trial": tune.grid_search([trial._asdict() for trial in trials])}
@@ -177,15 +180,13 @@ def fit(
         ended: is told each trial that ended, and what made it fail; says what stands beside the bar.
         objective: what is maximized.
     """
-    from ray import tune
-
     os.environ.update(_QUIET)
     run = tune.with_parameters(  # in memory: a trial's parameters are written into files
         _run_trial, recipe=sweep.resolved.config.recipe, workspace=str(sweep.workspace.root), study=sweep.name,
         parent=parent, environment=store_environment(), objective=objective,
     )  # fmt: skip
     with bar(f"study {sweep.name}", trials, "trials") as progress:
-        callbacks = [_progress_callback(progress, ended)]
+        callbacks: list[tune.Callback] = [_Ended(progress, ended)]
         tuner = tune.Tuner(
             tune.with_resources(run, reserved_here()),
             param_space=space,
@@ -213,9 +214,6 @@ def reserved_here() -> Any:
     What is known to this process alone holds there too: MLflow's server at a loopback address, a bucket's locks. And
     the node may have no CPU for Ray.
     """
-    import ray
-    from ray import tune
-
     place = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
     here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}  # several nodes of a test have one address
     return tune.PlacementGroupFactory([place], bundle_label_selector=[here])
@@ -232,11 +230,6 @@ def _run_trial(
     objective: Measure | None,
 ) -> None:
     """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
-    from ray import tune
-
-    from mcis.platform import pipeline
-    from mcis.platform.runs.results import StageResult
-
     trial = Trial(**parameters["trial"])
     os.environ.update(environment)
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a slow machine may take long to hand over
@@ -263,33 +256,23 @@ class _Validations:
         self.number = 0
 
     def __call__(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
-        from ray import tune
-
         for record in records:
             if network == "classifier" and "val_map" in record:
                 self.number += 1
                 tune.report({"validation": self.number, "epoch": record["epoch"], "val_map": record["val_map"]})
 
 
-def _progress_callback(progress: Bar, ended: Callable[[str, Exception | None], str]) -> Any:
-    """A callback of Tune that moves a bar as trials end."""
-    from ray import tune
+class _Ended(tune.Callback):
+    """Moves a bar as trials end, well or not."""
 
-    class Ended(tune.Callback):
-        """Counts the trials that ended, well or not."""
+    def __init__(self, progress: Bar, ended: Callable[[str, Exception | None], str]):
+        self.progress, self.ended, self.done = progress, ended, 0
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.progress, self.ended, self.done = progress, ended, 0
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles its callbacks into a file, which a terminal cannot be part of
 
-        def __getstate__(self) -> dict[str, Any]:
-            return {}  # Tune pickles its callbacks into a file, which a terminal cannot be part of
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self.done += 1
+        self.progress.update(self.done, self.ended(trial.config["trial"]["name"], trial.get_pickled_error()))
 
-        def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-            self.done += 1
-            text = self.ended(trial.config["trial"]["name"], trial.get_pickled_error())
-            self.progress.update(self.done, text)
-
-        on_trial_error = on_trial_complete
-
-    return Ended()
+    on_trial_error = on_trial_complete
