@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -36,47 +36,29 @@ _LONGEST_NAME = 120
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""
 _MASKS = {
-    "segmentation": ("predict", "predictions", "prediction"),
-    "pseudo_masks": ("pseudo_masks", "masks", "pseudo mask"),
+    "segmentation": ("Predictions", "predict", "predictions", "prediction"),
+    "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
 }
-"""What is shown -> the stage that made it, its table, and the column of panels that it takes."""
+"""What is shown -> its title, the stage that made it, its table, and the column of panels that it takes."""
 
 
-class ComparedImage(NamedTuple):
-    """An image that all cases have a mask of.
-
-    Attributes:
-        panel: photograph and truth, of the baseline's index.
-        why: it is shown.
-        masks: label of each case, its mask as the prediction or pseudo mask of a panel, of several seeds the first
-            one's, and a note on it.
-    """
-
-    panel: Panel
-    why: str
-    masks: list[tuple[str, Panel, str]]
-
-
-class ComparedImages(NamedTuple):
-    """Images by what is shown of them, `segmentation` or `pseudo_masks`; `common`: so many are in all cases."""
-
-    what: str
-    common: int
-    images: list[ComparedImage]
-
-
-def compared_images(comparison: Comparison, count: int) -> list[ComparedImages]:
+def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
     """Images of which every case has a mask: half of them those that differ most, the others drawn by the seed.
 
     Args:
         count: of images, at most, for the predictions and for the pseudo masks each; 0 = none.
+
+    Returns:
+        What the page shows of the predictions, and of the pseudo masks: how many images are in all cases (`common`),
+        and the chosen ones with cells for the photograph, the truth, and of each case the mask, of several seeds the
+        first one's.
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
     """
     whats = [what for what in _MASKS if any(score.what == what for score in comparison.scores)]
     try:
-        return [_compared(comparison, what, count) for what in whats] if count else []
+        return [_gallery(comparison, what, count) for what in whats] if count else []
     except UserError as error:
         raise UserError(error.found, error.expected, f"{error.remedy}, or show no images by --images 0") from None
 
@@ -102,27 +84,33 @@ def choose(
     return [(image_ids[i], True) for i in most] + [(image_ids[i], False) for i in others]
 
 
-def _compared(comparison: Comparison, what: str, count: int) -> ComparedImages:
-    stage, table, column = _MASKS[what]
+def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
+    (title, stage, table, column), classes = _MASKS[what], _classes(comparison)
     runs = [case.runs[0] for case in comparison.cases]
     if any(stage not in run.outputs for run in runs):
-        return ComparedImages(what, 0, [])
+        return {"title": title, "common": 0, "images": []}
     tables = [Shards(run.outputs[stage] / table) for run in runs]
     common = sorted(set.intersection(*(set(of) for of in tables)))
     mious = [_mious(comparison, what, run.name) for run in runs]
     compared = [of for of in mious if of]  # of a run that is not compared there are none
     chosen = dict(choose(common, compared, count, seed=comparison.settings.seed))
-    panels, images = _panels(comparison, list(chosen)), []
+    panels, masked, images, label_of = _panels(comparison, list(chosen)), list[Panel](), [], labels(classes)
     for image_id, differs_most in chosen.items():
-        panel, masks = panels[image_id], []
+        panel = panels[image_id]
+        of_image = cells(panel, classes, CELL_HEIGHT)
+        shown = [(name, of_image.get(name), "") for name in ("image", "truth")]
         for case, masks_of_case, of in zip(comparison.cases, tables, mious, strict=True):
             mask, which = _mask(masks_of_case, image_id)
             added: dict[str, Any] = {column.replace(" ", "_"): resize_labels(mask, *panel.image.shape[:2])}
+            masked.append(replace(panel, **added))
+            cell = cells(masked[-1], classes, CELL_HEIGHT)[column]
             facts = ["" if len(case.runs) == 1 else case.runs[0].name, which]
             facts.append("" if math.isnan(of.get(image_id, math.nan)) else f"mIoU here {of[image_id]:.1f}")
-            masks.append((case.label, replace(panel, **added), ", ".join(filter(None, facts))))
-        images.append(ComparedImage(panel, "differs most" if differs_most else "drawn at random", masks))
-    return ComparedImages(what, len(common), images)
+            shown.append((case.label, cell._replace(alt=f"{case.label}: {cell.alt}"), ", ".join(filter(None, facts))))
+        tags = [label_of[classes.index(name) + 1] for name in panel.tags]
+        why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
+        images.append({"id": image_id, "tags": tags, "why": why, "cells": shown})
+    return {"title": title, "common": len(common), "legend": legend(masked, classes), "images": images}
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
@@ -170,17 +158,16 @@ def default_file(cases: Sequence[Case]) -> Path:
     return runs[0].workspace.comparisons / f"{names}.html"
 
 
-def write_page(comparison: Comparison, images: Sequence[ComparedImages], file: Path) -> None:
-    """Writes the page, in place of what lies there."""
-    classes = _classes(comparison)
+def write_page(comparison: Comparison, galleries: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Writes the page with its `compared_images`, in place of what lies there."""
     view = {
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),
         "comparison": comparison,
         "tables": comparison.tables()[::-1],
         "charts": [_chart(score, [case.label for case in comparison.cases]) for score in comparison.scores],
         "most_bars": MOST_BARS,
-        "label_of": {label.name: label for label in labels(classes).values()},
-        "galleries": [_gallery_view(of, classes) for of in images],
+        "label_of": {label.name: label for label in labels(_classes(comparison)).values()},
+        "galleries": galleries,
         **THEMES,
     }
     write_text(file, render("comparison_page.html.j2", view))
@@ -206,22 +193,3 @@ def _chart(score: ComparedScore, labels: list[str]) -> dict[str, Any]:
 def _classes(comparison: Comparison) -> tuple[str, ...]:
     first = comparison.cases[0].runs[0].scores[comparison.scores[0].title]
     return tuple(first.iou)[1:]
-
-
-def _gallery_view(images: ComparedImages, classes: tuple[str, ...]) -> dict[str, Any]:
-    """Images as titled cells with notes: photograph, truth, and the mask of each case."""
-    column, label_of, views = _MASKS[images.what][2], labels(classes), []
-    for panel, why, masks in images.images:
-        of_image = cells(panel, classes, CELL_HEIGHT)
-        shown = [(column, of_image.get(column), "") for column in ("image", "truth")]
-        for case, of_case, note in masks:
-            cell = cells(of_case, classes, CELL_HEIGHT)[column]
-            shown.append((case, cell._replace(alt=f"{case}: {cell.alt}"), note))
-        tags = [label_of[classes.index(name) + 1] for name in panel.tags]
-        views.append({"id": panel.image_id, "tags": tags, "why": f"{panel.split}, {why}", "cells": shown})
-    return {
-        "title": "Predictions" if images.what == "segmentation" else "Pseudo masks",
-        "common": images.common,
-        "legend": legend((panel for image in images.images for _, panel, _ in image.masks), classes),
-        "images": views,
-    }

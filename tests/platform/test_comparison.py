@@ -3,8 +3,10 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,12 +21,14 @@ from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Difference, Settings, compare
-from mcis.platform.reporting.comparison_page import ComparedImages, choose, compared_images
+from mcis.platform.reporting.comparison_page import choose, compared_images
+from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Panel, cells
 from mcis.platform.runs.scores import Scored
 from mcis.platform.runs.workspace import Workspace
 
 ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
 NAN = float("nan")
+CLASSES = ("cat", "dog")
 TITLES = ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
 
 
@@ -189,7 +193,7 @@ def test_each_image_has_its_miou(root: Path) -> None:
         assert of_run[f"val{number}"] == pytest.approx(mean(iou(confusion(truth, mask, 2))))
 
 
-def shown(root: Path, *arguments: str, count: int = 4) -> list[ComparedImages]:
+def shown(root: Path, *arguments: str, count: int = 4) -> list[dict[str, Any]]:
     return compared_images(compared(root, *arguments, what=("pseudo_masks", "segmentation"), resamples=100), count)
 
 
@@ -223,34 +227,42 @@ def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, 
 
 def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> None:
     predictions, masks = shown(root, "a-s0", "b-s0")
-    assert [(of.what, of.common, len(of.images)) for of in (predictions, masks)] == [
-        ("segmentation", 8, 4),
-        ("pseudo_masks", 8, 4),
+    assert [(of["title"], of["common"], len(of["images"])) for of in (predictions, masks)] == [
+        ("Predictions", 8, 4),
+        ("Pseudo masks", 8, 4),
     ]
     for of, stage, table, column in (
         (predictions, "predict", "predictions", "crf"),
         (masks, "pseudo_masks", "masks", "labels"),
     ):
-        for image in of.images:
-            name, panel = image.panel.image_id, image.panel
-            np.testing.assert_array_equal(panel.image, Image.open(root.parent / "data" / f"0-{name}.jpg"))
-            np.testing.assert_array_equal(panel.truth, Image.open(root.parent / "data" / f"0-{name}.png"))
-            assert [case for case, _, _ in image.masks] == ["a-s0", "b-s0"]
-            for run, shown_as, note in image.masks:
+        for image in of["images"]:
+            name, (photograph, truth, *of_runs) = image["id"], image["cells"]
+            rgb, labels = (np.asarray(Image.open(root.parent / "data" / f"0-{name}.{end}")) for end in ("jpg", "png"))
+            panel = Panel(image_id=name, split="val", tags=(), image=rgb, truth=labels)
+            assert_shows([photograph, truth], panel, ["image", "truth"])
+            assert [run for run, _, _ in of_runs] == ["a-s0", "b-s0"]
+            for run, cell, note in of_runs:
                 rows = Shards(root / "store" / f"{stage}-{run}" / table).rows(name)
                 assert rows is not None
-                labels = shown_as.prediction if stage == "predict" else shown_as.pseudo_mask
-                np.testing.assert_array_equal(labels, decode_labels(rows[column][0].as_py()))
+                masked = replace(panel, prediction=decode_labels(rows[column][0].as_py()))
+                assert_shows([(run, cell, note)], masked, ["prediction"])
                 assert note.startswith("with CRF, mIoU here " if stage == "predict" else "mIoU here ")
-        most = [image for image in of.images if image.why == "differs most"]
-        mious = [[float(note.split()[-1]) for _, _, note in image.masks] for image in most]
+        most = [image for image in of["images"] if image["why"] == "val, differs most"]
+        mious = [[float(note.split()[-1]) for _, _, note in image["cells"][2:]] for image in most]
         ranges = [abs(first - second) for first, second in mious]
         assert ranges == pytest.approx(sorted(ranges, reverse=True), abs=0.1)
 
 
+def assert_shows(shown: list[tuple[str, Cell, str]], panel: Panel, columns: list[str]) -> None:
+    """Whether cells show what a panel has in some columns."""
+    expected = cells(panel, CLASSES, CELL_HEIGHT)
+    for (_, cell, _), column in zip(shown, columns, strict=True):
+        np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected[column].picture))
+
+
 def test_only_images_of_all_runs_are_shown_and_none_where_none_are_asked_for(root: Path) -> None:
     predictions, _ = shown(root, "a-s0", "b-s0", "fewer", count=8)
-    assert (predictions.common, len(predictions.images)) == (6, 6)
+    assert (predictions["common"], len(predictions["images"])) == (6, 6)
     assert shown(root, "a-s0", "b-s0", count=0) == []
 
 
@@ -259,7 +271,7 @@ def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> N
     workspace = Workspace(tmp_path / "workspace")
     workspace.record_outputs("b-s0", {s: path for s, path in workspace.outputs("b-s0").items() if s != "predict"})
     predictions, masks = shown(tmp_path / "workspace", "a-s0", "b-s0")
-    assert (predictions.common, predictions.images, len(masks.images)) == (0, [], 4)
+    assert (predictions["common"], predictions["images"], len(masks["images"])) == (0, [], 4)
 
 
 def test_a_photograph_that_is_gone_is_named(root: Path) -> None:

@@ -12,12 +12,7 @@ from typer.testing import CliRunner, Result
 from mcis.platform.cli import app
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Settings, compare
-from mcis.platform.reporting.comparison_page import (
-    ComparedImages,
-    compared_images,
-    default_file,
-    write_page,
-)
+from mcis.platform.reporting.comparison_page import compared_images, default_file, write_page
 from mcis.platform.runs.scores import Scored
 from mcis.platform.runs.workspace import RunFolder
 
@@ -26,7 +21,7 @@ HOSTILE = ("$\\frac$<script>alert('\"{&amp;", "[/x]</title>\u202e")
 FOLDER = "w<b>&\"'$x_y$"
 """Of a workspace, which names two runs of one name."""
 ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
-Compared = tuple[Comparison, list[ComparedImages]]
+Compared = tuple[Comparison, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +86,7 @@ def test_iou_of_every_label_is_in_the_tables(page: Any, compared: Compared) -> N
 
 
 def test_without_an_image_of_all_runs_there_are_charts_alone(page: Any, compared: Compared) -> None:
-    assert [of.common for of in compared[1]] == [0, 0]  # none with the run on train
+    assert [of["common"] for of in compared[1]] == [0, 0]  # none with the run on train
     assert page.text.count("No image has them in all runs.") == 2
     assert len(page.pictures) == 3
 
