@@ -18,7 +18,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.config.sections import Config, sources_of
+from mcis.platform.config.sections import sources_of
 
 LIBRARY = Path(__file__).parent / "library"
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
@@ -159,12 +159,6 @@ def trial_values(resolved: Resolved, values: Values, setting: str | None = None)
     return {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))} | values
 
 
-def configured(resolved: Resolved, values: Values, setting: str | None = None) -> Config:
-    """The configuration of a trial; UserError where values contradict each other."""
-    setting = setting or resolved.config.setting
-    return resolve(setting, resolved.config.recipe, trial_values(resolved, values, setting)).config
-
-
 def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Case]:
     """The cases of a study of this configuration.
 
@@ -188,13 +182,14 @@ def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
             f"case {definition.name}: until = {definition.until}", f"one of {', '.join(stages)}", "correct it"
         )
     whole = resolved.config.setting
-    if missing := sorted(set(sources_of(definition.setting or whole)) - set(sources_of(whole))):
+    setting = definition.setting or whole
+    if missing := sorted(set(sources_of(setting)) - set(sources_of(whole))):
         raise UserError(
-            f"case {definition.name} is of setting {definition.setting}, the study of {whole}",
+            f"case {definition.name} is of setting {setting}, the study of {whole}",
             "a setting that has all sources of its cases",
             f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
         )
-    config = configured(resolved, definition.values, definition.setting)
+    config = resolve(setting, resolved.config.recipe, trial_values(resolved, definition.values, setting)).config
     inference = config.localize.description() if config.localize.related else "single round"
     own = {
         "setting": config.setting,

@@ -1,11 +1,21 @@
 """A search of configuration values: Optuna draws them, successive halving stops what lags, trials run on Ray Tune."""
 
 import time
+import warnings
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
+import numpy as np
+from optuna.study import Study
+from optuna.visualization.matplotlib import plot_slice
 from ray import tune
+from rich.table import Table
 
 from mcis.datasets.errors import UserError
+from mcis.platform.commands.terminal import table_of
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.bookkeeping import stopped
@@ -14,11 +24,12 @@ from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker, end_run
 from mcis.tuning.definition import trial_values
-from mcis.tuning.pictures import search_picture
 from mcis.tuning.search_space import Search, check_search
 from mcis.tuning.search_trials import Found, SearchTrials
-from mcis.tuning.tables import search_table
-from mcis.tuning.trials import failed, fit, tracked
+from mcis.tuning.trials import failed, fit, short_names, tracked
+
+_BEST = 10
+"""Trials that are shown."""
 
 
 def run_search(search: Search) -> Found:
@@ -38,7 +49,7 @@ def run_search(search: Search) -> Found:
         _run_trials(search, trials, tracker.run_id)
         found = trials.found()
         _keep(search, trials, tracker)
-    console.print(search_table(found, search.goal.about, list(search.axes)))
+    console.print(_table(found, search.goal.about, list(search.axes)))
     minutes = (time.monotonic() - began) / 60
     console.print(f"{len(found.tried)} trials: {found.counts()}; {minutes:.1f} min of this command", markup=False)
     for tried in found.tried:
@@ -107,7 +118,7 @@ def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:
     folder, found = search.folder, trials.found()
     write_json(folder.study, {"study": "search", **search.about(), **asdict(found)})
     with written_aside(folder.study_picture) as aside:
-        search_picture(trials.study, aside, search.goal.about)
+        _picture(trials.study, aside, search.goal.about)
     kept = [folder.study, folder.study_picture]
     if found.best:
         values, config = found.best.values, search.resolved.config
@@ -121,3 +132,29 @@ def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:
             tracker.metrics({"objective": tried.objective}, tried.number)
     for path in kept:
         tracker.artifact(path)
+
+
+def _table(found: Found, objective: str, axes: Sequence[str]) -> Table:
+    """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
+    done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
+    shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
+    rows = []
+    for each in shown:
+        name = f"{each.number}{' default' if each == found.default else ''}"
+        values = (each.values[key] for key in axes)
+        texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
+        precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
+        rows.append((name, *texts, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}"))
+    names, numbers = (name.replace("_", " ") for name in short_names(axes).values()), ("score", "val mAP", "min")
+    title = f"{objective}: the best of {len(done)} trials that were done"
+    return table_of(title, ("trial", *names, *numbers), rows, numbers=numbers)
+
+
+def _picture(study: Study, path: Path, objective: str) -> None:
+    """Optuna's picture of a search: the objective over the value of each axis, the later the trial the darker."""
+    plt.switch_backend("agg")
+    with warnings.catch_warnings(action="ignore"), plt.rc_context():  # it is experimental, and sets a style for all
+        plots: Any = plot_slice(study, target_name=objective)
+    figure = np.ravel(plots)[0].figure
+    figure.savefig(path, dpi=150, format="png")
+    plt.close(figure)

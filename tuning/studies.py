@@ -27,8 +27,7 @@ from mcis.tuning.figures import (
     with_intervals,
 )
 from mcis.tuning.paper import effect_contrasts, effect_definition
-from mcis.tuning.pictures import cases_picture
-from mcis.tuning.tables import cases_table, differences_table
+from mcis.tuning.tables import cases_picture, cases_table, differences_table
 from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, tracked
 
 

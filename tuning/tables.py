@@ -1,22 +1,19 @@
-"""Tables of studies and searches on the terminal, ours beside the paper's."""
+"""A study on the terminal, ours beside the paper's, and as a picture: bars of its cases."""
 
 from collections.abc import Sequence
 from math import isnan, nan
+from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
+from textwrap import fill
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from rich.table import Table
 
 from mcis.platform.commands.terminal import table_of
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, deviation, reached
-from mcis.tuning.trials import short_names
-
-if TYPE_CHECKING:
-    from mcis.tuning.search_trials import Found
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
-_BEST = 10
-"""Trials of a search that are shown."""
 
 
 def cases_table(figures: Sequence[Figures], title: str) -> Table:
@@ -49,22 +46,6 @@ def differences_table(differences: Sequence[PairedDifference], title: str) -> Ta
     return table_of(title, ("case - control", "shows", *numbers), rows, numbers=numbers)
 
 
-def search_table(found: "Found", objective: str, axes: Sequence[str]) -> Table:
-    """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
-    done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
-    shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
-    rows = []
-    for each in shown:
-        name = f"{each.number}{' default' if each == found.default else ''}"
-        values = (each.values[key] for key in axes)
-        texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-        precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
-        rows.append((name, *texts, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}"))
-    names, numbers = (name.replace("_", " ") for name in short_names(axes).values()), ("score", "val mAP", "min")
-    title = f"{objective}: the best of {len(done)} trials that were done"
-    return table_of(title, ("trial", *names, *numbers), rows, numbers=numbers)
-
-
 def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "") -> list[str]:
     """Mean and deviation of each column, a dash where there is none."""
     return [
@@ -77,3 +58,43 @@ def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "")
 
 def _interval(low: float, high: float) -> str:
     return "" if isnan(low) else f"{'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f}"
+
+
+def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
+    """Bars of mIoU, a row per case in the groups of the trainings, a plot per column.
+
+    A line shows the deviation over seeds, a dot each seed; `below` says what the columns mean.
+    """
+    columns = reached(figures)
+    plots = max(1, len(columns))
+    groups = list(dict.fromkeys(of.case.group for of in figures))
+    colors = [groups.index(of.case.group) for of in figures]
+    heights = [number + 0.7 * group for number, group in enumerate(colors)]  # with a gap between groups
+    figure = Figure(figsize=(2.5 + 2.6 * plots, 1.8 + 0.26 * len(figures)), layout="constrained")
+    for axes, column in zip(figure.subplots(1, plots, sharey=True, squeeze=False)[0], columns, strict=False):
+        _draw_bars(axes, figures, column, heights, colors)
+    if figures:
+        figure.axes[0].set_yticks(heights, [of.case.name for of in figures], fontsize=7)
+        figure.axes[0].invert_yaxis()
+    seeds = max((len(of.seeds) for of in figures), default=0)
+    figure.suptitle(f"{title}: mean of {seeds} seed(s), their deviation, dots: each", x=0.01, ha="left", fontsize=9)
+    figure.supxlabel(fill(below, 40 + 40 * plots), fontsize=6)
+    figure.savefig(path, dpi=150, format="png")
+
+
+def _draw_bars(
+    axes: Axes, figures: Sequence[Figures], column: str, heights: Sequence[float], colors: Sequence[int]
+) -> None:
+    """The bars of a column; they begin near the smallest figure, since differences are small, as the axis says."""
+    values = [value for of in figures for value in of.miou.get(column, [])]
+    margin = 0.15 * max(max(values) - min(values), 1.0)
+    left = max(0.0, min(values) - margin)
+    for height, color, of in zip(heights, colors, figures, strict=True):
+        if own := of.miou.get(column):
+            axes.barh(height, mean(own) - left, left=left, xerr=deviation(own), color=f"C{color}", alpha=0.5, capsize=2)
+            axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
+    axes.set_xlim(left, max(values) + margin)
+    axes.set_title(column, fontsize=9)
+    axes.set_xlabel(f"mIoU %, from {left:.1f}", fontsize=8)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="x", alpha=0.3)

@@ -9,8 +9,7 @@ from rich.table import Table
 
 from mcis.tuning.definition import Case, Contrast
 from mcis.tuning.figures import Figures, PairedDifference, caption
-from mcis.tuning.pictures import cases_picture
-from mcis.tuning.tables import cases_table, differences_table
+from mcis.tuning.tables import cases_picture, cases_table, differences_table
 
 
 def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
