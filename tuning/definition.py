@@ -159,6 +159,12 @@ def trial_values(resolved: Resolved, values: Values, setting: str | None = None)
     return {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))} | values
 
 
+def configured(resolved: Resolved, values: Values, setting: str | None = None) -> Resolved:
+    """The configuration of a trial; UserError where values contradict each other."""
+    setting = setting or resolved.config.setting
+    return resolve(setting, resolved.config.recipe, trial_values(resolved, values, setting))
+
+
 def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Case]:
     """The cases of a study of this configuration.
 
@@ -189,7 +195,7 @@ def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
             "a setting that has all sources of its cases",
             f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
         )
-    config = resolve(setting, resolved.config.recipe, trial_values(resolved, definition.values, setting)).config
+    config = configured(resolved, definition.values, setting).config
     inference = config.localize.description() if config.localize.related else "single round"
     own = {
         "setting": config.setting,

@@ -17,13 +17,12 @@ from rich.table import Table
 from mcis.datasets.errors import UserError
 from mcis.platform.commands.terminal import table_of
 from mcis.platform.config.experiment import experiment_text
-from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.bookkeeping import stopped
 from mcis.platform.runs.files import write_json, write_text, written_aside
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker, end_run
-from mcis.tuning.definition import trial_values
+from mcis.tuning.definition import configured
 from mcis.tuning.search_space import Search, check_search
 from mcis.tuning.search_trials import Found, SearchTrials
 from mcis.tuning.trials import failed, fit, short_names, tracked
@@ -121,10 +120,9 @@ def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:
         _picture(trials.study, aside, search.goal.about)
     kept = [folder.study, folder.study_picture]
     if found.best:
-        values, config = found.best.values, search.resolved.config
-        best = resolve(config.setting, config.recipe, trial_values(search.resolved, values))
+        values = found.best.values
         origins = search.resolved.origins | dict.fromkeys(values, f"search {search.name}")
-        write_text(folder.best, experiment_text(best.config, origins))
+        write_text(folder.best, experiment_text(configured(search.resolved, values).config, origins))
         kept.append(folder.best)
         tracker.metrics({"best": found.best.objective or 0.0})
     for tried in found.tried:

@@ -13,12 +13,11 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
-from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.scores import Score
-from mcis.tuning.definition import trial_values
+from mcis.tuning.definition import configured, trial_values
 from mcis.tuning.trials import Sweep, Trial, short_names
 
 _FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
@@ -174,11 +173,11 @@ class Search(Sweep):
 
     def trial(self, number: int, values: Values) -> Trial:
         """A trial with these values of the axes."""
-        config, changed = self.resolved.config, trial_values(self.resolved, values)
+        changed = trial_values(self.resolved, values)
         with contextlib.suppress(UserError):  # of values that contradict each other, which the trial says
-            changed = resolve(config.setting, config.recipe, changed).changed()  # paths are this process's
+            changed = configured(self.resolved, values).changed()  # paths are this process's
         varied = {short: values[key] for key, short in short_names(list(self.axes)).items()}
-        return Trial(self.trial_name(number), config.setting, changed, self.goal.until, varied)
+        return Trial(self.trial_name(number), self.resolved.config.setting, changed, self.goal.until, varied)
 
 
 def check_search(search: Search) -> None:
@@ -201,7 +200,7 @@ def check_search(search: Search) -> None:
         )
     for key, axis in search.axes.items():
         for value in _examples(axis):
-            resolve(config.setting, config.recipe, trial_values(search.resolved, {key: value}))
+            configured(search.resolved, {key: value})
     _check_objective(search)
     pipeline.check(config, search.workspace, search.name, until=search.goal.until)
 

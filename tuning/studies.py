@@ -15,7 +15,7 @@ from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.tuning.definition import Case, Contrast, Definition, cases_of, trial_values
+from mcis.tuning.definition import Case, Contrast, Definition, cases_of, configured
 from mcis.tuning.figures import (
     INTERVALS,
     Figures,
@@ -164,9 +164,8 @@ def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
 
 
 def _trial(study: Study, case: Case, seed: int) -> Trial:
-    changed = {**trial_values(study.resolved, case.values, case.setting), "seed": seed}
     # Paths are this process's: a trial's has a folder of its own.
-    changed = resolve(case.setting, study.resolved.config.recipe, changed).changed()
+    changed = configured(study.resolved, {**case.values, "seed": seed}, case.setting).changed()
     return Trial(study.trial_name(case.name, seed), case.setting, changed, case.until, {"case": case.name})
 
 

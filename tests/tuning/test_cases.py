@@ -18,7 +18,7 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     of_co = ["single", "r3", "itself", "wrong-class-r3", "identity-r3", "alone-single", "alone-r3"]
     expected = ["none-single", "none-identity-r3", *(f"{t}-{name}" for t in ("co", "co-contrastive") for name in of_co)]
     assert list(cases) == expected
-    localize = {name: configured(resolved, case.values).localize for name, case in cases.items()}
+    localize = {name: configured(resolved, case.values).config.localize for name, case in cases.items()}
     assert {name: how.related for name, how in localize.items()} == {
         name: 0 if "single" in name else 1 if "itself" in name else 3 for name in expected
     }
@@ -28,7 +28,7 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     assert wrong == {"co-wrong-class-r3", "co-contrastive-wrong-class-r3"}
     identity = {name for name, how in localize.items() if how.method.affinity == "identity"}
     assert identity == {f"{t}-identity-r3" for t in ("none", "co", "co-contrastive")}
-    assert {case.group: configured(resolved, case.values).classifier.attention for case in cases.values()} == {
+    assert {case.group: configured(resolved, case.values).config.classifier.attention for case in cases.values()} == {
         training: training for training in TRAININGS
     }
     assert cases["co-r3"].inference == "co-attention (target n)"
@@ -53,10 +53,10 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
     of_each = ["single", "r3", "r24", "nearest-r3", "nearest-r24", "itself", "wrong-class-r24"]
     alone = ["co-alone-single", "co-alone-nearest-r24"]
     assert list(cases) == [*(f"{training}-{name}" for training in ("none", "co") for name in of_each), *alone]
-    attended = {name: configured(resolved, case.values).classifier.attended for name, case in cases.items()}
+    attended = {name: configured(resolved, case.values).config.classifier.attended for name, case in cases.items()}
     assert {name for name, to in attended.items() if to == "itself"} == set(alone)
     assert cases["co-alone-single"].inference == "single round, trained alone"
-    related_by = {name: configured(resolved, case.values).localize.related_by for name, case in cases.items()}
+    related_by = {name: configured(resolved, case.values).config.localize.related_by for name, case in cases.items()}
     assert {name for name, by in related_by.items() if by == "nearest"} == {n for n in cases if "nearest" in n}
     assert related_by["none-r24"] == "class"
     pairs = {(of.case, of.control) for of in effect_contrasts(set(cases), (3, 24))}

@@ -34,7 +34,7 @@ def test_settings_are_the_first_source_alone_and_with_each_other(tmp_path: Path)
     assert [(case.name, case.paper) for case in cases] == [
         ("voc", 66.2), ("voc-single", 67.1), ("voc-web", 67.7), ("voc-single-web", None),
     ]  # fmt: skip
-    assert [configured(resolved, case.values, case.setting).classifier.kinds for case in cases] == [1, 3, 1, 3]
+    assert [configured(resolved, case.values, case.setting).config.classifier.kinds for case in cases] == [1, 3, 1, 3]
     assert trial_values(resolved, {}, "voc") == {"data.voc": "/voc"}
     assert trial_values(resolved, {}, "voc+web") == {"data.voc": "/voc", "data.web.root": "/web"}
     assert [case.paper for case in cases_of(settings_definition("voc", "paper_vgg16"), resolved, "evaluate")] == [63.5]
@@ -89,6 +89,6 @@ def test_references_are_six_numbers_of_related_images_of_which_none_has_nothing_
         ("r0", 0, 64.7), ("r1", 1, 65.9), ("r2", 2, 66.0), ("r3", 3, 66.2), ("r4", 4, 66.1), ("r5", 5, 66.0),
     ]  # fmt: skip
     for case in cases:
-        config = configured(resolved, case.values)
+        config = configured(resolved, case.values).config
         assert config.localize.keep_features, "the features of one case serve the others"
         assert config.localize.method.contrastive == (config.localize.related > 0)
