@@ -110,18 +110,9 @@ def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.
         yield shard.filter(sound).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
 
 
-class Verify:
-    """Rows of a listing -> the uri and the verdict of each, however small.
-
-    Args:
-        max_pixels: greatest width x height that is decoded.
-    """
-
-    def __init__(self, max_pixels: int):
-        self.max_pixels = max_pixels
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        return verify(rows, min_side=1, max_pixels=self.max_pixels).select(_OPENED)
+def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
+    """Rows of a listing -> the uri and the verdict of each, however small; more than `max_pixels` are not decoded."""
+    return verify(rows, min_side=1, max_pixels=max_pixels).select(_OPENED)
 
 
 def _verify(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
@@ -144,17 +135,9 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
     """
     # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
     folder = context.part / f"verified-{digest([files])}"
-    shard_rows, compute = max(config.compute.shard_rows, _SHARD_ROWS), config.compute
-    map_table(
-        table,
-        Verify,
-        (config.data.max_pixels,),
-        folder,
-        label="index",
-        compute=compute,
-        shard_rows=shard_rows,
-        reject=_kills,
-    )
+    shard_rows, work = max(config.compute.shard_rows, _SHARD_ROWS), (open_images, config.data.max_pixels)
+    how: dict[str, Any] = {"compute": config.compute, "shard_rows": shard_rows, "reject": _kills}
+    map_table(table, functools.partial, work, folder, label="index", **how)
     opened = read_table(folder)
     assert opened["uri"].equals(files["uri"])
     fresh, changed = opened.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS), pa.array(_changed(files))
@@ -186,7 +169,7 @@ def _changed(opened: pa.Table) -> NDArray[np.bool_]:
 
 
 def _kills(row: pa.Table, what: str) -> pa.Table:
-    """The rejection of an image that ends each process that opens it, in place of what `Verify` makes of it.
+    """The rejection of an image that ends each process that opens it, in place of what `open_images` makes of it.
 
     It has no hash, so it is not kept for other indexes: the image may be as sound as its machine was short of memory.
     """

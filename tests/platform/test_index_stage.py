@@ -23,7 +23,7 @@ from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.verdicts import KeptVerdicts
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import index
-from mcis.platform.stages.index import Verify
+from mcis.platform.stages.index import open_images
 
 IMAGES = 8
 
@@ -58,20 +58,19 @@ def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
 ) -> None:
     """/proc/self/mem cannot be read, EIO, and can be stamped."""
 
-    class Impatient(Verify):
-        def __call__(self, rows: pa.Table) -> pa.Table:
-            import tenacity
+    def impatient(max_pixels: int, rows: pa.Table) -> pa.Table:
+        import tenacity
 
-            from mcis.datasets.storage import faults
+        from mcis.datasets.storage import faults
 
-            faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
-            return super().__call__(rows)
+        faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
+        return open_images(max_pixels, rows)
 
     path = photos.parent / "3.png"
     path.rename(photos.parent / "whole")
     path.symlink_to("/proc/self/mem")
     with monkeypatch.context() as patched:
-        patched.setattr(index, "Verify", Impatient)
+        patched.setattr(index, "open_images", impatient)
         for _ in range(2):
             with pytest.raises(UserError, match=r"3\.png could not be read, .*: Input/output error") as caught:
                 indexed(photos)
@@ -84,18 +83,17 @@ def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
 def test_a_file_that_changes_meanwhile_is_opened_again(
     photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Changing(Verify):
-        def __call__(self, rows: pa.Table) -> pa.Table:
-            verified = super().__call__(rows)
-            for uri in rows["uri"].to_pylist():
-                if uri.endswith("3.png"):
-                    Image.new("RGB", (64, 64), "red").save(uri)
-                if uri.endswith("5.png"):
-                    os.unlink(uri)
-            return verified
+    def changing(max_pixels: int, rows: pa.Table) -> pa.Table:
+        verified = open_images(max_pixels, rows)
+        for uri in rows["uri"].to_pylist():
+            if uri.endswith("3.png"):
+                Image.new("RGB", (64, 64), "red").save(uri)
+            if uri.endswith("5.png"):
+                os.unlink(uri)
+        return verified
 
     with monkeypatch.context() as patched:
-        patched.setattr(index, "Verify", Changing)
+        patched.setattr(index, "open_images", changing)
         with pytest.raises(UserError, match=r"2 file\(s\) changed meanwhile: .*3\.png, .*5\.png"):
             indexed(photos)
     images, rejects, opened = indexed(photos)
@@ -109,15 +107,14 @@ def test_a_file_that_changes_meanwhile_is_opened_again(
 def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another_index(
     photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Killing(Verify):
-        def __call__(self, rows: pa.Table) -> pa.Table:
-            if any(uri.endswith("6.png") for uri in rows["uri"].to_pylist()):
-                os.kill(os.getpid(), signal.SIGKILL)
-            return super().__call__(rows)
+    def killing(max_pixels: int, rows: pa.Table) -> pa.Table:
+        if any(uri.endswith("6.png") for uri in rows["uri"].to_pylist()):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return open_images(max_pixels, rows)
 
     listed: dict[str, Any] = {"6.png": "kills the decoder: its process was ended by a signal, 3 times"}
     with monkeypatch.context() as patched:
-        patched.setattr(index, "Verify", Killing)
+        patched.setattr(index, "open_images", killing)
         assert indexed(photos) == (all_but(6), listed, 8)
     assert indexed(photos)[:2] == (all_but(6), listed), "the index is finished"
     assert indexed(photos, "data.min_side=33") == (all_but(), {}, 1), "another one opens this image again, and no other"

@@ -211,7 +211,7 @@ class Relate:
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:
         """The maps of one image's T tags, (T, H, W)."""
-        embedding = self._embeddings([row["position"]])[0]
+        embedding = self._rows(self.features, [row["position"]])[0]
         queries = self._queries(embedding, row["position"])
         numbers = range(row["first_map"], row["first_map"] + len(row["tags"]))
         of_maps = zip(numbers, row["tags"], row["related"], row["others"], strict=True)
@@ -237,10 +237,10 @@ class Relate:
             related, others: positions of related images, and of those for the contrastive part.
         """
         query = self._query_for(related, queries)
-        activation = self.model.co_maps(query, embedding, self._embeddings(related), tag).mean(dim=0)
+        activation = self.model.co_maps(query, embedding, self._rows(self.features, related), tag).mean(dim=0)
         if others:
             query = self._query_for(others, queries)
-            contrasted = self.model.contrastive_maps(query, embedding, self._embeddings(others), tag)
+            contrasted = self.model.contrastive_maps(query, embedding, self._rows(self.features, others), tag)
             r, q = len(related), len(others)
             activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
         if self.selves is not None:
@@ -252,11 +252,8 @@ class Relate:
         """The query for each of some other images, (R, HW, C'), or the only one there is, (HW, C')."""
         return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
 
-    def _embeddings(self, positions: list[int]) -> Tensor:
-        """Embeddings of images, (N, D, H, W)."""
-        return self._rows(self.features, positions)
-
     def _rows(self, cached: CachedRows, positions: list[int]) -> Tensor:
+        """Embeddings of N images, (N, D, H, W), or N maps of self pairs, (N, H, W)."""
         found = [row for position in positions if (row := cached.row(position)) is not None]
         if len(found) < len(positions):
             raise UserError(
