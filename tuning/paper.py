@@ -28,7 +28,9 @@ _PAPER_SETTINGS = {
 _CO_ATTENTION: Values = {"localize.method.name": "co_attention", "localize.related_by": "class"}
 
 
-def effect_definition(config: Config, trainings: Sequence[str], related: Sequence[int], until: str) -> Definition:
+def effect_definition(
+    config: Config, trainings: Sequence[str], related: Sequence[int], until: str
+) -> tuple[Definition, list[Contrast]]:
     """What co-attention and related images bring: the paper's cases and their controls, training by training.
 
     Those of the paper's tables, and the control of all related images, go on to `until`; the others end at the pseudo
@@ -38,6 +40,9 @@ def effect_definition(config: Config, trainings: Sequence[str], related: Sequenc
         config: of the study, whose recipe may have an affinity or related images of its own.
         trainings: values of `classifier.attention`.
         related: numbers R of related images, of which controls have the largest.
+
+    Returns:
+        The cases, and which of them are compared.
 
     Raises:
         UserError: an unknown training.
@@ -53,12 +58,12 @@ def effect_definition(config: Config, trainings: Sequence[str], related: Sequenc
             values = {"classifier.attention": training, **_CO_ATTENTION, **own}
             last, paper = "pseudo_masks" if goes_on and name not in whole else None, PAPER_EFFECT.get(name)
             cases.append(CaseDefinition(name=name, group=training, set=values, until=last, paper=paper))
-    return Definition(about="What co-attention and related images bring (tables 5 and 6)", case=tuple(cases))
+    definition = Definition(about="What co-attention and related images bring (tables 5 and 6)", case=tuple(cases))
+    return definition, _contrasts({case.name for case in cases}, max(related))
 
 
-def effect_contrasts(names: set[str], related: Sequence[int]) -> list[Contrast]:
-    """What cases with the most related images are compared with, as far as both are among the named cases."""
-    r = max(related)
+def _contrasts(names: set[str], r: int) -> list[Contrast]:
+    """What cases with the most related images, R, are compared with, as far as both are among the named cases."""
     differences = [Contrast(case=f"none-identity-r{r}", control="none-single", shows="related images, W_P = I")]
     for training in ("none", "co", "co-contrastive"):
         differences += [

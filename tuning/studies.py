@@ -26,7 +26,6 @@ from mcis.tuning.figures import (
     scores_by_column,
     with_intervals,
 )
-from mcis.tuning.paper import effect_contrasts, effect_definition
 from mcis.tuning.tables import cases_picture, cases_table, differences_table
 from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, tracked
 
@@ -52,16 +51,6 @@ class Study(Sweep):
     def trial_name(self, case: str, seed: int) -> str:
         """The name of a case's run."""
         return f"{self.name}-{case}-s{seed}"
-
-
-def effect(study: Study, trainings: Sequence[str], related: Sequence[int]) -> list[Figures]:
-    """What co-attention and related images bring, each beside its controls; see `effect_definition`.
-
-    Raises:
-        UserError: what cannot be studied; or a trial failed, after the table of the others.
-    """
-    definition = effect_definition(study.resolved.config, trainings, related, study.until)
-    return defined(study, definition, effect_contrasts({case.name for case in definition.cases}, related))
 
 
 def defined(study: Study, definition: Definition, contrasts: Sequence[Contrast] | None = None) -> list[Figures]:

@@ -37,13 +37,10 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
     wanted, root = 0, workspace.expanduser()
     if configuration != Configuration():
         with plain_errors():
-            from mcis.platform.networks.disk import disk_use
             from mcis.platform.runs.listing import listing
 
             config = configuration.resolve().config
-            listed = listing(config)
-            show_outlook(config, listed, root)
-            wanted = sum(use.size for use in disk_use(config, listed.table, len(listed.classes)))
+            wanted = show_outlook(config, listing(config), root)
     results = checks(root, wanted)
     table = table_of("Is this machine fit for mcis?", ("part", "state", "found", "what to do"), results)
     for row, check in zip(table.rows, results, strict=True):

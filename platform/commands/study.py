@@ -71,11 +71,11 @@ def effect(
 ) -> None:
     """Training with neither, one or both co-attentions, related images, and controls, over seeds (tables 5 and 6)."""
     with plain_errors(trials.verbose):
-        from mcis.tuning import studies
-        from mcis.tuning.paper import TRAININGS
+        from mcis.tuning.paper import TRAININGS, effect_definition
+        from mcis.tuning.studies import defined
 
-        study = trials.study("effect", name, configuration, seeds)
-        studies.effect(study, trainings or TRAININGS, related or [3])
+        study, chosen = trials.study("effect", name, configuration, seeds), trainings or TRAININGS
+        defined(study, *effect_definition(study.resolved.config, chosen, related or [3], study.until))
 
 
 @study_app.command(

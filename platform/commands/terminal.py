@@ -62,18 +62,23 @@ def show_result(result: "RunResult") -> None:
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
 
 
-def show_outlook(config: "Config", listing: "Listing", root: Path) -> None:
-    """What a run can expect of its images, and what it takes of the disk of a workspace where nothing is finished."""
+def show_outlook(config: "Config", listing: "Listing", root: Path) -> int:
+    """What a run can expect of its images, and what it takes of the disk of a workspace where nothing is finished.
+
+    Returns:
+        So many bytes of the disk.
+    """
     from mcis.platform.networks.disk import COLUMNS, disk_use, in_parts, uncached
     from mcis.platform.reporting.expectations import expectations
 
     images = listing.table.select(COLUMNS)
     uses = disk_use(config, images, len(listing.classes))
-    most, free = byte_text(sum(use.size for use in uses)), byte_text(free_bytes(root))
-    disk = f"disk:    at most {most} where nothing is finished, {free} free; {in_parts(uses)}"
+    most, free = sum(use.size for use in uses), byte_text(free_bytes(root))
+    disk = f"disk:    at most {byte_text(most)} where nothing is finished, {free} free; {in_parts(uses)}"
     lines = [disk, *expectations(config, listing)]
     for line in (*lines, *(f"expect:  {sentence}" for sentence in uncached(config, images))):
         console.print(line, markup=False)
+    return most
 
 
 def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:

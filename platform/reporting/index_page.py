@@ -33,12 +33,7 @@ _QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.
 
 
 def browse_page(
-    index: pa.Table,
-    rejects: pa.Table,
-    classes: tuple[str, ...],
-    *,
-    notes: Sequence[str],
-    title: str,
+    index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], *, notes: Sequence[str], title: str
 ) -> str:
     """An index as one HTML page that needs no other file.
 

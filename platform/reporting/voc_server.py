@@ -15,9 +15,9 @@ from PIL import Image
 
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_labels, decode_picture
+from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage, decode_labels
+from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import shown
-from mcis.datasets.storage.files import read_bytes
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.reporting.files import names_of, rows_of, table_of
 from mcis.platform.runs.files import written_aside
@@ -134,8 +134,8 @@ def _mask_problems(content: bytes, shape: tuple[int, int] | None) -> Iterator[st
 def _shape(image: Path) -> tuple[int, int]:
     """Height and width of an image, pixels."""
     try:
-        return decode_picture(read_bytes(str(image)), min_side=1, max_pixels=MOST_PIXELS)[1:]
-    except (OSError, RejectedImage) as error:
+        return read_picture(str(image), max_pixels=MOST_PIXELS)[1:]
+    except RejectedImage as error:
         raise UserError(f"the image {image} cannot be read ({error})", "<id>.jpg of each mask", "add it") from None
 
 

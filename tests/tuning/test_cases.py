@@ -5,11 +5,11 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.tuning.definition import Case, cases_of, configured, trial_values
-from mcis.tuning.paper import PAPER_EFFECT, TRAININGS, effect_contrasts, effect_definition
+from mcis.tuning.paper import PAPER_EFFECT, TRAININGS, effect_definition
 
 
 def effect_cases(resolved: Resolved, trainings: tuple[str, ...], related: tuple[int, ...], until: str) -> list[Case]:
-    return cases_of(effect_definition(resolved.config, trainings, related, until), resolved, until)
+    return cases_of(effect_definition(resolved.config, trainings, related, until)[0], resolved, until)
 
 
 def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> None:
@@ -59,7 +59,8 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
     related_by = {name: configured(resolved, case.values).config.localize.related_by for name, case in cases.items()}
     assert {name for name, by in related_by.items() if by == "nearest"} == {n for n in cases if "nearest" in n}
     assert related_by["none-r24"] == "class"
-    pairs = {(of.case, of.control) for of in effect_contrasts(set(cases), (3, 24))}
+    _, contrasts = effect_definition(resolved.config, ("none", "co"), (3, 24), "evaluate")
+    pairs = {(of.case, of.control) for of in contrasts}
     assert pairs >= {
         ("none-nearest-r24", "none-single"), ("none-nearest-r24", "none-r24"), ("none-r24", "none-itself"),
         ("co-nearest-r24", "co-alone-nearest-r24"), ("co-single", "co-alone-single"),
@@ -71,9 +72,9 @@ def test_an_affinity_that_needs_no_training_has_related_images_with_every_traini
 @pytest.mark.parametrize("recipe", ["paper", "small", "photos"])
 @pytest.mark.parametrize("trainings", [TRAININGS, ("none",), ("co", "none")])
 def test_differences_are_between_cases_that_there_are(recipe: str, trainings: tuple[str, ...]) -> None:
-    cases = effect_cases(resolve("voc", recipe), trainings, (1, 3), "evaluate")
-    names = {case.name for case in cases}
-    pairs = [(of.case, of.control) for of in effect_contrasts(names, (1, 3))]
+    definition, contrasts = effect_definition(resolve("voc", recipe).config, trainings, (1, 3), "evaluate")
+    names = {case.name for case in definition.cases}
+    pairs = [(of.case, of.control) for of in contrasts]
     assert {name for pair in pairs for name in pair} <= names
     assert len(set(pairs)) == len(pairs)
     if recipe != "photos":

@@ -13,7 +13,8 @@ from mlflow.tracking import MlflowClient
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.studies import Study, effect
+from mcis.tuning.paper import effect_definition
+from mcis.tuning.studies import Study, defined
 
 TOKEN = "token-that-nobody-may-read"
 
@@ -61,7 +62,7 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
         pipeline.run(registered, workspace, "run")
     study = Study(kind="effect", name="study", resolved=small_voc(*small), workspace=workspace, until="pseudo_masks")
     for _ in range(2):
-        effect(study, ("none",), (1,))
+        defined(study, *effect_definition(study.resolved.config, ("none",), (1,), study.until))
 
     client = MlflowClient(server.uri)
     experiment = client.get_experiment_by_name("mcis")

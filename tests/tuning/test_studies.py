@@ -18,8 +18,9 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import read_definition
-from mcis.tuning.paper import TRAININGS
-from mcis.tuning.studies import Study, defined, effect
+from mcis.tuning.figures import Figures
+from mcis.tuning.paper import effect_definition
+from mcis.tuning.studies import Study, defined
 
 SmallVoc = Callable[..., Resolved]
 
@@ -27,6 +28,10 @@ SmallVoc = Callable[..., Resolved]
 def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **more: Any) -> Study:
     what: dict[str, Any] = {"until": "pseudo_masks", "parallel": 2, **more}
     return Study(kind=kind, name="study", resolved=resolved, workspace=Workspace(workspace), **what)
+
+
+def effect(study: Study, trainings: tuple[str, ...], related: tuple[int, ...]) -> list[Figures]:
+    return defined(study, *effect_definition(study.resolved.config, trainings, related, study.until))
 
 
 @pytest.mark.parametrize(
@@ -50,7 +55,7 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
     told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
     asked = asked_for(small_voc(*told), tmp_path / "w", study, until=until)
     with pytest.raises(UserError, match=found):
-        defined(asked, read_definition(study)) if study == "references" else effect(asked, TRAININGS, (3,))
+        defined(asked, read_definition(study)) if study == "references" else effect(asked, ("none", "co"), (3,))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
