@@ -116,11 +116,7 @@ def library() -> list[str]:
 
 
 def read_definition(study: str) -> Definition:
-    """Reads a study of the library by its name, or a file.
-
-    Raises:
-        UserError: there is none, or it is no study.
-    """
+    """Reads a study of the library by its name, or a file; UserError where there is none, or it is no study."""
     path = LIBRARY / f"{study}.toml" if study in library() else Path(study)
     expected = f"one of {', '.join(library())}, or a TOML file with cases or axes"
     try:

@@ -28,11 +28,7 @@ _NAMES_DATA = ("setting", "recipe", "data.")
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, BaseDistribution]:
-    """`KEY=FORM(...)` texts -> Optuna's distributions by dotted key; ends of ranges are included.
-
-    Raises:
-        UserError: no text, or one of another form.
-    """
+    """`KEY=FORM(...)` texts -> Optuna's distributions by dotted key, ends of ranges included; UserError for others."""
     if not texts:
         raise UserError("no --axis", "at least one KEY and its range", _EXAMPLE)
     axes: dict[str, BaseDistribution] = {}
@@ -101,15 +97,10 @@ class Objective(NamedTuple):
     crf: bool | None = None
 
     def value(self, val_map: float | None, scores: Sequence[Score]) -> float:
-        """What is maximized, percent, of a trial that ran to its end.
+        """What is maximized, percent, of a trial that ran to its end; UserError where it has no such score.
 
-        Maps of a single round are scored beside those of related images, which come last and count.
-
-        Args:
-            val_map: the classifier's mean average precision on val images, percent, or None.
-
-        Raises:
-            UserError: the trial has no such score.
+        Maps of a single round are scored beside those of related images, which come last and count. `val_map` is the
+        classifier's mean average precision on val images, percent.
         """
         values = [score.miou for score in scores if score.what == self.what and self.crf in (None, score.crf)]
         value = val_map if self.what is None else values[-1] if values else None

@@ -69,11 +69,8 @@ def defined(study: Study, definition: Definition, contrasts: Sequence[Contrast] 
 def _check_study(study: Study, own_keys: Sequence[str]) -> None:
     """Finds what cannot be studied, before the first trial.
 
-    Args:
-        own_keys: whose values the study sets itself.
-
     Raises:
-        UserError: a stage without scores, a value that the study itself sets, or no ground truth.
+        UserError: a stage without scores, a value of `own_keys`, which the study itself sets, or no ground truth.
     """
     config, origins = study.resolved.config, study.resolved.origins
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]

@@ -51,11 +51,7 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
 
 
 def checks(workspace: Path, wanted: int = 0) -> list[Check]:
-    """All parts; one that fails is a line of the result, not an exception.
-
-    Args:
-        wanted: bytes that the run takes which the machine is looked at for; 0 = any run.
-    """
+    """All parts; one that fails is a line, no exception. `wanted`: bytes that the run takes, 0 where it may be any."""
     parts: dict[str, Callable[[], tuple[str, ...]]] = {
         "python": lambda: ("ok", platform.python_version()),
         "torch": _torch,

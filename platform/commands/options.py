@@ -33,29 +33,8 @@ def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete) and not name.startswith(".")]
 
 
-Setting = Annotated[
-    str | None,
-    typer.Argument(
-        help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.",
-        autocompletion=_completing(SETTINGS),
-    ),
-]
 Name = Annotated[
     str, typer.Option(help="Name of the run; the same name goes on where it stopped.", autocompletion=complete_run)
-]
-Recipe = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Preset: {', '.join(RECIPES)}.",
-        show_default=", ".join(
-            f"{source.recipe} of {name}" for name, source in SOURCES.items() if source.names_classes
-        ),
-        autocompletion=_completing(RECIPES),
-    ),
-]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
 ]
 
 
@@ -107,16 +86,29 @@ def _with_locations(cls: type[_T]) -> type[_T]:
 class Configuration:
     """The arguments and options that say what to run; commands take them as one, see `grouped`."""
 
-    setting: Setting = None
-    recipe: Recipe = None
-    config: ConfigFile = None
+    setting: Annotated[
+        str | None,
+        typer.Argument(
+            help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.",
+            autocompletion=_completing(SETTINGS),
+        ),
+    ] = None
+    recipe: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Preset: {', '.join(RECIPES)}.",
+            show_default=", ".join(f"{of.recipe} of {name}" for name, of in SOURCES.items() if of.names_classes),
+            autocompletion=_completing(RECIPES),
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
+    ] = None
     assignments: Assignments = None
 
     def resolve(self, default: str | None = None) -> "Resolved":
-        """The configuration that they come to.
-
-        Args:
-            default: the setting where neither an argument nor a file names one.
+        """The configuration that they come to; `default` is the setting where neither an argument nor a file names one.
 
         Raises:
             UserError: as `config.resolve.resolve`.

@@ -58,8 +58,7 @@ def submit(
 def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bool = False) -> list[str]:
     """The command of a job: files that its arguments name are copied into `files`, which becomes its folder.
 
-    Args:
-        root: the group of all commands, which read the arguments here as they will on the cluster.
+    `root` is the group of all commands, which read the arguments here as they will on the cluster.
 
     Raises:
         UserError: an unknown command; a place that is relative to this machine's folder; a file that cannot be read; a

@@ -40,11 +40,7 @@ class Run(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A configuration that is compared: one run, or several of different seeds, ordered by these.
-
-    Attributes:
-        label: what it is called.
-    """
+    """A configuration that is compared, by its name: one run, or several of different seeds, ordered by these."""
 
     label: str
     runs: tuple[Run, ...]
@@ -162,11 +158,7 @@ def _check_classes(runs: Sequence[Run]) -> None:
 
 
 def _case(runs: Sequence[Run]) -> Case:
-    """The case of some runs.
-
-    Raises:
-        UserError: they differ in another key than their seed, or not in that.
-    """
+    """The case of some runs; UserError where they differ in another key than their seed, or not in that."""
     if len(runs) == 1:
         return Case(runs[0].name, tuple(runs))
     names = ", ".join(run.name for run in runs)

@@ -21,11 +21,7 @@ _AT_ONCE = 4
 
 
 def table_of(workspace: Workspace, name: str, stage: str, table: str) -> Path:
-    """The folder of a table that a stage of a run has left.
-
-    Raises:
-        UserError: the run has not come so far.
-    """
+    """The folder of a table that a stage of a run has left; UserError where the run has not come so far."""
     reached = workspace.outputs(name)
     if stage not in reached:
         raise UserError(

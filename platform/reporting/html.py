@@ -28,12 +28,9 @@ def script(name: str) -> dict[str, str]:
 
 
 def render(template: str, view: Mapping[str, Any]) -> str:
-    """A page as text that UTF-8 can hold.
+    """A page as text that UTF-8 can hold; jinja2.UndefinedError where the template uses a name that the view lacks.
 
     A file name that is no UTF-8 reaches Python with lone surrogates; they are shown as \\udcff.
-
-    Raises:
-        jinja2.UndefinedError: the template uses a name that the view lacks.
     """
     page = _templates().get_template(template).render(view)
     return page.encode("utf-8", "backslashreplace").decode()

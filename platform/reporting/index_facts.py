@@ -42,11 +42,7 @@ class IndexFacts:
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
-    """Counts an index (INDEX_SCHEMA, without ids and URIs as well) and its rejects (REJECTS_SCHEMA).
-
-    Raises:
-        ValueError: a tag is no class.
-    """
+    """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects; ValueError where a tag is no class."""
     group, groups = _groups(index)
     rows, tags = flat_tags(index)
     if len(tags) and tags.max() >= len(classes):

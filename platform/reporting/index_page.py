@@ -35,14 +35,10 @@ _QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.
 def browse_page(
     index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], *, notes: Sequence[str], title: str
 ) -> str:
-    """An index as one HTML page that needs no other file.
+    """An index (INDEX_SCHEMA, REJECTS_SCHEMA) as one HTML page that needs no other file.
 
     Args:
-        index, rejects: INDEX_SCHEMA, REJECTS_SCHEMA.
         notes: what its sources said of themselves, in plain words.
-
-    Raises:
-        ValueError: a tag is no class.
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)

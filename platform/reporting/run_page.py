@@ -76,11 +76,7 @@ class ReportData:
 
 
 def write_report(data: ReportData, folder: RunFolder) -> Path:
-    """Writes the report and its pictures into a run's folder, in place of those of an earlier report; returns the page.
-
-    Raises:
-        UserError: the disk is full or cannot be written.
-    """
+    """Writes the report and its pictures into a run's folder, in place of those of an earlier one; returns the page."""
     view = _view(data)
     content = {f"{name}.png": plot.light for name, plot in view["plots"].items()}
     if data.panels:

@@ -130,8 +130,7 @@ def _verify(table: pa.Table, config: Config, context: RunContext) -> tuple[Itera
 def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
     """The verdicts on the files of a listing's rows, VERDICT_FIELDS, which the workspace keeps.
 
-    Raises:
-        UserError: files changed meanwhile.
+    UserError where files changed meanwhile: these are not kept.
     """
     # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
     folder = context.part / f"verified-{digest([files])}"

@@ -88,14 +88,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
 
 
 def _predicted_split(config: Config, images: Mapping[str, int]) -> str:
-    """The split whose images are predicted.
-
-    Args:
-        images: number of images by split.
-
-    Raises:
-        UserError: a split without an image is asked for.
-    """
+    """The split whose images are predicted; UserError where it has none. `images`: their number by split."""
     if config.predict.split == "auto":
         return "val" if images.get("val") else "train"
     if not images.get(config.predict.split):

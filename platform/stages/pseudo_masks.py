@@ -134,12 +134,8 @@ def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Looks at the names of saliency maps and masks.
-
-    Raises:
-        UserError: saliency maps are asked for and tagged training images have none, or they are the ground truth; or
-            supervision is full and training images have no ground-truth mask.
-    """
+    """Raises UserError where tagged training images lack what masks are made of: saliency maps that are asked for and
+    are no ground truth, or, where supervision is full, ground-truth masks."""
     rows = of_split(listing.table, "train", tagged=True)
     if config.supervision == "full":
         there = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
@@ -156,14 +152,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def check_saliency_is_no_truth(rows: pa.Table) -> None:
-    """Keeps the ground truth out of training where it is named as saliency maps, under whatever path.
-
-    Args:
-        rows: of a listing; no file is opened.
-
-    Raises:
-        UserError: the saliency map of an image is the file of its ground-truth mask.
-    """
+    """Raises UserError where the saliency map of an image in a listing is the file of its ground-truth mask, under
+    whatever path: truth is kept out of training. No file is opened."""
     both = rows.filter(pc.and_(rows["saliency_uri"].is_valid(), rows["mask_uri"].is_valid()))
     same = [
         row["image_id"]

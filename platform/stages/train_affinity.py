@@ -39,11 +39,7 @@ from mcis.platform.runs.workspace import Workspace
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Loads the pretrained weights that the network starts from, and looks for the stages to be trained.
-
-    Raises:
-        UserError: weights cannot be had or do not fit, or the backbone has no such stride or stages.
-    """
+    """Raises UserError where pretrained weights cannot be had or do not fit, or the backbone lacks stride or stages."""
     with torch.device("meta"):
         freeze(build_affinity_net(config.affinity_net), config.affinity_net)
     if path := later_weights(config, "affinity_net", workspace):

@@ -41,11 +41,7 @@ _SAMPLE = 256
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Loads the weights that the classifier is taken over or starts from, and looks for the stages to be trained.
-
-    Raises:
-        UserError: weights cannot be had or do not fit, or the backbone has no such stride or stages.
-    """
+    """Raises UserError where weights cannot be had or do not fit, or the backbone has no such stride or stages."""
     if trained := classifier_file(config, "classifier"):
         load_trained_classifier(config, trained, listing.classes)
         return
@@ -102,8 +98,7 @@ def _take_trained(config: Config, context: RunContext, path: Path) -> StageResul
 def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, int]:
     """What is trained, and how many training images may take space in the cache of decoded images.
 
-    Raises:
-        UserError: no training image has a tag, or the initial weights do not fit.
+    UserError where no training image has a tag, or the initial weights do not fit.
     """
     rows, c = split_rows(context, "train", tagged=True), config.classifier
     if not len(rows):

@@ -34,11 +34,7 @@ from mcis.platform.runs.workspace import Workspace
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Loads the pretrained weights that the network starts from, and looks for the stages to be trained.
-
-    Raises:
-        UserError: weights cannot be had or do not fit, or the backbone has no such stride, stages or level.
-    """
+    """Raises UserError where weights cannot be had or do not fit, or the backbone lacks the stride, stages or level."""
     with torch.device("meta"):
         freeze(build_segmenter(config.segmenter, len(listing.classes)), config.segmenter)
     if path := later_weights(config, "segmenter", workspace):

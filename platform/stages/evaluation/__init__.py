@@ -98,8 +98,7 @@ def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -
 def rows_with_truth(context: RunContext, split: str, *, tagged: bool) -> tuple[pa.Table, list[str]]:
     """The images of a split that have ground truth, with their `position` in the split, and notes on the others.
 
-    Raises:
-        UserError: some masks that the index names are missing, but not all.
+    UserError where some masks that the index names are missing, but not all.
     """
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
