@@ -1,6 +1,6 @@
 """The commands `mcis index <source>|show|browse`: the first stage of a run, and a look at its index."""
 
-import inspect
+import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +14,7 @@ from mcis.platform.commands.options import (
     Verbose,
     WorkspaceFolder,
     complete_run,
+    grouped,
     plain_errors,
 )
 from mcis.platform.config.keys import meanings
@@ -46,27 +47,27 @@ def _add_command(source: str, about: Source) -> None:
     It takes where the images are, the source's options, and those of all sources; a run of the same configuration takes
     its index over.
     """
-    location, about_keys = about.keys(source)[about.location], meanings(Config())
+    keys, about_keys = {"location": about.keys(source)[about.location], **about.options}, meanings(Config())
     kind: Any = Path if about.where == "DIR" else str
-    taken: dict[str, tuple[Any, Any]] = {
-        "location": (Annotated[kind, typer.Argument(metavar=about.where, help=about.help)], inspect.Parameter.empty)
-    }
+    place = typer.Argument(metavar=about.where, help=about.help)
+    taken: list[tuple[str, Any, Any]] = [("location", Annotated[kind, place], ...)]  # which typer takes for no default
     for option, key in about.options.items():
-        taken[option] = (Annotated[Path | None, typer.Option(f"--{option}", help=about_keys[key])], None)
-    taken["run"] = (Index, f"index-{source}")
-    taken["workspace"] = (WorkspaceFolder, DEFAULT_WORKSPACE)
-    taken["assignments"] = (Assignments, None)
-    taken["verbose"] = (Verbose, False)
+        taken.append((option, Annotated[Path | None, typer.Option(f"--{option}", help=about_keys[key])], None))
 
-    def command(*, run: str, workspace: Path, assignments: list[str] | None, verbose: bool, **given: Any) -> None:
+    def command(
+        given: Any,
+        run: Index = f"index-{source}",
+        workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+        assignments: Assignments = None,
+        verbose: Verbose = False,
+    ) -> None:
         with plain_errors(verbose):
             from mcis.platform import pipeline
             from mcis.platform.config.resolve import resolve
             from mcis.platform.engine.runtime import ray_session
             from mcis.platform.runs.workspace import Workspace
 
-            keys = {"location": location, **about.options}
-            options = {keys[name]: str(value) for name, value in given.items() if value is not None}
+            options = {keys[name]: str(value) for name, value in vars(given).items() if value is not None}
             resolved = resolve(source, "paper", options, assignments or [])
             opened = Workspace(workspace)
             sources = pipeline.check(resolved.config, opened, run, until="index")
@@ -74,12 +75,8 @@ def _add_command(source: str, about: Source) -> None:
                 pipeline.run(resolved, opened, run, until="index", sources=sources)
             _show_index(opened, run)
 
-    parameters = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-        for name, (annotation, default) in taken.items()
-    ]
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(command)
+    command.__annotations__["given"] = dataclasses.make_dataclass("Given", taken)
+    index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(grouped(command))
 
 
 for _source, _about in SOURCES.items():
