@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from mcis.datasets.tables.large_tables import hashes, whole
+from mcis.datasets.tags import Tags
 
 _ORDER = ("target", "source", "web", "train", "val", "test")
 """Of the words in the names of groups; others come after these."""
@@ -44,19 +45,16 @@ class IndexFacts:
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
     """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects; ValueError where a tag is no class."""
     group, groups = _groups(index)
-    rows, tags = flat_tags(index)
-    if len(tags) and tags.max() >= len(classes):
-        raise ValueError(f"tag {tags.max()} in an index of {len(classes)} classes; expected 0..{len(classes) - 1}")
-    tagged = np.bincount(rows, minlength=len(index)) > 0
-    per_class = np.bincount(tags * len(groups) + group[rows], minlength=len(classes) * len(groups))
-    has = sparse.csr_array((np.ones(len(tags), np.int64), (rows, tags)), shape=(len(index), len(classes)))
+    tags = Tags.of_index(index["tags"], len(classes))
+    has = sparse.csr_array((np.ones(len(tags.values), np.int64), tags.values, tags.start), (len(tags), len(classes)))
+    within = sparse.csr_array((np.ones(len(tags), np.int64), (np.arange(len(tags)), group)), (len(tags), len(groups)))
     contents = hashes(index["content_hash"].filter(pc.not_equal(index["content_hash"], "")))
     reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
         images=np.bincount(group, minlength=len(groups)),
-        untagged=np.bincount(group[~tagged], minlength=len(groups)),
-        per_class=per_class.reshape(len(classes), len(groups)),
+        untagged=np.bincount(group[np.diff(tags.start) == 0], minlength=len(groups)),
+        per_class=(has.T @ within).toarray(),
         together=(has.T @ has).toarray(),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
         repeats=len(contents) - len(np.unique(contents)),
@@ -77,10 +75,3 @@ def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     ordered = sorted(names, key=rank)
     place = np.array([ordered.index(name) for name in names], np.int64)
     return place[encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)], tuple(ordered)
-
-
-def flat_tags(index: pa.Table) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Every tag with the row that has it, (row, tag), rows ascending."""
-    tags = whole(index["tags"])
-    rows = np.repeat(np.arange(len(index), dtype=np.int32), pc.list_value_length(tags).to_numpy(zero_copy_only=False))
-    return rows, tags.flatten().to_numpy().astype(np.int32)

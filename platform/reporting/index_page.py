@@ -20,8 +20,9 @@ from mcis.datasets.index import duplicates
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.tables.large_tables import whole
+from mcis.datasets.tags import Tags
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.index_facts import flat_tags, index_facts
+from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES
 
@@ -99,11 +100,13 @@ def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] 
         classes: by class index, or K for images without a tag: how many images it has, and thumbnails.
         broken: how many of the chosen files cannot be shown.
     """
-    rows, tags = (numbers.astype(np.int64) for numbers in flat_tags(index))
-    untagged = np.setdiff1d(np.arange(len(index)), rows)
-    rows, tags = np.concatenate([rows, untagged]), np.concatenate([tags, np.full(len(untagged), len(classes))])
-    if not len(rows):
+    if not len(index):
         return None
+    of_images = Tags.of_index(index["tags"], len(classes))
+    counts = np.diff(of_images.start).astype(np.int64)
+    untagged = np.flatnonzero(counts == 0)
+    rows = np.concatenate([np.repeat(np.arange(len(index)), counts), untagged])
+    tags = np.concatenate([of_images.values.astype(np.int64), np.full(len(untagged), len(classes))])
     order = np.lexsort((uniforms(Draw.THUMBNAIL, 0, tags, rows)[:, 0], tags))
     shelves, start, sizes = np.unique(tags[order], return_index=True, return_counts=True)
     most = min(_OF_A_CLASS, max(1, _MOST_PICTURES // len(shelves)))
