@@ -96,10 +96,7 @@ def with_intervals(
     """A difference with the interval of each column, as `mcis compare` has it of the same runs.
 
     A column whose scores are of other images in the two cases, such as those of training images in another setting,
-    has none.
-
-    Args:
-        trial: the name of a case and a seed -> that of their run.
+    has none. `trial` makes the name of a run of a case's and a seed.
     """
     pair = difference.of.control, difference.of.case
     runs = [",".join(trial(name, seed) for seed in difference.seeds) for name in pair]

@@ -89,12 +89,7 @@ def _contrasts(names: set[str], r: int) -> list[Contrast]:
 
 
 def _variants(training: str, related: Sequence[int], config: Config) -> dict[str, Values]:
-    """By name the ways to infer maps with a training, controls of the largest R behind what they control.
-
-    Args:
-        related: numbers R, rising.
-        config: of the study, whose recipe may have an affinity or related images of its own.
-    """
+    """By name the ways to infer maps with a training, controls of the largest R behind what they control; R rise."""
     most, untrained = related[-1], config.classifier.affinity.w_p == "identity"
     nearest = config.localize.related_by == "nearest"
     variants: dict[str, Values] = {"single": {"localize.related": 0}}

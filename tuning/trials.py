@@ -1,5 +1,6 @@
 """Trials of a study on Ray Tune: each is a whole run of the pipeline in a process of its own."""
 
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -132,12 +133,9 @@ def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator
 
 
 def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
-    """Runs all trials, also where some of them fail.
+    """Runs all trials, also where some of them fail, as children of the MLflow run `parent`.
 
     A trial that was finished before costs no more than looking its stages up.
-
-    Args:
-        parent: MLflow run that the trials' runs become children of.
     """
     # A process that has run a trial runs the next one too: to start another takes seconds of a core.
     how = tune.TuneConfig(max_concurrent_trials=sweep.parallel, reuse_actors=True)
@@ -238,7 +236,7 @@ def _run_trial(
         Workspace(Path(workspace)),
         trial.name,
         until=trial.until,
-        study=OfStudy(study, parent, trial.varied, _Validations()),
+        study=OfStudy(study, parent, trial.varied, _validations()),
     )
     # Tune writes what is reported into files of JSON.
     report: dict[str, Any] = {"ended": True}
@@ -249,17 +247,16 @@ def _run_trial(
     tune.report(report)
 
 
-class _Validations:
+def _validations() -> Callable[[str, Sequence[Mapping[str, Any]]], None]:
     """Reports each validation of the classifier to Tune, which may end the trial's process at one of them."""
+    numbers = itertools.count(1)
 
-    def __init__(self) -> None:
-        self.number = 0
+    def report(network: str, records: Sequence[Mapping[str, Any]]) -> None:
+        for of in records:
+            if network == "classifier" and "val_map" in of:
+                tune.report({"validation": next(numbers), "epoch": of["epoch"], "val_map": of["val_map"]})
 
-    def __call__(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
-        for record in records:
-            if network == "classifier" and "val_map" in record:
-                self.number += 1
-                tune.report({"validation": self.number, "epoch": record["epoch"], "val_map": record["val_map"]})
+    return report
 
 
 class _Ended(tune.Callback):

@@ -18,6 +18,8 @@ from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Scored, grouped, headings_of, same_origin
 
 FIGURES = ("mIoU", "boundary mIoU")
+_Counted = tuple[Case, Mapping[str, Overlaps]]
+"""A case and by figure its runs' overlaps by label of the images, (S, N, K + 1)."""
 
 
 class Settings(NamedTuple):
@@ -167,7 +169,7 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
 def _compared(cases: Sequence[Case], title: str, settings: Settings) -> ComparedScore:
     first, left_out = cases[0].runs[0], {}
     counted = {run.name: _counts(run, title) for case in cases for run in case.runs if title in run.scores}
-    compared: list[tuple[Case, dict[str, Overlaps]]] = []
+    compared: list[_Counted] = []
     for case in cases:
         reasons = (_why_incomparable(first, run, title, counted) for run in case.runs)
         if (reason := next(filter(None, reasons), None)) is None:
@@ -196,14 +198,8 @@ def _compared(cases: Sequence[Case], title: str, settings: Settings) -> Compared
     )
 
 
-def _difference(
-    first: tuple[Case, Mapping[str, Overlaps]],
-    second: tuple[Case, Mapping[str, Overlaps]],
-    title: str,
-    figure: str,
-    settings: Settings,
-) -> Difference:
-    """The difference of two cases in a figure, from their overlaps (S, N, K + 1)."""
+def _difference(first: _Counted, second: _Counted, title: str, figure: str, settings: Settings) -> Difference:
+    """The difference of two cases in a figure."""
     (baseline, _), (other, _) = first, second
     both, own = [overlaps_of[figure] for _, overlaps_of in (first, second)], baseline.scores(title)[0]
     paired = baseline.seeds == other.seeds

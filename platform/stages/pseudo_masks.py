@@ -229,12 +229,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
 
 
 def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
-    """Why the masks teach nothing: over all of them, one of foreground and background has next to no pixels.
-
-    Args:
-        masks: how many there are.
-        foreground, ignored: shares of their pixels.
-    """
+    """Why so many masks teach nothing: of their pixels, the share of foreground or of background is next to none."""
     background = 1 - foreground - ignored
     if min(foreground, background) >= _LEAST:
         return None

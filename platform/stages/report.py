@@ -146,26 +146,18 @@ def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
         found = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
         spread = np.linspace(0, found - 1, min(count, found)).astype(np.int64)  # no other rows are in memory
         rows = split_rows(context, split, tagged=tagged, only=spread)
-        predictions = _predictions(config, context, rows, split)
-        panels += _panels(context, rows, split, predictions, max_side=config.data.max_side)
+        panels += _panels(config, context, rows, split)
     return panels
 
 
-def _panels(
-    context: RunContext,
-    rows: pa.Table,
-    split: str,
-    predictions: Mapping[str, NDArray[np.uint8]],
-    *,
-    max_side: int | None,
-) -> list[Panel]:
+def _panels(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Panel]:
     """The panels of some rows, each at the size at which its image is read."""
-    classes, inputs = context.classes, context.inputs
+    classes, inputs, predictions = context.classes, context.inputs, _predictions(config, context, rows, split)
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
     panels = []
     for row in rows.to_pylist():
-        image_id, image = row["image_id"], read_rgb(row["uri"], max_side=max_side)
+        image_id, image = row["image_id"], read_rgb(row["uri"], max_side=config.data.max_side)
         shape: tuple[int, int] = image.shape[:2]
         truth, prediction = None, predictions.get(image_id)
         mask = masks.rows(image_id) if masks else None

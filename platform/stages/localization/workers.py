@@ -230,12 +230,7 @@ class Relate:
     def _map(
         self, embedding: Tensor, queries: Tensor, number: int, tag: int, related: list[int], others: list[int]
     ) -> Tensor:
-        """The map of class `tag`, (H, W).
-
-        Args:
-            number: of the map.
-            related, others: positions of related images, and of those for the contrastive part.
-        """
+        """Map `number`, of class `tag`, (H, W), by the positions of related images and, for contrast, of `others`."""
         query = self._query_for(related, queries)
         activation = self.model.co_maps(query, embedding, self._rows(self.features, related), tag).mean(dim=0)
         if others:
