@@ -53,7 +53,7 @@ def explorer_data(
         relations: what the maps were made of; None for maps of a single round.
         scores, curves: of the run; the curve of these maps is shown beside.
     """
-    explored = [panel for panel in panels if panel.split == "train" and panel.kept][:_MOST_IMAGES]
+    explored = [panel for panel in panels if panel.split == "train" and panel.maps][:_MOST_IMAGES]
     if not explored:
         return None
     bins, curve = config.evaluate.thresholds, _curve(config.localize.related, scores, curves)
@@ -98,7 +98,7 @@ def _related(relations: MapRelations, row: int) -> Iterator[dict[str, Any]]:
 
 def _image_data(panel: Panel, scale: str, bins: int) -> dict[str, Any]:
     """An image at no more than SIDE pixels a side, with its truth and its maps."""
-    image, maps = fit_picture(panel.image, SIDE).rgb, panel.kept
+    image, maps = fit_picture(panel.image, SIDE).rgb, panel.maps
     assert maps is not None
     height, width = image.shape[:2]
     scores = score_maps(torch.from_numpy(maps.maps), maps.grids, scale, height, width).numpy()

@@ -54,16 +54,14 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
     count = write_all(
         (rows[image_id] for image_id in shards),
-        lambda row: _write_maps(shards, row, index.classes, files, out / names[row["image_id"]]),
+        lambda row: _write_maps(shards, row, files, out / names[row["image_id"]]),
         label="export maps",
         total=len(names),
     )
     return f"{count} maps below {out}"
 
 
-def _write_maps(
-    shards: Shards, row: dict[str, Any], classes: tuple[str, ...], files: Sequence[str], folder: Path
-) -> int:
+def _write_maps(shards: Shards, row: dict[str, Any], files: Sequence[str], folder: Path) -> int:
     found = image_maps(shards, row["image_id"])
     assert found is not None, f"no localization map of {row['image_id']} in its own table"
     activations = torch.from_numpy(found.maps)
@@ -73,7 +71,7 @@ def _write_maps(
         name = files[k]
         gray = Image.fromarray((heat * 255).round().astype(np.uint8))
         write_bytes(folder / f"{name}.png", encode(gray, "PNG"))
-        write_bytes(folder / f"{name}.overlay.jpg", encode(heat_picture(image, [(classes[k], heat)], classes), "JPEG"))
+        write_bytes(folder / f"{name}.overlay.jpg", encode(heat_picture(image, heat[None], [k + 1]), "JPEG"))
     return len(maps)
 
 

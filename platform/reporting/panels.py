@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE, palette
 from mcis.models.counts import confusion
+from mcis.models.localization import score_maps
 from mcis.models.metrics import iou, mean
 from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.runs.scores import percent
@@ -35,8 +37,7 @@ class Panel:
     image: (H, W, 3) uint8 RGB.
     truth, pseudo_mask, prediction: (H, W) uint8 labels, k + 1 for class index k, 255 ignored (in a prediction nothing
         is); None where the run has none.
-    maps: (class name, (H, W) float32 in [0, 1]) a tag, its localization map; empty where none was made.
-    kept: the same maps as the stage localize keeps them.
+    maps: the localization maps of its tags, as the stage localize keeps them; None where none was made.
     full_size: height and width of the image's file, at which the program scores it, pixels; None where nobody asks.
     cue: background cue of the pseudo mask.
     """
@@ -46,8 +47,7 @@ class Panel:
     tags: tuple[str, ...]
     image: NDArray[np.uint8]
     truth: NDArray[np.uint8] | None = None
-    maps: tuple[tuple[str, NDArray[np.float32]], ...] = ()
-    kept: ImageMaps | None = None
+    maps: ImageMaps | None = None
     full_size: tuple[int, int] | None = None
     pseudo_mask: NDArray[np.uint8] | None = None
     prediction: NDArray[np.uint8] | None = None
@@ -87,8 +87,10 @@ def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Cell]:
     size = (max(1, round(full_width * scale)), max(1, round(full_height * scale)))
     image = Image.fromarray(panel.image).resize(size, Image.Resampling.LANCZOS)
     pictures = {"image": image} | {column: _mask_picture(mask, size) for column, mask in panel.masks.items()}
-    if panel.maps:
-        pictures["localization map"] = heat_picture(image, panel.maps, classes)
+    if panel.maps:  # each by its own maximum, whatever `maps.scale` says: on a scale that all share a faint one is dark
+        activations = torch.from_numpy(panel.maps.maps)
+        heat = score_maps(activations, panel.maps.grids, "maximum", full_height, full_width).numpy()
+        pictures["localization map"] = heat_picture(image, heat, panel.maps.classes + 1)
     return {
         column: Cell(
             pictures[column],
@@ -158,13 +160,12 @@ def _rim(mask: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.logical_or.reduce([mask != neighbor for neighbor in neighbors]) & (mask != BACKGROUND)
 
 
-def heat_picture(
-    image: Image.Image, maps: Sequence[tuple[str, NDArray[np.float32]]], classes: Sequence[str]
-) -> Image.Image:
-    """Localization maps as heat over the dimmed gray image: a class in its hue, pale at 1, mixed where maps overlap."""
-    values = np.stack([np.asarray(Image.fromarray(heat).resize(image.size)) for _, heat in maps])
+def heat_picture(image: Image.Image, maps: NDArray[np.float32], labels: Iterable[int]) -> Image.Image:
+    """Localization maps (T, H, W) in [0, 1] of T labels as heat over the dimmed gray image: a label in its hue, pale
+    at 1, mixed where maps overlap."""
+    values = np.stack([np.asarray(Image.fromarray(heat).resize(image.size)) for heat in maps])
     values = values.clip(0, 1)  # bicubic resizing overshoots
-    hues = np.array([_hue(classes.index(name) + 1) for name, _ in maps])
+    hues = np.array([_hue(label) for label in labels])
     strength = values.max(axis=0)[..., None]
     weights = values**3 / np.maximum((values**3).sum(axis=0), 1e-9)
     mixed = np.einsum("thw,tc->hwc", weights, hues)

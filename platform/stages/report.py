@@ -2,12 +2,11 @@
 
 import collections
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels, resize_labels
@@ -15,7 +14,6 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
-from mcis.models.localization import score_maps
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
@@ -78,7 +76,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     found = read_json(context.inputs["evaluate"] / CURVES) if "evaluate" in context.inputs else {}
     curves = {name: Curve(*points) for name, points in found.items()}
     panels = _panels_of_run(config, context)
-    relations = relations_of_run(config, context) if any(panel.kept for panel in panels) else None
+    relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
     return ReportData(
         name=context.name,
         setting=config.setting,
@@ -161,10 +159,6 @@ def _panels(config: Config, context: RunContext, rows: pa.Table, split: str) -> 
         shape: tuple[int, int] = image.shape[:2]
         truth, prediction = None, predictions.get(image_id)
         mask = masks.rows(image_id) if masks else None
-        kept = image_maps(maps, image_id) if maps else None
-        heat: Iterable[NDArray[np.float32]] = ()
-        if kept:  # each by its own maximum, whatever `maps.scale` says: on a scale that all share a faint one is dark
-            heat = score_maps(torch.from_numpy(kept.maps), kept.grids, "maximum", *shape).numpy()
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), *shape)
         panels.append(
@@ -174,8 +168,7 @@ def _panels(config: Config, context: RunContext, rows: pa.Table, split: str) -> 
                 tags=tuple(classes[k] for k in row["tags"]),
                 image=image,
                 truth=truth,
-                maps=tuple((classes[k], of) for k, of in zip(kept.classes if kept else (), heat, strict=True)),
-                kept=kept,
+                maps=image_maps(maps, image_id) if maps else None,
                 full_size=(row["height"], row["width"]),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                 cue=mask["cue"][0].as_py() if mask else None,

@@ -55,13 +55,13 @@ def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth:
         image=random.integers(0, 256, (40, 57, 3), np.uint8),
         truth=known if truth else None,
         full_size=(40, 57),
-        kept=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
+        maps=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
     )
 
 
 def kept(image: Panel) -> ImageMaps:
-    assert image.kept is not None
-    return image.kept
+    assert image.maps is not None
+    return image.maps
 
 
 def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, ...] = CLASSES) -> Path:
@@ -73,9 +73,7 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
     )  # fmt: skip
     panels = []
     for image in images:
-        tags = tuple(classes[k] for k in kept(image).classes)
-        maps = tuple((name, np.ones((40, 57), np.float32)) for name in tags)
-        panels.append(replace(image, tags=tags, maps=maps))
+        panels.append(replace(image, tags=tuple(classes[k] for k in kept(image).classes)))
     curves = {"R = 3": Curve([i / BINS for i in range(BINS)], mious)}
     settings = [f"maps.scale={scale}", f"evaluate.thresholds={BINS}", "localize.related=3"]
     config = resolve("voc", "small", assignments=settings).config

@@ -5,6 +5,8 @@ from typing import Any
 import numpy as np
 
 from mcis.datasets.classes import palette
+from mcis.models.grids import pixel_grids
+from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.reporting.panels import Panel, cells, labels, legend
 
 CLASSES = ("circle", "square", "star")
@@ -18,14 +20,14 @@ def panel(image_id: str = "a", height: int = 48, width: int = 64, **changes: Any
     truth[10:30, 10:38] = 2
     pseudo = truth.copy()
     pseudo[:, :4] = 255
-    heat = np.where(truth == 2, 0.9, 0.05).astype(np.float32)
+    heat = np.where(truth == 2, 0.9, 0.05).astype(np.float32)[None]
     given: dict[str, Any] = {
         "image_id": image_id,
         "split": "train",
         "tags": ("square",),
         "image": rng.integers(0, 256, (height, width, 3), np.uint8),
         "truth": truth,
-        "maps": (("square", heat),),
+        "maps": ImageMaps(np.array([1]), heat, pixel_grids(height, width)),
         "pseudo_mask": pseudo,
         "prediction": np.where(truth == 2, 2, 0).astype(np.uint8),
     }
@@ -49,14 +51,14 @@ def test_cells_are_in_palette_colors() -> None:
 
 
 def test_cells_that_there_are_not_are_left_out_and_their_width_is_limited() -> None:
-    assert list(cells(panel(maps=(), pseudo_mask=None), CLASSES, 48)) == ["image", "truth", "prediction"]
-    pictures = [cell.picture for cell in cells(panel(width=480, maps=()), CLASSES, 100).values()]
+    assert list(cells(panel(maps=None, pseudo_mask=None), CLASSES, 48)) == ["image", "truth", "prediction"]
+    pictures = [cell.picture for cell in cells(panel(width=480, maps=None), CLASSES, 100).values()]
     assert {picture.size for picture in pictures} == {(200, 20)}
 
 
 def test_legend_names_the_labels_that_occur_in_their_colors() -> None:
     assert legend([panel()], CLASSES) == [("background", "#000000"), ("square", "#008000"), ("ignored", "#ecece6")]
-    tagged = panel(tags=("star",), truth=None, maps=(), pseudo_mask=None, prediction=None)
+    tagged = panel(tags=("star",), truth=None, maps=None, pseudo_mask=None, prediction=None)
     assert [label.name for label in legend([tagged], CLASSES)] == ["star"]
     assert {label: name for label, (name, _) in labels(CLASSES).items()} == {
         0: "background", 1: "circle", 2: "square", 3: "star", 255: "ignored"

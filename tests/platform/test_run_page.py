@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mcis.models.grids import pixel_grids
+from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
@@ -37,7 +39,7 @@ def panel(image_id: str = "a", **changes: Any) -> Panel:
     given: dict[str, Any] = {"image_id": image_id, "split": "train", "tags": ("square",)}
     given |= {"truth": square, "pseudo_mask": square, "prediction": square}
     given["image"] = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    given["maps"] = (("square", (square * 0.45).astype(np.float32)),)
+    given["maps"] = ImageMaps(np.array([1]), (square[None] * 0.45).astype(np.float32), pixel_grids(48, 64))
     return Panel(**given | changes)
 
 
@@ -77,7 +79,7 @@ def data() -> ReportData:
         curves={"single round": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
         config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
         environment={"python": "3.11"},
-        panels=[panel("a"), panel("b", split="val", maps=(), pseudo_mask=None)],
+        panels=[panel("a"), panel("b", split="val", maps=None, pseudo_mask=None)],
     )
 
 
@@ -209,7 +211,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         curves={HOSTILE: Curve([0.1], [1.0]), "_hidden": Curve([0.2], [2.0])},
         config=[(HOSTILE, HOSTILE, HOSTILE)],
         environment={HOSTILE: HOSTILE},
-        panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE, maps=((HOSTILE, np.ones((48, 64), np.float32)),))],
+        panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE)],
     )
     page = parsed(write_report(hostile, RunFolder(tmp_path)))
     assert len(page.of("title")) == 1
