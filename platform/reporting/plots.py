@@ -17,14 +17,8 @@ from mcis.platform.reporting.losses import LOST, Step
 from mcis.platform.reporting.panels import COLUMNS, Panel, cells, legend
 from mcis.platform.runs.scores import Curve, Scored
 
-STAGE_TITLES: dict[Scored, str] = {
-    "localization_maps": "Localization maps",
-    "pseudo_masks": "Pseudo masks",
-    "segmentation": "Segmentation",
-}
-"""The stages whose results are scored: `Score.what`, and its title."""
 STAGE_COLORS: dict[Scored, int] = {"localization_maps": 0, "pseudo_masks": 2, "segmentation": 1}
-"""By stage the number of its color in `Theme.series`; the pages' style sheet has the same."""
+"""By `Score.what` of a stage the number of its color in `Theme.series`; the pages' style sheet has the same."""
 
 
 class Theme(NamedTuple):

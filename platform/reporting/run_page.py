@@ -31,7 +31,10 @@ from mcis.platform.runs.workspace import RunFolder
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
 """Numbers by name, nested as deep as needed: {"images": {"train": 480, "val": 120}, ...}."""
 
-_TITLES: dict[Scored, str] = {**plots.STAGE_TITLES, "baseline": "Baselines, without a classifier"}
+_TITLES: dict[Scored, str] = {
+    **{what: what.replace("_", " ").capitalize() for what in plots.STAGE_COLORS},
+    "baseline": "Baselines, without a classifier",
+}
 _NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
 """Headings of columns of numbers, which are aligned on the right."""
 _PICTURE_NAME = re.compile(r"(gallery|iou|losses|thresholds|training-\w+)\.png")
@@ -98,7 +101,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         (what, title, [(s, meaning) for s, meaning in zip(data.scores, meanings, strict=True) if s.what == what])
         for what, title in _TITLES.items()
     ]
-    tiles = [_tile(data.scores, what) for what in plots.STAGE_TITLES]
+    tiles = [_tile(data.scores, what) for what in plots.STAGE_COLORS]
     shown = [tile for tile in tiles if tile["score"] and tile["score"].iou]
     order = _iou_order([tile["score"] for tile in shown])
     most_bars, drawn = plots.MOST_BARS, dict[str, plots.Plot]()
@@ -167,7 +170,7 @@ def _tile(scores: Sequence[Score], what: Scored) -> dict[str, Any]:
         how = " · ".join(f"{heading} {text}" for heading, text in best.made().items())
     baselines = _candidates(scores, "baseline") if best and what == "pseudo_masks" else []
     baselines = [baseline for baseline in baselines if best and baseline.split == best.split]
-    shown = {"what": what, "title": plots.STAGE_TITLES[what], "score": best, "how": how}
+    shown = {"what": what, "title": _TITLES[what], "score": best, "how": how}
     return shown | {"of": len(candidates), "baselines": baselines}
 
 
