@@ -356,11 +356,7 @@ class CoAttentionClassifier(nn.Module):
 
 
 def _channels(groups: tuple[int, ...], stages: tuple[int, ...]) -> list[int]:
-    """The channels of some of the stages that a backbone's output consists of.
-
-    Raises:
-        UserError: there is no such stage.
-    """
+    """The channels of some of the stages that a backbone's output consists of."""
     if unknown := [stage for stage in stages if not 0 <= stage < len(groups)]:
         raise UserError(
             f"`stages` {unknown} of a backbone whose output consists of {len(groups)} stage(s)",

@@ -282,11 +282,7 @@ def _measured(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, 
 
 
 def _check_places(network: nn.Module, name: str, layout: Layout) -> None:
-    """Checks that an image of whole positions has as many as follow from the layout.
-
-    Raises:
-        UserError: it has another number, so the positions lie elsewhere.
-    """
+    """Checks that an image of whole positions has as many as follow from the layout."""
     if layout.offset is not None:
         side = layout.padded(_SIDE)
         maps = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)[-1]

@@ -8,7 +8,8 @@ device.
 """
 
 import dataclasses
-from collections.abc import Callable, Generator, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
 
@@ -24,7 +25,6 @@ _ROWS_PER_BLOCK = 64
 _WINDOW_BYTES = 96 * 2**20
 _RETRIES = 2
 """How often a Data task is started again whose process or node died; Ray Data would do so without end."""
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -90,13 +90,9 @@ def batches(
     if not shard.steps:
         return iter(())
     if decode_in == "threads":
-        return by_threads(decode, steps=shard.steps, threads=threads)
+        steps = (np.array([step]) for step in range(shard.steps))
+        return in_threads(decode, steps, threads=threads, name="decode")
     return by_tasks(decode, batch=batch, shard=shard)
-
-
-def by_threads(decode: Callable[[NDArray[np.int64]], _T], *, steps: int, threads: int) -> Generator[_T, None, None]:
-    """Decodes steps 0 .. `steps` - 1 in threads of this process, which end with the generator (`in_threads`)."""
-    return in_threads(decode, (np.array([step]) for step in range(steps)), threads=threads, name="decode")
 
 
 def by_tasks(
@@ -159,14 +155,10 @@ class _Windows:
         ).materialize()
 
 
-_decoders: dict[Any, Decode[Batch]] = {}
-"""This process's decoder, by the reference to it: it keeps the files that it has opened from block to block."""
-
-
+@functools.lru_cache(maxsize=1)
 def _referred(reference: Any) -> Decode[Batch]:
+    """This process's decoder, which keeps the files that it has opened from block to block."""
     import ray
 
-    if reference not in _decoders:
-        _decoders.clear()
-        _decoders[reference] = ray.get(reference)
-    return _decoders[reference]
+    decode: Decode[Batch] = ray.get(reference)
+    return decode

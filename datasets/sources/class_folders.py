@@ -117,9 +117,6 @@ def _list(
     """The images of a folder's class folders, all in split train; every file that is not hidden is taken for one.
 
     An image whose stem another has is without a saliency map `<folder>/<stem>.png`.
-
-    Raises:
-        UserError: a folder cannot be read, or that of saliency maps is missing.
     """
     what, top, images, classes = f"{what} in {base}", scan(base, base), list[str](), list[int]()
     for folder in top.folders:
@@ -161,11 +158,7 @@ def voc_folders() -> dict[str, str]:
 
 
 def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """Folder -> class name.
-
-    Raises:
-        UserError: the file cannot be read, names a folder twice, a folder without a class, or an unknown class.
-    """
+    """Folder -> class name."""
     expected, table = "lines '<folder> <class name>'", dict[str, str]()
     remedy = "name another by `classes`, or leave it off to go by the folders' names"
     for number, line in read_lines(path, expected, remedy):

@@ -142,11 +142,7 @@ def _rows_where(mask: pa.ChunkedArray) -> list[str]:
 
 
 def _uri(table: str, text: str) -> str:
-    """A cell of a table -> absolute path or URI.
-
-    Raises:
-        UserError: it is a URI of an unknown scheme, or none that can be taken apart.
-    """
+    """A cell of a table -> absolute path or URI."""
     if is_remote(text):
         try:
             found = "" if urlsplit(text).scheme in SCHEMES else "unknown scheme"

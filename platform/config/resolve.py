@@ -142,11 +142,7 @@ def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
 
 
 def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) -> dict[str, str]:
-    """Setting and recipe, as given or as a file says, the setting's sources in their order.
-
-    Raises:
-        UserError: there is no setting, one of the two is unknown, or another one is given beside the file.
-    """
+    """Setting and recipe, as given or as a file says, the setting's sources in their order."""
     names: dict[str, str] = {}
     for origin, named in ((f"{file}: ", experiment.names), ("", given)):
         for key, name in named.items():

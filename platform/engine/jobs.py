@@ -85,11 +85,7 @@ def _is_at_work(job: "JobDetails") -> bool:
 
 
 def _followed(client: "JobSubmissionClient", number: str, address: str, minutes: float) -> "JobDetails":
-    """Shows the log of a job as it grows until the job has ended; the ended job.
-
-    Raises:
-        UserError: the cluster has not answered for some minutes.
-    """
+    """Shows the log of a job as it grows until the job has ended; the ended job."""
     away = (
         f"the cluster at {address} tells nothing of job {number} any more",
         "a head that stays up, and a connection to its dashboard, until the job has ended",

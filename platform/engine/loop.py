@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.index import shown
-from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches, by_threads
+from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches
 from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
+from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
@@ -73,12 +74,10 @@ class Validation:
         own = shard.positions(len(self.tags))
         chunks = [own[first : first + _CHUNK] for first in range(0, len(own), _CHUNK)]
 
-        def read(numbers: NDArray[np.int64]) -> NDArray[np.uint8 | np.float16]:
-            return self.images(chunks[int(numbers[0])])
-
+        read: Callable[[NDArray[np.int64]], NDArray[Any]] = self.images
         model.eval()
         with torch.inference_mode():
-            for chunk, values in zip(chunks, by_threads(read, steps=len(chunks), threads=threads), strict=True):
+            for chunk, values in zip(chunks, in_threads(read, chunks, threads=threads, name="decode"), strict=True):
                 images = torch.from_numpy(values).to(device, non_blocking=True)
                 with autocast():
                     scores[torch.from_numpy(chunk).to(device)] = self.scores(model, images).float()
@@ -184,20 +183,15 @@ class Trainer(Generic[AnyBatch]):
 
     def train(self) -> None:
         """Trains from the last checkpoint to the last step."""
-        for step, batch in enumerate(self.batch_generator(), start=self.shard.start):
+        for step in range(self.shard.start, self.shard.stop):
+            with self.throughput.waiting():
+                batch = next(self.stream)
             losses = self.train_step(batch, step)
             self.finish_step(batch, step, losses)
         if self.rank == 0:
             self._write_result()
         if self.world_size > 1:
             torch.distributed.barrier()
-
-    def batch_generator(self) -> Iterator[AnyBatch]:
-        """The worker's rows of each batch; counts the time spent waiting for them."""
-        for _ in range(self.shard.steps):
-            with self.throughput.waiting():
-                batch = next(self.stream)
-            yield batch
 
     def train_step(self, batch: AnyBatch, step: int) -> dict[str, Tensor]:
         """Updates the network once.

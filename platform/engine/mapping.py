@@ -72,8 +72,7 @@ def map_table(
 ) -> int:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
-    Finished shards are left as they are; shards of an earlier call with other `shard_rows` are removed. Returns the
-    number of rows that this call mapped.
+    Finished shards are left as they are; shards of an earlier call with other `shard_rows` are removed.
 
     Args:
         make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
@@ -159,11 +158,7 @@ def _map_on_cpus(
 def _map_row_by_row(
     table: pa.Table, parts: tuple[Any], work: _Work, name: str, shard: ShardRows, reject: Reject
 ) -> int:
-    """Maps and writes a shard whose processes died, each image in a task, with rejections of those that kill theirs.
-
-    Raises:
-        UserError: an image ends its process in another way than by a signal.
-    """
+    """Maps and writes a shard whose processes died, each image in a task, with rejections of those that kill theirs."""
     import ray
 
     task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_rows)

@@ -42,9 +42,7 @@ def fit(
     and does nothing if the training had ended. Meanwhile the log of the steps moves a progress bar and goes to MLflow.
 
     Args:
-        label: name of the network in messages, and section of its configuration.
-        about: what a reader of the weights has to know, in plain values; kept in their file.
-        validation: what is scored while the network trains.
+        label, about, validation: as of `TrainingJob`.
 
     Raises:
         UserError: the cluster is too small, or a worker raised it.

@@ -79,11 +79,7 @@ def embedding_shape(config: ClassifierConfig, classes: int) -> tuple[int, int, i
 
 
 def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
-    """The affinity network as configured, with its initial weights.
-
-    Raises:
-        UserError: the backbone cannot have the stride.
-    """
+    """The affinity network as configured, with its initial weights."""
     return AffinityNet(
         build_backbone(config),
         kind=config.kind,

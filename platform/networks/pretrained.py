@@ -87,11 +87,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
 
 
 def _place(backbone: str, workspace: Workspace) -> Path:
-    """Where a backbone's weights are kept once they are fetched.
-
-    Raises:
-        UserError: there are none of it.
-    """
+    """Where a backbone's weights are kept once they are fetched."""
     if backbone.startswith(TIMM):
         return workspace.weights / f"{backbone.replace('/', '-')}.pt"
     if backbone not in PRETRAINED:
@@ -105,11 +101,7 @@ def _place(backbone: str, workspace: Workspace) -> Path:
 
 
 def _download(backbone: str, path: Path) -> None:
-    """Fetches the weights of a backbone into a file.
-
-    Raises:
-        UserError: they cannot be fetched.
-    """
+    """Fetches the weights of a backbone into a file."""
     try:
         if backbone.startswith(TIMM):
             from mcis.models.timm_backbones import downloaded_state

@@ -15,10 +15,9 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import fingerprint, write_text
 from mcis.platform.runs.locks import hold_run
-from mcis.platform.runs.record import RunRecord, now, write_record
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.tracking import LogModel, Tracker, Watch
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import RunRecord, Workspace, now, write_record
 
 
 @contextlib.contextmanager

@@ -24,8 +24,7 @@ from mcis.datasets.storage.folders import ASIDE, host_name, is_there, names_in, 
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.files import bytes_in, disk_errors, read_json
 from mcis.platform.runs.locks import Holder, run_holder
-from mcis.platform.runs.record import RunRecord, read_record
-from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, RunFolder, Workspace
+from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, RunFolder, RunRecord, Workspace, read_record
 
 State = Literal["running", "finished", "failed", "interrupted", "killed", "damaged", "foreign"]
 """How a run's last call ended: killed = the process is gone and has written nothing of an end; foreign = nothing that

@@ -23,8 +23,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import host_name
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.record import now
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, now
 
 _LOOK = 1.0
 """Seconds after which a lock counts as held. Those who only look whether one is held share it for a moment."""

@@ -31,16 +31,15 @@ class Commit(NamedTuple):
 @functools.cache
 def git_commit() -> Commit | None:
     """The commit of the running checkout, 40 hexadecimal digits; None outside a checkout."""
-    root = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
         finished = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True
         )
         return finished.stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) != root:
+        if Path(git("rev-parse", "--show-toplevel")) != _ROOT:
             return None
         return Commit(git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "-uno")))
     except (OSError, subprocess.SubprocessError):
@@ -74,7 +73,7 @@ def code_of(module: str) -> str:
 
 def code_digest() -> str:
     """As `code_of` of all stages."""
-    stages = Path(__file__).resolve().parents[1] / "stages"
+    stages = _ROOT / "platform" / "stages"
     names = [f"mcis.platform.stages.{path.stem}" for path in sorted(stages.iterdir()) if not path.name.startswith("_")]
     return hashlib.sha256(" ".join(map(code_of, names)).encode()).hexdigest()[:16]
 

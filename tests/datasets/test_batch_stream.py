@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_square
 from mcis.datasets.images.squares import Squares
-from mcis.datasets.sampling.batch_stream import Batch, DecodeIn, WorkerShard, batches, by_tasks, by_threads
+from mcis.datasets.sampling.batch_stream import Batch, DecodeIn, WorkerShard, batches, by_tasks
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.storage.threads import in_threads
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 
@@ -148,13 +149,13 @@ def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, decode_in
 def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader() -> None:
     asked: list[int] = []
 
-    def decode(steps: NDArray[np.int64]) -> list[int]:
-        asked.extend(steps.tolist())
-        return steps.tolist()
+    def decode(step: int) -> int:
+        asked.append(step)
+        return step
 
     before = threading.active_count()
-    stream = by_threads(decode, steps=1000, threads=2)
-    assert [next(stream) for _ in range(5)] == [[0], [1], [2], [3], [4]]
+    stream = in_threads(decode, range(1000), threads=2)
+    assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
     time.sleep(0.2)
     assert 5 <= len(asked) <= 5 + 2 * 4
     stream.close()

@@ -7,8 +7,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.bookkeeping import point_to, recorded, stopped
-from mcis.platform.runs.record import RunRecord
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import RunRecord, Workspace
 
 
 def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
