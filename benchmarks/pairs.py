@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.pairs import PairSampler
-from mcis.datasets.tags import Tags, number_type
+from mcis.datasets.tags import Tags
 
 TARGET, BYTES_TARGET = 1.0, 12
 CLASSES, BATCH, SMALL_BATCH, BATCHES, REPEATS = 200, 4096, 8, 300, 5
@@ -32,7 +32,7 @@ def synthetic(images: int, seed: int = 0) -> Tags:
     )
     count_of = np.repeat(np.array([1, 2, 3], np.uint8), [154, 76, 26])  # 1.5 on average, by 8 random bits
     counts = count_of[np.frombuffer(rng.bytes(images), np.uint8)]
-    start = np.zeros(images + 1, number_type(3 * images))
+    start = np.zeros(images + 1, np.uint32)
     np.cumsum(counts, out=start[1:])
     values = np.empty(start[-1], np.uint16)
     for first in range(0, images, _IMAGES_PER_CHUNK):

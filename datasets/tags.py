@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,13 +9,8 @@ from numpy.typing import NDArray
 
 from mcis.datasets.tables.large_tables import whole
 
-Numbers = NDArray[np.unsignedinteger[Any]]
-"""Unsigned positions, of 32 bits where that is enough, else of 64."""
-
-
-def number_type(most: int) -> np.dtype[np.unsignedinteger[Any]]:
-    """The narrower of the two types that holds 0..most."""
-    return np.dtype(np.uint32 if most < 2**32 else np.uint64)
+Numbers = NDArray[np.uint32]
+"""Positions of images and of tags, of which there are fewer than 2^31, as Arrow counts them."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,13 +39,13 @@ class Tags:
         """Reads the column `tags` of an index, list<uint16>."""
         lists = whole(column)
         values, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
-        return cls(values=values, start=(offsets - offsets[0]).astype(number_type(len(values))), classes=classes)
+        return cls(values=values, start=(offsets - offsets[0]).astype(np.uint32), classes=classes)
 
     @classmethod
     def of_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":
         """Reads a matrix (N, K) of bool: image n has class k."""
-        images, values = np.nonzero(matrix)
-        start = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(number_type(len(images)))
+        values = np.nonzero(matrix)[1]
+        start = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.uint32)
         return cls(values=values.astype(np.uint16), start=start, classes=matrix.shape[1])
 
     def __len__(self) -> int:
@@ -95,7 +89,7 @@ class Members:
         """
         group_type = np.min_scalar_type(2 * tags.classes)  # numbers of up to 16 bits are sorted by radix
         counts = np.diff(tags.start).astype(np.int64)
-        images = np.repeat(np.arange(len(tags), dtype=number_type(len(tags))), counts)
+        images = np.repeat(np.arange(len(tags), dtype=np.uint32), counts)
         groups = tags.values.astype(group_type) * group_type.type(2)
         if source is not None:
             groups += source[images]

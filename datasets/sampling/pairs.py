@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
-from mcis.datasets.tags import Members, Numbers, Tags, number_type
+from mcis.datasets.tags import Members, Numbers, Tags
 
 TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
 """Kinds of a pair: the domains of m and n. Each has its own W_P (end of section 3.2)."""
@@ -153,7 +153,7 @@ def _tagged(tags: Tags, source: NDArray[np.bool_] | None) -> Numbers | None:
     """Positions of the images with a tag, those of the domain target first; None if these are simply all images."""
     if source is None and tags.tagged == len(tags):
         return None
-    tagged = np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(number_type(len(tags)))
+    tagged = np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
     return tagged if source is None else np.concatenate([tagged[~source[tagged]], tagged[source[tagged]]])
 
 

@@ -63,7 +63,7 @@ def import_weights(
 ) -> None:
     """Convert a released classifier; use it by --recipe released --set weights.classifier=FILE."""
     with plain_errors():
-        from mcis.models.released import read_released
+        from mcis.models.pretrained import read_released
         from mcis.platform.config.resolve import resolve
         from mcis.platform.networks.checkpoints import save
         from mcis.platform.networks.pretrained import classifier_description

@@ -97,8 +97,8 @@ def index_show(
         _show_index(opened, name)
         if check_masks:
             from mcis.platform.commands.terminal import show_disagreements
+            from mcis.platform.config.keys import errors_name_keys
             from mcis.platform.outputs.read_index import open_index
-            from mcis.platform.runs.arguments import errors_name_keys
 
             index = open_index(opened, name)
             with errors_name_keys({"classes": "data.classes"}):

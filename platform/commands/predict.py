@@ -41,9 +41,8 @@ def predict(
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.datasets.sources.tagged import photograph_tags
+        from mcis.platform.config.keys import errors_name_keys, value_of
         from mcis.platform.networks.predictor import Predictor, trained_run
-        from mcis.platform.runs.arguments import errors_name_keys
-        from mcis.platform.runs.listing import value_of
         from mcis.platform.runs.progress import console
         from mcis.platform.runs.workspace import Workspace
 

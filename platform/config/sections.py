@@ -5,7 +5,6 @@ that concern it. This module holds the whole, the sections of what follows the t
 sections; a section's own are its `problems`.
 """
 
-import functools
 from collections.abc import Iterator
 from typing import Literal
 
@@ -18,6 +17,7 @@ from mcis.datasets.sources.lists import nearest
 from mcis.models.crf import CrfParameters
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
+from mcis.platform.config.keys import value_of
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
@@ -175,7 +175,7 @@ def sources_of(setting: str) -> tuple[str, ...]:
 
 def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
     for name, source in SOURCES.items():
-        location = functools.reduce(getattr, source.keys(name)[source.location].split("."), config)
+        location = value_of(config, source.keys(name)[source.location])
         if location is not None and name not in config.setting.split("+"):
             yield (
                 f"setting {config.setting} has no source {name}, but {location} is given for it; "

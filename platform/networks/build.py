@@ -12,9 +12,9 @@ from mcis.models import networks
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import CoAttentionClassifier
+from mcis.platform.config.keys import errors_name_keys
 from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
-from mcis.platform.runs.arguments import errors_name_keys
 
 Network = TypeVar("Network", bound=nn.Module)
 

@@ -17,11 +17,11 @@ from mcis.models.backbones import Backbone
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.networks import TIMM
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_url
+from mcis.platform.config.keys import errors_name_keys
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, build_classifier
 from mcis.platform.networks.checkpoints import load_weights, save
-from mcis.platform.runs.arguments import errors_name_keys
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.workspace import Workspace
 

@@ -13,7 +13,7 @@ from mcis.datasets.images.masks import read_truth
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.storage.folders import is_there
 from mcis.datasets.tables.large_tables import take
-from mcis.platform.runs.arguments import errors_name_keys
+from mcis.platform.config.keys import errors_name_keys
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_parts, read_table
 from mcis.platform.runs.results import IndexResult, read_result

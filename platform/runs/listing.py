@@ -1,14 +1,11 @@
 """What the configured image sources hold, before any image is opened: sections of the configuration -> one listing."""
 
-import functools
-from typing import Any
-
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, merge
 from mcis.datasets.sources import SOURCES
+from mcis.platform.config.keys import errors_name_keys, name_keys, value_of
 from mcis.platform.config.sections import Config, sources_of
-from mcis.platform.runs.arguments import errors_name_keys, name_keys
 
 
 class Sources:
@@ -62,8 +59,3 @@ def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
     with errors_name_keys(keys):
         listed = source.lister(**arguments)
     return listed._replace(notes=tuple(name_keys(note, keys) for note in listed.notes))
-
-
-def value_of(config: Config, key: str) -> Any:
-    """The value of a dotted key."""
-    return functools.reduce(getattr, key.split("."), config)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.tags import Members, Tags, number_type
+from mcis.datasets.tags import Members, Tags
 
 quick = settings(deadline=None, max_examples=60)
 CLASSES = 5
@@ -74,11 +74,6 @@ def test_the_largest_class_index() -> None:
     members = Members.of(tags, np.array([True, False, False]))
     low, high = (bound[0] for bound in members.ranges(np.array([65535])))
     assert members.images[low:high].tolist() == [1, 0]
-
-
-def test_positions_have_64_bits_where_32_are_too_few() -> None:
-    assert number_type(2**32 - 1) == np.uint32
-    assert number_type(2**32) == np.uint64
 
 
 def test_tags_survive_the_way_to_a_worker() -> None:

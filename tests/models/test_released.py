@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import vgg16
 from mcis.models.classifier import CoAttentionClassifier
-from mcis.models.released import from_released, read_released
+from mcis.models.pretrained import from_released, read_released
 
 K = 3
 

@@ -10,8 +10,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.synthetic.devkit import draw
+from mcis.platform.config.keys import errors_name_keys, name_keys
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.arguments import errors_name_keys, name_keys
 from mcis.platform.runs.listing import listing
 
 
