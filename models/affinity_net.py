@@ -127,16 +127,7 @@ class AffinityNet(nn.Module):
         layout: of the positions.
     """
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        *,
-        kind: AffinityKind,
-        width: int,
-        embedding: int,
-        finest: int,
-        radius: int,
-    ):
+    def __init__(self, backbone: Backbone, *, kind: AffinityKind, width: int, embedding: int, finest: int, radius: int):
         super().__init__()
         self.backbone, self.kind, self.radius = backbone, kind, radius
         levels = [level for level in backbone.levels if level.layout.stride >= finest]

@@ -239,12 +239,7 @@ class CoAttentionClassifier(nn.Module):
         return coattend(values_m, values_n, affinity(keys_m, keys_n, w_p, form=form, scale=scale))
 
     def query(
-        self,
-        target: Tensor,
-        *,
-        kind: Tensor | None = None,
-        target_is_n: bool | Tensor = False,
-        identity: bool = False,
+        self, target: Tensor, *, kind: Tensor | None = None, target_is_n: bool | Tensor = False, identity: bool = False
     ) -> Tensor:
         """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
 

@@ -89,12 +89,7 @@ class RunResult(NamedTuple):
 
 
 def check(
-    config: Config,
-    workspace: Workspace,
-    name: str,
-    *,
-    until: str | None = None,
-    reuse: Sequence[str] = (),
+    config: Config, workspace: Workspace, name: str, *, until: str | None = None, reuse: Sequence[str] = ()
 ) -> Sources:
     """Finds what would end the run later, up to its last stage: unknown names, unreadable lists, absent folders,
     images that a stage asks for and the sources do not have, weights that cannot be had.

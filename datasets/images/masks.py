@@ -97,11 +97,7 @@ def compare_tags(rows: pa.Table, classes: int) -> list[tuple[str, list[int], lis
 
 
 def _read(
-    what: str,
-    uri: str,
-    decode: Callable[..., NDArray[np.uint8]],
-    expected: str,
-    shape: tuple[int, int] | None = None,
+    what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int] | None = None
 ) -> NDArray[np.uint8]:
     try:
         pixels = read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))

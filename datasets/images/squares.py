@@ -14,14 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import (
-    MAX_PIXELS,
-    MOST_PIXELS,
-    Picture,
-    RejectedImage,
-    decode_picture,
-    decode_square,
-)
+from mcis.datasets.images.decode import MAX_PIXELS, MOST_PIXELS, Picture, RejectedImage, decode_picture, decode_square
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
@@ -30,11 +23,7 @@ _COLUMN = "pixels"
 
 
 def read_rgb(
-    uri: str,
-    size: int | None = None,
-    *,
-    max_side: int | None = None,
-    content_hash: str | None = None,
+    uri: str, size: int | None = None, *, max_side: int | None = None, content_hash: str | None = None
 ) -> NDArray[np.uint8]:
     """Reads an image of the index, which was decoded before when the index was made.
 
@@ -66,9 +55,7 @@ def read_rgb(
         return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
         raise UserError(
-            f"{uri} cannot be read any more ({error})",
-            "the file as it was indexed",
-            "restore it, or repeat `index`",
+            f"{uri} cannot be read any more ({error})", "the file as it was indexed", "restore it, or repeat `index`"
         ) from None
 
 
@@ -124,12 +111,7 @@ class Squares:
     """
 
     def __init__(
-        self,
-        uris: Sequence[str],
-        size: int,
-        *,
-        cache: Path | None = None,
-        hashes: Sequence[str] | None = None,
+        self, uris: Sequence[str], size: int, *, cache: Path | None = None, hashes: Sequence[str] | None = None
     ):
         self.uris, self.size, self.hashes = uris, size, hashes
         self.cache = CachedRows(cache, _COLUMN, (size, size, 3))

@@ -192,11 +192,7 @@ def rounded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def nearest_images(
-    members: Members,
-    vectors: NDArray[np.float32],
-    images: NDArray[np.int64],
-    classes: NDArray[np.int64],
-    related: int,
+    members: Members, vectors: NDArray[np.float32], images: NDArray[np.int64], classes: NDArray[np.int64], related: int
 ) -> NDArray[np.int64]:
     """The R images nearest to each of B images among those of one of its classes, (B, R) positions, nearest first.
 

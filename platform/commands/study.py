@@ -86,7 +86,7 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="inference (table 4), references (7), settings (1 to 3), lid (section 4.6), or your own TOML file.",
+            help="inference (table 4), references (7), settings (1 to 3), lid (section 4.6), or your own TOML file."
         ),
     ],
     configuration: Configuration,

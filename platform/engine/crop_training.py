@@ -83,9 +83,7 @@ def train_on_crops(
     if trend and not trend[0]:
         problem = (f"the {_NAMES[network]} learnt nothing: {trend[1]}", "a loss that falls", remedy)
     return StageResult(
-        notes=result.notes(_NAMES[network]),
-        counts={"steps": learner.schedule.steps, **counts},
-        problem=problem,
+        notes=result.notes(_NAMES[network]), counts={"steps": learner.schedule.steps, **counts}, problem=problem
     )
 
 

@@ -28,11 +28,7 @@ the others had better sleep than spin: with a competitor on two cores, a spinnin
 Where none does, a sleeping one takes 1.2 times as long."""
 ANYWHERE: Any = {"scheduling_strategy": "DEFAULT"}
 """Options of tasks and actors: Ray would put them into what a trial of Ray Tune reserves for its driver."""
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(2**30),
-    "MALLOC_TRIM_THRESHOLD_": str(2**33),
-    "MALLOC_TOP_PAD_": str(2**26),
-}
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**26)}
 """glibc gives large tensors back to the system and faults them in again, layer by layer; these make a process keep what
 it frees (`benchmarks/allocation.py`). They are read when a process starts, so every process that Ray starts has them,
 unless the user sets the allocator."""
