@@ -44,24 +44,28 @@ class IndexFacts:
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
     """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects; ValueError where a tag is no class."""
+    contents = hashes(index["content_hash"])[pc.not_equal(index["content_hash"], "").to_numpy()]
+    repeats = len(contents) - len(np.unique(contents))
+    del contents
     group, groups = _groups(index)
     tags = Tags.of_index(index["tags"], len(classes))
-    has = sparse.csr_array((np.ones(len(tags.values), np.int64), tags.values, tags.start), (len(tags), len(classes)))
-    within = sparse.csr_array((np.ones(len(tags), np.int64), (np.arange(len(tags)), group)), (len(tags), len(groups)))
-    contents = hashes(index["content_hash"].filter(pc.not_equal(index["content_hash"], "")))
+    has = sparse.csr_array((np.ones(len(tags.values), np.int32), tags.values, tags.start), (len(tags), len(classes)))
+    cells = tags.values.astype(np.int32) * len(groups) + np.repeat(group, np.diff(tags.start))
+    per_class = np.bincount(cells, minlength=len(classes) * len(groups)).reshape(len(classes), len(groups))
+    del cells
     reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
     return IndexFacts(
         groups=groups,
         images=np.bincount(group, minlength=len(groups)),
         untagged=np.bincount(group[np.diff(tags.start) == 0], minlength=len(groups)),
-        per_class=(has.T @ within).toarray(),
+        per_class=per_class,
         together=(has.T @ has).toarray(),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
-        repeats=len(contents) - len(np.unique(contents)),
+        repeats=repeats,
     )
 
 
-def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def _groups(index: pa.Table) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """The group of each image, (N,), and the groups in their order."""
     named = whole(index["split"])
     if len(index["domain"].unique()) > 1:
@@ -73,5 +77,5 @@ def _groups(index: pa.Table) -> tuple[NDArray[np.int64], tuple[str, ...]]:
         return [(_ORDER.index(word) if word in _ORDER else len(_ORDER), word) for word in name.split(" ")]
 
     ordered = sorted(names, key=rank)
-    place = np.array([ordered.index(name) for name in names], np.int64)
-    return place[encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)], tuple(ordered)
+    place = np.array([ordered.index(name) for name in names], np.int32)
+    return place[encoded.indices.to_numpy(zero_copy_only=False)], tuple(ordered)
