@@ -35,6 +35,7 @@ def command(workspace: Path, voc: Path, weights: Path, *words: str) -> float:
         "weights.backbone=none",
         "weights.segmenter=none",
         "report.panels=0",
+        "compute.gpu=false",
         f"compute.shard_rows={SHARD}",
     )
     base = [sys.executable, "-m", "mcis.platform.cli", *words, "--recipe", "paper", "--workspace", str(workspace)]
