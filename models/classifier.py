@@ -90,7 +90,7 @@ class CoAttentionClassifier(nn.Module):
         neck: int = 0,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
-        affinity: Affinity = Affinity(),  # noqa: B008  (frozen)
+        affinity: Affinity = Affinity(),
         kinds: Literal[1, 3] = 1,
         phi_std: float | None = None,
         correlated: bool = False,

@@ -13,7 +13,7 @@ from torchvision.ops import FrozenBatchNorm2d  # isort: skip
 
 
 class Net(nn.Module):
-    """One norm behind a convolution with a bias, one with an activation, and one that takes a sum."""
+    """Norms behind a convolution with a bias, with an activation, of a sum, and of an output that is read once more."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -21,11 +21,14 @@ class Net(nn.Module):
         self.conv2 = nn.Conv2d(8, 8, 3, padding=1, groups=8, bias=False)
         self.norm2 = FrozenBatchNormAct2d(8, act_layer=nn.ReLU6)
         self.norm3 = FrozenBatchNorm2d(8)
+        self.conv4, self.norm4 = nn.Conv2d(8, 8, 1), FrozenBatchNorm2d(8)
 
     def forward(self, x: Tensor) -> Tensor:
         first: Tensor = self.norm1(self.conv1(x))
         behind: Tensor = self.norm3(first + self.norm2(self.conv2(first)))
-        return behind
+        plain: Tensor = self.conv4(behind)
+        summed: Tensor = plain + self.norm4(plain)
+        return summed
 
 
 @pytest.fixture
@@ -52,7 +55,7 @@ def test_outputs_and_gradients_are_those_of_the_layers_apart(nets: tuple[Net, Ne
 
 def test_only_norms_of_convolutions_are_folded_and_a_copy_stands_alone(nets: tuple[Net, Net]) -> None:
     _, folded = nets
-    assert type(folded.norm3) is FrozenBatchNorm2d
+    assert type(folded.norm3) is type(folded.norm4) is FrozenBatchNorm2d
     assert not {type(folded.norm1), type(folded.norm2)} & {FrozenBatchNorm2d, FrozenBatchNormAct2d}
     copied = copy.deepcopy(folded)
     x = torch.randn(1, 3, 16, 16, dtype=torch.float64)
