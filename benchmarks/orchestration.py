@@ -23,10 +23,11 @@ import torch
 
 from mcis.datasets.index import verify
 from mcis.datasets.sampling.batch_stream import WorkerShard
-from mcis.datasets.sampling.keyed_random import Order, permuted
+from mcis.datasets.sampling.keyed_random import Draw, Order, generator_seeds, permuted
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
+from mcis.models.dropout import number_samples
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
@@ -60,6 +61,8 @@ def train(learner: Learner[Any], folder: Path) -> None:
         batch = decode(np.array([step]))
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step) * group["factor"]
+        samples = step * schedule.batch + np.arange(schedule.batch)
+        number_samples(model, generator_seeds(Draw.DROPOUT, schedule.seed, samples))
         terms = learner.losses(model, batch, step, torch.device("cpu"))
         loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
@@ -145,7 +148,8 @@ class Plain:
         train(learner, self.folder / "affinity_net")
 
     def pseudo_masks(self) -> None:
-        make = pseudo_masks.MakeMasks(self.config, Shards(self.folder / "maps"), self.folder / "affinity_net", False)
+        affinities = self.folder / "affinity_net" if self.config.walks else None
+        make = pseudo_masks.MakeMasks(self.config, Shards(self.folder / "maps"), affinities, False)
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 
     def train_segmenter(self) -> None:
