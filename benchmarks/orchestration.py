@@ -40,7 +40,7 @@ from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.scoring import ScoreTrain, ScoreVal
-from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 from mcis.platform.stages.train_affinity import AffinityLearner, make_labels
 from mcis.platform.stages.train_segmenter import SegmenterLearner
 
@@ -122,14 +122,11 @@ class Plain:
     def localize(self) -> None:
         config, folder, rows = self.config, self.folder, self.rows
         no_source = np.zeros(len(rows), bool)
-        numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
-        pool = Pool(config, folder / "classifier", self.classes, False, self.features)
-        write_table(folder / VECTORS / "part-000000.parquet", pool(numbered))
+        network = config, folder / "classifier", self.classes, False
+        embed = Embed(*network, self.features, folder, features=True, selves=False, vectors=True)
+        write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
-        network = config, folder / "classifier", self.classes, False
-        embed = Embed(*network, self.features, folder, features=True, selves=False)
-        write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
         related = Relate(*network, folder, no_source)(relate_rows(rows, relations))
         write_table(folder / "maps" / "part-000000.parquet", related)
 

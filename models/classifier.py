@@ -5,8 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mcis.datasets.errors import UserError
-from mcis.models.backbones import Backbone, convolutions
+from mcis.models.backbones import Backbone
 from mcis.models.coattention import CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
@@ -52,15 +51,13 @@ def transform(images: Tensor, name: str) -> Tensor:
 class CoAttentionClassifier(nn.Module):
     """Backbone, class-aware layer phi, co-attention and contrastive co-attention.
 
-    An image's *embedding* (B, D, H, W) is what everything behind the backbone reads of it: the C channels of its
-    features F and, where the affinity compares the backbone's output, that output's C' channels behind them.
+    An image's features F, (B, C, H, W), are the backbone's output, standardized where that is asked for; phi, the
+    affinity and attention all read them.
 
     Args:
         backbone: the convolutional embedding.
         classes: K.
         standardized: whether the backbone's output is standardized, channel by channel (`set_statistics`).
-        neck: width C of the layers between a backbone and phi, one 1x1 and two 3x3 convolutions; 0 = no layers, F is
-            the backbone's output.
         attention: which terms are computed; `none` is the basic classifier of the ablation.
         head: `shared` applies phi to co-attentive and contrastive features too (paper); `own` applies a second 1x1
             layer without bias to both (RELEASED_RECIPE, "Classifier").
@@ -71,11 +68,7 @@ class CoAttentionClassifier(nn.Module):
         correlated: whether there are the layers of pixel correlation, which equivariant attention trains.
 
     Raises:
-        UserError: the backbone has no such stages, or no layers that pixel correlation compares.
-
-    Attributes:
-        features_width: C.
-        compared: channels of the backbone's output that the affinity compares; None where it compares F.
+        UserError: the backbone has no layers that pixel correlation compares.
     """
 
     mean: Tensor
@@ -87,7 +80,6 @@ class CoAttentionClassifier(nn.Module):
         *,
         classes: int,
         standardized: bool = False,
-        neck: int = 0,
         attention: Attention = "co+contrastive",
         head: Head = "shared",
         affinity: Affinity = Affinity(),
@@ -97,23 +89,17 @@ class CoAttentionClassifier(nn.Module):
     ):
         super().__init__()
         self.backbone, self.attention, self.affinity = backbone, attention, affinity
-        convs = (backbone.channels, neck, 1, 1, 1), *2 * [(neck, neck, 3, 1, 1)]
-        self.neck = convolutions(*convs) if neck else nn.Identity()
-        self.features_width = c = neck or backbone.channels
+        c = backbone.channels
         self.phi = nn.Conv2d(c, classes, 1)
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5 if phi_std is None else phi_std)
         nn.init.zeros_(self.phi.bias)  # type: ignore[arg-type]
-        self.compared = _channels(backbone.groups, affinity.stages) if affinity.of == "backbone" else None
-        if not neck and self.compared == list(range(c)):
-            self.compared = None  # as F is the backbone's output
         self.standardized = standardized
         if standardized:
-            self.register_buffer("mean", torch.zeros(backbone.channels))
-            self.register_buffer("deviation", torch.ones(backbone.channels))
+            self.register_buffer("mean", torch.zeros(c))
+            self.register_buffer("deviation", torch.ones(c))
         if attention != "none":
             if affinity.w_p == "learnt":
-                width = c if self.compared is None else len(self.compared)
-                self.w_p = nn.Parameter(_initial_w_p(width, kinds, affinity.init))
+                self.w_p = nn.Parameter(_initial_w_p(c, kinds, affinity.init))
             if head == "own":
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)
         if attention == "co+contrastive":
@@ -123,32 +109,21 @@ class CoAttentionClassifier(nn.Module):
             self.correlation = PixelCorrelation(backbone.middle)
 
     def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
-        """Sets what the backbone's channels are standardized by, (C_b,) both; kept with the weights."""
+        """Sets what the backbone's channels are standardized by, (C,) both; kept with the weights."""
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.clamp(min=1e-6))
 
-    def embedding(self, outputs: Tensor) -> Tensor:
-        """The embeddings of images from the backbone's outputs (B, C_b, H, W), (B, D, H, W)."""
-        if self.standardized:
-            outputs = (outputs - self.mean[:, None, None]) / self.deviation[:, None, None]
-        features: Tensor = self.neck(outputs)
-        return features if self.compared is None else torch.cat([features, outputs[:, self.compared]], dim=1)
+    def standard(self, outputs: Tensor) -> Tensor:
+        """The features F of images from the backbone's outputs, (B, C, H, W) both."""
+        return (outputs - self.mean[:, None, None]) / self.deviation[:, None, None] if self.standardized else outputs
 
-    def embed(self, images: Tensor) -> Tensor:
-        """The embeddings of normalized images (B, 3, H, W)."""
-        return self.embedding(self.backbone(images))
+    def features(self, images: Tensor) -> Tensor:
+        """The features F of normalized images (B, 3, H, W)."""
+        return self.standard(self.backbone(images))
 
-    def features(self, embedding: Tensor) -> Tensor:
-        """F of embeddings (..., D, H, W)."""
-        return embedding[..., : self.features_width, :, :]
-
-    def keys(self, embedding: Tensor) -> Tensor:
-        """What the affinity compares of embeddings (..., D, H, W): (..., C', H, W)."""
-        return embedding if self.compared is None else embedding[..., self.features_width :, :, :]
-
-    def activations(self, embedding: Tensor) -> Tensor:
-        """Class-aware activations S = phi(F) of embeddings (B, D, H, W), (B, K, H, W)."""
-        activations: Tensor = self.phi(self.features(embedding))
+    def activations(self, features: Tensor) -> Tensor:
+        """Class-aware activations S = phi(F), (B, K, H, W)."""
+        activations: Tensor = self.phi(features)
         return activations
 
     def refined(self, images: Tensor, maps: Tensor, middle: list[Tensor]) -> Tensor:
@@ -167,7 +142,7 @@ class CoAttentionClassifier(nn.Module):
         return layer.weight, layer.bias
 
     def affinity_weights(self, kind: Tensor | None) -> Tensor | None:
-        """W_P: the only one, (C', C'), or the one for each pair's kind, (B,) -> (B, C', C'); None = the identity.
+        """W_P: the only one, (C, C), or the one for each pair's kind, (B,) -> (B, C, C); None = the identity.
 
         Raises:
             ValueError: there are three, and no kinds.
@@ -190,7 +165,7 @@ class CoAttentionClassifier(nn.Module):
         attended: Attended = "partner",
         contrastive: bool = True,
     ) -> PairScores:
-        """Scores of B pairs from embeddings (B, D, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
+        """Scores of B pairs from features (B, C, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
 
         All layers on the features are linear, so they are applied before attention: the values that attention averages
         are the K class activations and the output of W_B.
@@ -207,13 +182,13 @@ class CoAttentionClassifier(nn.Module):
         weight, bias = self.common_layer()
         contrastive = contrastive and self.attention == "co+contrastive"
         layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
-        values_m, values_n = (nn.functional.conv2d(self.features(image), layers) for image in (m, n))
-        keys_m, keys_n, w_p = self.keys(m), self.keys(n), self.affinity_weights(kind)
+        values_m, values_n = (nn.functional.conv2d(image, layers) for image in (m, n))
+        w_p = self.affinity_weights(kind)
         if attended == "partner":
-            common = self._coattend(keys_m, keys_n, w_p, values_m, values_n)
+            common = self._coattend(m, n, w_p, values_m, values_n)
         else:
-            of_m = self._coattend(keys_m, keys_m, w_p, values_m, values_m)
-            of_n = self._coattend(keys_n, keys_n, w_p, values_n, values_n)
+            of_m = self._coattend(m, m, w_p, values_m, values_m)
+            of_n = self._coattend(n, n, w_p, values_n, values_n)
             common = CoAttentive(of_m.m, of_n.n)
         k = len(weight)
 
@@ -228,15 +203,13 @@ class CoAttentionClassifier(nn.Module):
             )
         return out
 
-    def _coattend(
-        self, keys_m: Tensor, keys_n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor
-    ) -> CoAttentive:
+    def _coattend(self, m: Tensor, n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor) -> CoAttentive:
         """Attention in both directions: with P laid out where that is faster, on a CPU while P is small, else fused."""
-        entries = len(keys_m) * keys_m.shape[2:].numel() * keys_n.shape[2:].numel()
+        entries = len(m) * m.shape[2:].numel() * n.shape[2:].numel()
         form, scale = self.affinity.form, self.affinity.scale
-        if keys_m.is_cuda or entries > MOST_ENTRIES:
-            return coattend_fused(keys_m, keys_n, w_p, values_m, values_n, form=form, scale=scale)
-        return coattend(values_m, values_n, affinity(keys_m, keys_n, w_p, form=form, scale=scale))
+        if m.is_cuda or entries > MOST_ENTRIES:
+            return coattend_fused(m, n, w_p, values_m, values_n, form=form, scale=scale)
+        return coattend(values_m, values_n, affinity(m, n, w_p, form=form, scale=scale))
 
     def query(
         self, target: Tensor, *, kind: Tensor | None = None, target_is_n: bool | Tensor = False, identity: bool = False
@@ -244,14 +217,14 @@ class CoAttentionClassifier(nn.Module):
         """The target's side of the affinity, F_n^T W_P (Eq. 2), which does not depend on the related image.
 
         Args:
-            target: embedding of the image whose maps are made, (D, H, W).
+            target: features of the image whose maps are made, (C, H, W).
             kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
             target_is_n: whether the target is image n of a pair, for all pairs or (R,). It then meets the transpose of
                 W_P: F_n^T W_P^T F_m.
             identity: takes the identity for W_P, for all pairs; a classifier without a learnt one has no other.
 
         Returns:
-            (HW, C'), or (R, HW, C') where R pairs have a W_P each.
+            (HW, C), or (R, HW, C) where R pairs have a W_P each.
         """
         w_p = None if identity else self.affinity_weights(kind)
         if w_p is not None:
@@ -259,20 +232,20 @@ class CoAttentionClassifier(nn.Module):
                 w_p = torch.where(target_is_n[:, None, None], w_p.mT, w_p)
             elif target_is_n:
                 w_p = w_p.mT
-        return affinity_query(self.keys(target), w_p, form=self.affinity.form, scale=self.affinity.scale)
+        return affinity_query(target, w_p, form=self.affinity.form, scale=self.affinity.scale)
 
     def co_maps(self, query: Tensor, target: Tensor, related: Tensor, tag: int) -> Tensor:
         """Co-attentive activations of a class in a target with each related image, (R, H, W); a map is their mean.
 
         Args:
             query: of the target, the same for all its maps.
-            target: embedding of the image whose map it is, (D, H, W).
-            related: embeddings of its related images, (R, D, H', W').
+            target: features of the image whose map it is, (C, H, W).
+            related: features of its related images, (R, C, H', W').
             tag: the class.
         """
         weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
-        each = multi_round(query, self.keys(related), self.features(related), *of_tag, form=self.affinity.form)
+        each = multi_round(query, related, *of_tag, form=self.affinity.form)
         return each.unflatten(1, target.shape[1:])
 
     def contrastive_maps(self, query: Tensor, target: Tensor, others: Tensor, tag: int) -> Tensor:
@@ -280,13 +253,12 @@ class CoAttentionClassifier(nn.Module):
 
         Args:
             query, target, tag: as of `co_maps`.
-            others: embeddings of the images that lack the class, (Q, D, H', W').
+            others: features of the images that lack the class, (Q, C, H', W').
         """
         weight, bias = self.common_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
-        of_tag = weight[tag, :, 0, 0] @ self.features(target).flatten(1), None if bias is None else bias[tag]
-        keys, form = self.keys(others), self.affinity.form
-        each = contrastive_round(query, keys, self.features(others), w_b, *of_tag, form=form)
+        of_tag = weight[tag, :, 0, 0] @ target.flatten(1), None if bias is None else bias[tag]
+        each = contrastive_round(query, others, w_b, *of_tag, form=self.affinity.form)
         return each.unflatten(1, target.shape[1:])
 
     def forward(
@@ -311,33 +283,33 @@ class CoAttentionClassifier(nn.Module):
             kind: of the pairs, (B,), where there are three W_P.
             plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if there is
                 no jitter.
-            embedded: whether instead of images the backbone's outputs of them are given, (B, C_b, H, W).
+            embedded: whether instead of images the backbone's outputs of them are given, (B, C, H, W).
             attend: False leaves out co-attention and all terms but the basic one.
             attended: as of `pair_scores`.
             equivariance: of the 2B images, those of m first, for equivariant attention, which needs images.
         """
         both = torch.cat([images_m, images_n])
         with self.backbone.watching(*(self.backbone.middle if equivariance else ())) as middle:
-            embedding = self.embedding(both if embedded else self.backbone(both))
-        m, n = embedding.chunk(2)
+            features = self.standard(both if embedded else self.backbone(both))
+        m, n = features.chunk(2)
         pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
         selves = []
         for name in self_transforms:
-            of = m, self.embed(transform(images_m if plain_m is None else plain_m, name)), self_kind
+            of = m, self.features(transform(images_m if plain_m is None else plain_m, name)), self_kind
             selves.append(self.pair_scores(*of, attend=attend, attended=attended, contrastive=False))
         if equivariance is None:
             return BatchScores(pairs, selves)
-        return BatchScores(pairs, selves, *self._of_copies(both, embedding, middle, equivariance))
+        return BatchScores(pairs, selves, *self._of_copies(both, features, middle, equivariance))
 
     def _of_copies(
-        self, images: Tensor, embedding: Tensor, middle: list[Tensor], equivariance: Equivariance
+        self, images: Tensor, features: Tensor, middle: list[Tensor], equivariance: Equivariance
     ) -> tuple[PairScores, EquivariantMaps]:
         """Basic scores of the images' smaller copies, and the maps of both at the copies' pixels."""
         copies = smaller_copies(images, equivariance.scale)
         with self.backbone.watching(*self.backbone.middle) as middle_of_copies:
-            activations = self.activations(self.embed(copies))
+            activations = self.activations(self.features(copies))
 
         def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> RefinedMaps:
             tagged = of_tags(activations, equivariance.tags)
@@ -345,21 +317,9 @@ class CoAttentionClassifier(nn.Module):
             both = tagged, self.refined(images, tagged, middle)
             return RefinedMaps(*(resample(each, source, target) for each in both))
 
-        of_images = maps(images, self.activations(embedding), middle)
+        of_images = maps(images, self.activations(features), middle)
         scores = PairScores(*pool(activations).chunk(2))
         return scores, EquivariantMaps(of_images, maps(copies, activations, middle_of_copies))
-
-
-def _channels(groups: tuple[int, ...], stages: tuple[int, ...]) -> list[int]:
-    """The channels of some of the stages that a backbone's output consists of."""
-    if unknown := [stage for stage in stages if not 0 <= stage < len(groups)]:
-        raise UserError(
-            f"`stages` {unknown} of a backbone whose output consists of {len(groups)} stage(s)",
-            f"stages from 0 to {len(groups) - 1}",
-            "choose some of these, or leave `stages` empty for all",
-        )
-    of_stages = torch.arange(sum(groups)).split(groups)
-    return [channel for stage in stages or range(len(groups)) for channel in of_stages[stage].tolist()]
 
 
 def _initial_w_p(width: int, kinds: Literal[1, 3], init: float | None) -> Tensor:

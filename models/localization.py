@@ -24,20 +24,20 @@ def embed(
     *,
     extra_scales: Sequence[float] = (),
     mirror: bool = False,
-    known: tuple[Tensor, Tensor] | None = None,
+    known: Sequence[Tensor] = (),
 ) -> Tensor:
-    """Embeddings of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, D, h, w).
+    """Features of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, C, h, w).
 
     The class layer is linear, so the map of the averaged features is the average of the maps.
 
     Args:
-        head: the backbone's output -> embeddings, position by position (`CoAttentionClassifier.embedding`).
+        head: the backbone's output -> features, position by position (`CoAttentionClassifier.standard`).
         extra_scales: factors of the images' size beside 1.
         mirror: whether mirror images are averaged in, mirrored back.
-        known: the backbone's outputs of the images and of their mirror images, where they were computed before; of the
-            images' pixels only what further scales need is then read.
+        known: the backbone's outputs of the images, or of these and of their mirror images, where they were computed
+            before; of the images' pixels only what else is needed is then read.
     """
-    total = head(backbone(images) if known is None else known[0])
+    total = head(known[0] if known else backbone(images))
     target = backbone.grids(images, total)
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
@@ -45,7 +45,7 @@ def embed(
         for flipped in (False, True) if mirror else (False,):
             if scale == 1 and not flipped:
                 continue
-            if known is not None and scale == 1:
+            if scale == 1 and len(known) > 1:
                 features = head(known[1])
             else:
                 features = head(backbone(scaled.flip(3) if flipped else scaled))
@@ -66,44 +66,36 @@ def affinity_query(
     return projected(positions(target[None], form)[0], w_p) * scale
 
 
-def _attended(query: Tensor, keys: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
+def _attended(query: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
     """weight^T F^{n∩r}, (HW,), for each related image r in turn.
 
     Image by image, so that no more than one affinity (HW, H'W') is laid out, and that of an image has the same bits
     whatever the others are.
     """
-    for image_query, key, features in zip(query.expand(len(related), *query.shape[-2:]), keys, related, strict=True):
-        affinity = image_query @ positions(key[None], form)[0].T
+    for image_query, features in zip(query.expand(len(related), *query.shape[-2:]), related, strict=True):
+        affinity = image_query @ positions(features[None], form)[0].T
         yield torch.softmax(affinity, dim=1) @ (weight @ features.flatten(1))
 
 
 def multi_round(
-    query: Tensor,
-    keys: Tensor,
-    related: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    form: AffinityForm = "bilinear",
+    query: Tensor, related: Tensor, weight: Tensor, bias: Tensor | None, *, form: AffinityForm = "bilinear"
 ) -> Tensor:
     """The target's co-attentive activations of one class with each related image (section 3.2, second strategy).
 
     Args:
-        query: `affinity_query` of the image whose map it is, (HW, C'), or one for each related image, (R, HW, C').
-        keys: what the affinity compares of R images that share the class, (R, C', H', W'); in the paper F_r.
-        related: their F_r, (R, C, H', W').
+        query: `affinity_query` of the image whose map it is, (HW, C), or one for each related image, (R, HW, C).
+        related: F_r of R images that share the class, (R, C, H', W').
         weight, bias: of the class in the layer for co-attentive features, (C,) and ().
 
     Returns:
         Position by position, (R, HW), before clipping and normalizing; L_{n,k} is their mean.
     """
-    each = torch.stack(list(_attended(query, keys, related, weight, form)))
+    each = torch.stack(list(_attended(query, related, weight, form)))
     return each if bias is None else each + bias
 
 
 def contrastive_round(
     query: Tensor,
-    keys: Tensor,
     others: Tensor,
     w_b: Tensor,
     values: Tensor,
@@ -117,8 +109,8 @@ def contrastive_round(
     layer on F_n times (1 - B), so neither feature is laid out.
 
     Args:
-        query, keys: as of `multi_round`, for Q images that lack the class.
-        others: their F_q, (Q, C, H', W').
+        query: as of `multi_round`.
+        others: F_q of Q images that lack the class, (Q, C, H', W').
         w_b: W_B, (C,).
         values: the class's activation in F_n by the layer for contrastive features, without its bias, (HW,).
         bias: that bias, ().
@@ -126,7 +118,7 @@ def contrastive_round(
     Returns:
         (Q, HW), before clipping and normalizing.
     """
-    gates = _attended(query, keys, others, w_b, form)
+    gates = _attended(query, others, w_b, form)
     each = torch.stack([unshared(values[None, None], gate[None, None])[0, 0] for gate in gates])
     return each if bias is None else each + bias
 

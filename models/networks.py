@@ -43,11 +43,6 @@ SEGMENTERS: Registry[Callable[..., Any]] = Registry(
 class Affinity(Section):
     """How positions of two images are compared: P of Eq. 2."""
 
-    of: Literal["features", "backbone"] = "features"
-    """What is compared: `features`, which phi reads (Eq. 2); `backbone`: the backbone's own channels. Without a neck
-    both are the same."""
-    stages: tuple[int, ...] = ()
-    """Of the stages that the backbone's output consists of, from 0, those that of=backbone compares; empty = all."""
     form: Literal["bilinear", "cosine"] = "bilinear"
     """Form of P; `cosine` compares vectors of unit length."""
     scale: Rate = 1.0

@@ -7,7 +7,7 @@ Channels, strides and the places of positions are asked of the network: of a for
 import functools
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,8 +91,8 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     facts = _facts(name, stride)
     network, _ = _network(name, stride)
     head = {layer: network.get_submodule(layer) for layer in _HEAD if isinstance(network, timm.models.EfficientNet)}
-    network.prune_intermediate_layers(list(facts.indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
-    return TimmBackbone(network, normalization=timm_normalization(name), head=head, **facts._asdict())
+    network.prune_intermediate_layers(list(facts["indices"]), prune_norm=False, prune_head=True)  # type: ignore[operator]
+    return TimmBackbone(network, normalization=timm_normalization(name), head=head, **facts)
 
 
 def timm_normalization(name: str) -> Normalization:
@@ -135,20 +135,9 @@ def check_name(name: str) -> None:
         ) from None
 
 
-class _Facts(NamedTuple):
-    """What a network's forward pass on the device `meta` tells; see `Backbone` and `TimmBackbone`."""
-
-    indices: tuple[int, ...]
-    patch: int | None
-    groups: tuple[int, ...]
-    layout: Layout
-    stages: tuple[str, ...]
-    unused: tuple[str, ...]
-    levels: tuple[Layer, ...]
-
-
 @functools.cache
-def _facts(name: str, stride: int | None) -> _Facts:
+def _facts(name: str, stride: int | None) -> Mapping[str, Any]:
+    """What a network's forward pass on the device `meta` tells; see `Backbone` and `TimmBackbone`."""
     with torch.device("meta"):
         network, patch = _network(name, stride)
     whole = network.state_dict()
@@ -178,15 +167,15 @@ def _facts(name: str, stride: int | None) -> _Facts:
         indices, layout = indices[-1:], Layout(patch, None)
     levels = tuple(Layer(names[n], measured[n].shape[1], Layout(r, offsets[r])) for r, n in finer.items())
     network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
-    return _Facts(
-        indices=indices,
-        patch=patch,
-        groups=tuple(measured[n].shape[1] for n in indices),
-        layout=layout,
-        stages=_first_parameters(network, names),
-        unused=tuple(sorted(set(whole) - set(network.state_dict()))),
-        levels=levels,
-    )
+    return {
+        "indices": indices,
+        "patch": patch,
+        "groups": tuple(measured[n].shape[1] for n in indices),
+        "layout": layout,
+        "stages": _first_parameters(network, names),
+        "unused": tuple(sorted(set(whole) - set(network.state_dict()))),
+        "levels": levels,
+    }
 
 
 def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:

@@ -11,8 +11,8 @@ from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tags import Members, Tags
 
-_MAPS_AT_ONCE = 2**18
-"""Maps, or images, for which numbers are drawn and combined at a time."""
+_MAPS_AT_ONCE, _COMBINED_AT_ONCE = 2**18, 2**13
+"""Maps for which numbers are drawn, and images whose maps are combined with one another, at a time."""
 _STEPS = 2**11
 """Steps of the parts of a vector of unit length: the product of two such vectors is exact in float32 whatever the order
 of the sum, so equal vectors have equal neighbors on every machine."""
@@ -149,19 +149,15 @@ def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
 
     None comes twice while there are enough; then the row repeats. Where every image has the class, images of the class.
     """
-    members = Members.of(asked.tags)
-    first, last = members.ranges(asked.tag)
-    size = len(asked.tags) - (last - first)
-    draws = uniforms(Draw.WRONG_CLASS, asked.seed, asked.tag, asked.image, count=asked.related)
-    choice = (draws * size[:, None]).astype(np.int64) if asked.may_repeat else _choices(draws, size)
-    # Before the i-th member of a class, which ascend, lie `member - i` images without it. These numbers of all classes,
-    # each class beyond the one before, are in order, so that a binary search tells how many members to step over.
-    count = np.diff(members.start)
-    of_member = np.repeat(np.arange(len(count)), count) * (len(asked.tags) + 1)
-    before = of_member + members.images - (np.arange(len(members.images)) - np.repeat(members.start[:-1], count))
-    wanted = (asked.tag * (len(asked.tags) + 1))[:, None] + choice
-    steps = np.searchsorted(before, wanted, side="right") - first[:, None]
-    return np.where(size[:, None] > 0, choice + steps, _of_class(asked))
+    members, related = Members.of(asked.tags), _of_class(asked)
+    for k in np.unique(asked.tag):
+        maps, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
+        lacking = np.delete(np.arange(len(asked.tags)), members.images[begin:end])
+        draws = uniforms(Draw.WRONG_CLASS, asked.seed, asked.tag[maps], asked.image[maps], count=asked.related)
+        size = np.full(len(maps), len(lacking))
+        choice = (draws * len(lacking)).astype(np.int64) if asked.may_repeat else _choices(draws, size)
+        related[maps] = lacking[choice] if len(lacking) else related[maps]
+    return related
 
 
 def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -240,47 +236,24 @@ def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray
     """The related images of the other tags of each map's image, as far as they lack the map's class, map by map, (O,),
     and where those of each map begin, (T + 1,).
 
-    A map's image and such an image share one class but not the map's.
-
-    Args:
-        tags: of N images; their T tags are the maps.
-        related: (T, R) positions.
+    A map's image and such an image share one class but not the map's. `related` is (T, R) positions.
     """
     start = tags.start.astype(np.int64)
-    # An image and a class as one number: ascending, so that a binary search tells whether the image has the class.
-    tagged = np.repeat(np.arange(len(tags)), np.diff(start)) * tags.classes + tags.values
-    if (np.diff(tagged) < 0).any():
-        tagged = np.sort(tagged)
     images, kept = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
-    for first in range(0, len(tags), _MAPS_AT_ONCE):
-        of_images = start[first : first + _MAPS_AT_ONCE + 1]
-        of_maps, count = _combined(tags, tagged, of_images, related[of_images[0] : of_images[-1]])
-        images.append(of_maps)
-        kept.append(count)
+    for first in range(0, len(tags), _COMBINED_AT_ONCE):
+        of_images = start[first : first + _COMBINED_AT_ONCE + 1]
+        tag, count = tags.values[of_images[0] : of_images[-1]], np.diff(of_images)
+        # Each map is combined with all `count` maps of its image: (C,) combinations, map by map. Of a map combined with
+        # itself nothing is left, as its related images have its class.
+        repeats = np.repeat(count, count)
+        of_map = np.repeat(np.arange(len(tag)), repeats)
+        within = np.arange(len(of_map)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        candidates = related[np.repeat(np.repeat(of_images[:-1], count), repeats) + within]
+        wanted = np.repeat(tag[of_map], candidates.shape[1])
+        lacks = ~tags.matrix(candidates.ravel())[np.arange(candidates.size), wanted].reshape(candidates.shape)
+        images.append(candidates[lacks])
+        kept.append(np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag)))
     return np.concatenate(images), np.cumsum(np.concatenate(kept))
-
-
-def _combined(
-    tags: Tags, tagged: NDArray[np.int64], start: NDArray[np.int64], related: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """As `_contrastive_images`, of the maps of some images; but of each map, (T,), how many there are.
-
-    Args:
-        tagged: image K + class of every tag, ascending.
-        start: where each image's maps begin, and the last one's end.
-        related: of these maps alone.
-    """
-    tag, count = tags.values[start[0] : start[-1]].astype(np.int64), np.diff(start)
-    # Each map is combined with all maps of its image, `count` of them: (C,) combinations, map by map.
-    repeats = np.repeat(count, count)
-    of_map, first = np.repeat(np.arange(len(tag)), repeats), np.cumsum(repeats) - repeats
-    with_map = np.repeat(np.repeat(start[:-1] - start[0], count) - first, repeats) + np.arange(len(of_map))
-    candidates = related[with_map]
-    wanted = candidates * tags.classes + tag[of_map][:, None]
-    # Of a map combined with itself nothing is left, as its related images have its class.
-    lacks = tagged[np.minimum(np.searchsorted(tagged, wanted), len(tagged) - 1)] != wanted
-    kept = np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag))
-    return candidates[lacks], kept
 
 
 RELATED = Registry[RelatedRule](

@@ -113,9 +113,6 @@ class ClassifierConfig(BackboneSection):
     standardize: bool = False
     """Standardize the backbone's channels, by their mean and deviation over training images before training, which are
     kept with the weights. Pretrained channels differ by orders of magnitude; attention would look at the largest."""
-    neck: int = Field(default=0, ge=0)
-    """Width of the layers between backbone and phi, one 1x1 and two 3x3 convolutions; 0 = none, phi reads the
-    backbone's output (the paper's extra convolutions are part of its backbone vgg16)."""
     input_size: Positive = 256
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
@@ -204,8 +201,6 @@ class ClassifierConfig(BackboneSection):
 
     def problems(self) -> Iterator[str]:
         """A kept epoch that training never reaches, and contradictions of the affinity."""
-        if self.affinity.stages and self.affinity.of == "features":
-            yield "classifier.affinity.stages is set but classifier.affinity.of is features; set of=backbone"
         if self.affinity.init is not None and self.affinity.w_p == "identity":
             yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
         if self.keep_epoch is not None and self.keep_epoch >= self.epochs:

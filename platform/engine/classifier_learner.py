@@ -204,7 +204,7 @@ def in_float32(scores: PairScores) -> PairScores:
 def val_scores_of_features(model: nn.Module, outputs: Tensor) -> Tensor:
     """As `val_scores`, of what a frozen backbone makes of images, (B, C, H, W)."""
     assert isinstance(model, CoAttentionClassifier)
-    return pool(model.activations(model.embedding(outputs.float())).float())
+    return pool(model.activations(model.standard(outputs.float())).float())
 
 
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:

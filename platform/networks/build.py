@@ -51,7 +51,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
     """The classifier as configured, with its initial weights.
 
     Raises:
-        UserError: the backbone cannot have the stride, or lacks what an affinity or equivariant attention compares.
+        UserError: the backbone cannot have the stride, or lacks what equivariant attention compares.
     """
     backbone = build_backbone(config)
     with errors_name_keys(backbone_keys(config)):
@@ -59,7 +59,6 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             backbone,
             classes=classes,
             standardized=config.standardize,
-            neck=config.neck,
             attention=config.attention,
             head=config.head,
             affinity=config.affinity,
@@ -71,11 +70,11 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
 
 @functools.cache
 def embedding_shape(config: ClassifierConfig, classes: int) -> tuple[int, int, int]:
-    """(D, H, W) of the features that localization keeps of an image."""
+    """(C, H, W) of the features that localization keeps of an image."""
     with torch.device("meta"), torch.inference_mode():
         model = build_classifier(config, classes).eval()
-        d, h, w = model.embed(torch.zeros(1, 3, config.input_size, config.input_size)).shape[1:]
-    return d, h, w
+        c, h, w = model.features(torch.zeros(1, 3, config.input_size, config.input_size)).shape[1:]
+    return c, h, w
 
 
 def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:

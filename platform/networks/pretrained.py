@@ -126,7 +126,7 @@ def _download(backbone: str, path: Path) -> None:
         ) from None
 
 
-_DESCRIBED = {"backbone", "stride", "standardize", "neck", "attention", "head", "affinity", "kinds"}
+_DESCRIBED = {"backbone", "stride", "standardize", "attention", "head", "affinity", "kinds"}
 
 
 def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The related images of a run's localization maps, as configured."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -41,18 +41,15 @@ def draw_relations(
     )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class MapRelations:
+class MapRelations(NamedTuple):
     """What the finished maps of a run were made of.
 
     Attributes:
         rows: the N tagged training images, as the index has them.
-        source: which of them are of the domain source, (N,).
         relations: of their maps; an image is a position in `rows`.
     """
 
     rows: pa.Table
-    source: NDArray[np.bool_]
     relations: Relations
 
     def of(self, row: int) -> Iterator[tuple[int, list[int]]]:
@@ -68,7 +65,5 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     rows = split_rows(context, "train", tagged=True)
     asked = RELATED[config.localize.related_by].vectors
     vectors = read_vectors(context.inputs["localize"] / VECTORS) if asked else None
-    source = of_source(rows)
     tags = Tags.of_index(rows["tags"], len(context.classes))
-    relations = draw_relations(config.localize, config.seed, tags, source, vectors)
-    return MapRelations(rows=rows, source=source, relations=relations)
+    return MapRelations(rows, draw_relations(config.localize, config.seed, tags, of_source(rows), vectors))

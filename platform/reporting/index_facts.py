@@ -72,10 +72,6 @@ def _groups(index: pa.Table) -> tuple[NDArray[np.int32], tuple[str, ...]]:
         named = pc.binary_join_element_wise(whole(index["domain"]), named, " ")
     encoded = named.dictionary_encode()
     names = encoded.dictionary.to_pylist()
-
-    def rank(name: str) -> list[tuple[int, str]]:
-        return [(_ORDER.index(word) if word in _ORDER else len(_ORDER), word) for word in name.split(" ")]
-
-    ordered = sorted(names, key=rank)
+    ordered = sorted(names, key=lambda name: [(*_ORDER, word).index(word) for word in name.split(" ")])
     place = np.array([ordered.index(name) for name in names], np.int32)
     return place[encoded.indices.to_numpy(zero_copy_only=False)], tuple(ordered)

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import mcis.models.classifier
-from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, transform
 from mcis.models.coattention import affinity, coattend, unshared
@@ -207,58 +206,44 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
 # --- what the affinity compares
 
 
-def of_two_stages(**options: Any) -> CoAttentionClassifier:
-    """A classifier whose backbone's output consists of two stages, of 2 and 4 channels."""
+def standardized(**options: Any) -> CoAttentionClassifier:
+    """A classifier of 6 channels that are standardized by drawn statistics."""
     torch.manual_seed(0)
-    backbone = Backbone(nn.Conv2d(3, 6, 1), groups=(2, 4), layout=Layout(1))
+    backbone = Backbone(nn.Conv2d(3, 6, 1), groups=(6,), layout=Layout(1))
     model = CoAttentionClassifier(backbone, classes=K, standardized=True, **options).double()
     generator = torch.Generator().manual_seed(1)
     model.set_statistics(torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5)
     return model
 
 
-@pytest.mark.parametrize("stages", [(), (0,), (1,), (1, 0)], ids=str)
-@pytest.mark.parametrize("neck", [0, 5])
 @pytest.mark.parametrize("w_p", ["learnt", "identity"])
-def test_positions_are_compared_by_standardized_channels_of_the_backbone(
-    stages: tuple[int, ...], neck: int, w_p: Literal["learnt", "identity"]
-) -> None:
-    how = Affinity(of="backbone", stages=stages, form="cosine", scale=7.0, w_p=w_p)
-    model = of_two_stages(neck=neck, affinity=how)
+def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Literal["learnt", "identity"]) -> None:
+    model = standardized(affinity=Affinity(form="cosine", scale=7.0, w_p=w_p))
     outputs = features(8, 2, 2, 3)
-    channels = [c for stage in stages or (0, 1) for c in ((0, 1), (2, 3, 4, 5))[stage]]
     generator = torch.Generator().manual_seed(1)
     mean, deviation = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
     standard = (outputs - mean[:, None, None]) / deviation[:, None, None]
-    embeddings = model.embedding(outputs)
-    nothing_twice = not neck and channels == list(range(6))
-    assert embeddings.shape[1] == (6 if nothing_twice else (neck or 6) + len(channels))
-    f_m, f_n = model.neck(standard)
-    standard = standard[:, channels]
-    p = affinity(standard[:1], standard[1:], model.w_p if w_p == "learnt" else None, form="cosine", scale=7.0)
-    common = coattend(f_m[None], f_n[None], p)
-    scores = model.pair_scores(*(embedding[None] for embedding in embeddings))
-    torch.testing.assert_close(scores.basic_m, model.phi(f_m[None]).mean(dim=(2, 3)))
-    for got, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
-        torch.testing.assert_close(got, model.phi(of_image).mean(dim=(2, 3)))
-    got = model.co_maps(model.query(embeddings[0]), embeddings[0], embeddings[1:], 1)
-    torch.testing.assert_close(got, model.phi(common.m)[:, 1])
+    got = model.standard(outputs)
+    torch.testing.assert_close(got, standard)
+    f_m, f_n = standard.split(1)
+    p = affinity(f_m, f_n, model.w_p if w_p == "learnt" else None, form="cosine", scale=7.0)
+    common = coattend(f_m, f_n, p)
+    scores = model.pair_scores(*got.split(1))
+    torch.testing.assert_close(scores.basic_m, model.phi(f_m).mean(dim=(2, 3)))
+    for common_scores, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
+        torch.testing.assert_close(common_scores, model.phi(of_image).mean(dim=(2, 3)))
+    torch.testing.assert_close(model.co_maps(model.query(got[0]), got[0], got[1:], 1), model.phi(common.m)[:, 1])
     assert ("w_p" in model.state_dict()) is (w_p == "learnt")
     assert {"mean", "deviation"} <= set(model.state_dict())  # so that a file of weights holds them
 
 
 def test_embedded_images_score_as_the_images_do() -> None:
-    model = of_two_stages(neck=5, affinity=Affinity(of="backbone"))
+    model = standardized()
     m, n = images(1, 2, 4, 4), images(2, 2, 4, 4)
     scores = model(m, n).pairs
     again = model(model.backbone(m), model.backbone(n), embedded=True).pairs
     for name, value in present(scores).items():
         torch.testing.assert_close(getattr(again, name), value)
-
-
-def test_a_stage_that_a_backbone_lacks_is_named() -> None:
-    with pytest.raises(UserError, match=r"`stages` \[2\] .* 2 stage"):
-        of_two_stages(affinity=Affinity(of="backbone", stages=(0, 2)))
 
 
 # --- the transformations of self pairs

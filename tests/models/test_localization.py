@@ -86,7 +86,7 @@ def rounds(draw: st.DrawFn) -> Round:
 def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) -> None:
     target, related, w_p, _, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = multi_round(query, related, related, weight, bias, form=form).unflatten(1, target.shape[1:])
+    got = multi_round(query, related, weight, bias, form=form).unflatten(1, target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
     maps = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
     np.testing.assert_allclose(got, np.array(maps), atol=1e-9)
@@ -98,7 +98,7 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Roun
     """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
     target, others, w_p, w_b, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = contrastive_round(query, others, others, w_b, weight @ target.flatten(1), bias, form=form)
+    got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
     maps = []
     for image in others:
         common = coattend(target[None], image[None], affinity(target[None], image[None], w_p, form=form, scale=scale)).m
@@ -115,8 +115,8 @@ def test_each_related_image_may_meet_a_query_of_its_own() -> None:
     assert query.shape == (2, 6, 3)
     maps: list[Tensor] = []
     for one, of_one in zip(w_p, related.split(1), strict=True):
-        maps += multi_round(affinity_query(target, one, scale=2.0), of_one, of_one, weight, None)
-    torch.testing.assert_close(multi_round(query, related, related, weight, None), torch.stack(maps))
+        maps += multi_round(affinity_query(target, one, scale=2.0), of_one, weight, None)
+    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(maps))
 
 
 def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are() -> None:
@@ -127,13 +127,13 @@ def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are()
     for form in FORMS:
         query = affinity_query(target, w_p, form=form)
         values = weight @ target.flatten(1)
-        together = multi_round(query, related, related, weight, None, form=form)
-        contrasted = contrastive_round(query, related, related, w_b, values, None, form=form)
+        together = multi_round(query, related, weight, None, form=form)
+        contrasted = contrastive_round(query, related, w_b, values, None, form=form)
         for r in range(5):
             for some, at in ((related[: r + 1], r), (related[r:], 0), (related[r : r + 1], 0)):
-                alone = multi_round(query, some, some, weight, None, form=form)[at]
+                alone = multi_round(query, some, weight, None, form=form)[at]
                 assert alone.equal(together[r])
-                assert contrastive_round(query, some, some, w_b, values, None, form=form)[at].equal(contrasted[r])
+                assert contrastive_round(query, some, w_b, values, None, form=form)[at].equal(contrasted[r])
 
 
 # --- normalized, combined and resized

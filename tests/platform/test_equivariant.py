@@ -65,7 +65,7 @@ def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBa
 def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:
     """The maps of one image's tags (1, T, H, W), plain and refined, at the pixels of another."""
     with model.backbone.watching(*model.backbone.middle) as middle:
-        own = model.activations(model.embed(image))[:, tags]
+        own = model.activations(model.features(image))[:, tags]
     grids = model.backbone.grids(image, own)
     refined = model.correlation(own, resample(image, pixel_grids(*image.shape[2:]), grids), *middle)
     return RefinedMaps(*(resample(maps, grids, pixel_grids(*at.shape[2:])) for maps in (own, refined)))
@@ -82,7 +82,7 @@ def test_terms_are_sums_over_images_one_by_one() -> None:
             copy, wanted = smaller_copies(image, 0.5), torch.from_numpy(TAGS[row][None]).float()
             assert copy.shape == (1, 3, 16, 16)
             for each in (image, copy):
-                scores = model.activations(model.embed(each)).mean(dim=(2, 3))
+                scores = model.activations(model.features(each)).mean(dim=(2, 3))
                 expected["basic"] += sigmoid_ce(scores, wanted).item() / 2
             tagged = np.flatnonzero(TAGS[row]).tolist()
             both = EquivariantMaps(seen(model, image, tagged, copy), seen(model, copy, tagged, copy))
@@ -120,14 +120,14 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
     columns = {"image_id": list("abc"), "uri": uris, "content_hash": hashes}
     rows = pa.table({**columns, "domain": ["target"] * 3, "tags": tags})
     to_embed = embed_rows(rows)
-    table = Embed(settings, tmp_path, K, False, None, tmp_path, features=False, selves=False)(to_embed)
+    table = Embed(settings, tmp_path, K, False, None, tmp_path, features=False, selves=False, vectors=False)(to_embed)
     assert table["class"].to_pylist() == [tag for row in tags for tag in row]
     maps = iter(table["map"].to_pylist())
     with torch.inference_mode():
         for uri, row in zip(uris, tags, strict=True):
             image = IMAGENET(to_unit(torch.from_numpy(read_rgb(uri, 32)[None])))
             with model.backbone.watching(*model.backbone.middle) as middle:
-                embedding = embed(model.backbone, model.embedding, image, extra_scales=[0.5], mirror=True)
+                embedding = embed(model.backbone, model.standard, image, extra_scales=[0.5], mirror=True)
             refined = model.refined(image, model.activations(embedding)[:, row], middle)[0, 1:]
             for expected in refined:
                 assert 0 <= expected.min() < expected.max() <= 1

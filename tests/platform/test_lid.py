@@ -89,7 +89,7 @@ def test_the_networks_of_the_recipe_are_those_of_section_4_4() -> None:
     with torch.device("meta"):
         classifier, segmenter = build_classifier(config.classifier, 200).eval(), build_segmenter(config.segmenter, 200)
         freeze(classifier, config.classifier)
-        features = classifier.embed(torch.zeros(1, 3, 448, 448))
+        features = classifier.features(torch.zeros(1, 3, 448, 448))
         logits = segmenter.eval()(torch.zeros(1, 3, 321, 321))
     assert features.shape == (1, 4096, 56, 56)
     assert logits.shape == (1, 201, 321, 321)

@@ -48,7 +48,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
         how = config.localize
         return embed(
-            model.backbone, model.embedding, IMAGENET(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror
+            model.backbone, model.standard, IMAGENET(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror
         )
 
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
@@ -200,7 +200,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
         images = IMAGENET(to_unit(pixels))
-        features = embed(model.backbone, model.embedding, images, extra_scales=how.extra_scales, mirror=how.mirror)
+        features = embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.mirror)
     write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, False, tmp_path, source)
     expected = literal_maps(config, context)

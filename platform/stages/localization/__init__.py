@@ -32,7 +32,7 @@ from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.localization.workers import Embed, Pool, Relate, embed_rows, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
 """Folder of what is embedded while maps are made of it: `single`, `features`, and `selves` for the released maps."""
@@ -56,46 +56,41 @@ def run(config: Config, context: RunContext) -> StageResult:
     if not len(rows):
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
-    relations = _relations(config, context, rows, tags) if config.localize.related else None
+    counts, notes = dict[str, Any](), tuple[str, ...]()
     embedded = _embedded(config, context, rows)
-    if relations is not None:
+    copy_folder(embedded / "single", part / "single")
+    if config.localize.related:
+        vectors = None
+        if RELATED[config.localize.related_by].vectors:  # the report reads them, too
+            copy_folder(embedded / VECTORS, part / VECTORS)
+            vectors = read_vectors(part / VECTORS)
+        relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
         arguments = *_network(config, context), embedded, of_source(rows)
         _map(config, relate_rows(rows, relations), Relate, arguments, part / "maps", "localize")
-    copy_folder(embedded / "single", part / "single")
-    if relations is None:
+        counts, notes = related_counts(config.localize, relations, tags)
+    else:
         copy_folder(embedded / "single", part / "maps")
     remove(part / EMBEDDED)
-    counts, notes = related_counts(config.localize, relations, tags) if relations is not None else ({}, ())
     maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
     counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps} | counts
     return StageResult(counts=counts, notes=notes)
-
-
-def _relations(config: Config, context: RunContext, rows: pa.Table, tags: Tags) -> Relations:
-    """The related images of all maps; the table of vectors by which nearest ones are found is kept for the report."""
-    vectors = None
-    if RELATED[config.localize.related_by].vectors:
-        numbered = rows.append_column("position", pa.array(np.arange(len(rows))))
-        arguments = *_network(config, context), _outputs(config, context, rows)
-        _map(config, numbered, Pool, arguments, context.part / VECTORS, "vectors")
-        vectors = read_vectors(context.part / VECTORS)
-    return draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
 
 
 def _embedded(config: Config, context: RunContext, rows: pa.Table) -> Path:
     """A folder with the single-round maps, and what maps with related images are made of."""
     localize = config.localize
     selves = localize.related > 0 and localize.method.name == "released"
+    features = localize.related > 0 or localize.keep_features
+    vectors = features and RELATED[localize.related_by].vectors
 
     def fill(folder: Path) -> None:
-        features = localize.related > 0 or localize.keep_features
-        arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves
+        arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves, vectors
         _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
 
     if localize.keep_features:
         what = (
             context.result("train_classifier", StageResult).identity,
-            [localize.extra_scales, localize.mirror, localize.batch, config.compute.shard_rows, selves],
+            [localize.extra_scales, localize.mirror, localize.batch, config.compute.shard_rows, selves, vectors],
             made_with(__name__, config.compute.device),
             [rows["content_hash"].to_pylist(), rows["tags"].to_pylist()],
         )

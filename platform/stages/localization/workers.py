@@ -21,6 +21,7 @@ from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, embedding_shape, load_trained, move_channels_last
+from mcis.platform.outputs.relations import VECTORS
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
 
@@ -70,9 +71,11 @@ class Embed:
     Args:
         weights: folder of the trained classifier of `classes` classes.
         outputs: what the frozen backbone makes of the images, by the rows' `position`; None = it is not known.
-        folder: into whose `features` and `selves` the worker writes what maps with related images are made of.
+        folder: into whose `features`, `selves` and VECTORS the worker writes what maps with related images are made of.
         features: whether it writes the images' features.
         selves: whether it writes the self pairs' maps, for the released maps.
+        vectors: whether it writes of each image its `vector`, (C,), the mean of its features as it is, by which the
+            nearest images are found.
     """
 
     def __init__(
@@ -85,49 +88,53 @@ class Embed:
         folder: Path,
         features: bool,
         selves: bool,
+        vectors: bool,
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         model = load_trained(build_classifier(config.classifier, classes), weights)
         self.model = move_channels_last(model, self.device)
-        self.outputs, self.folder, self.features, self.selves = outputs, folder, features, selves
+        self.outputs, self.folder = outputs, folder
+        self.features, self.selves, self.vectors = features, selves, vectors
         self.batch = min(config.localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        embeddings: list[NDArray[np.float16]] = []
-        selves: list[NDArray[np.float32]] = []
-        parts = [
-            self._batch(rows.slice(start, self.batch), embeddings, selves) for start in range(0, len(rows), self.batch)
-        ]
+        kept: dict[str, list[NDArray[Any]]] = {"features": [], "selves": [], VECTORS: []}
+        parts = [self._batch(rows.slice(start, self.batch), kept) for start in range(0, len(rows), self.batch)]
+        first = rows["position"][0].as_py()
         if self.features:
-            write_rows(self.folder / "features", rows["position"][0].as_py(), np.concatenate(embeddings))
+            write_rows(self.folder / "features", first, np.concatenate(kept["features"]))
         if self.selves:
-            write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(selves))
+            write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(kept["selves"]))
+        if self.vectors:
+            vectors = pa.table({"image_id": rows["image_id"], "vector": list(np.concatenate(kept[VECTORS]))})
+            write_table(self.folder / VECTORS / f"part-{first:010d}-{first + len(rows):010d}.parquet", vectors)
         return pa.concat_tables(parts)
 
-    def _batch(
-        self, rows: pa.Table, embeddings: list[NDArray[np.float16]], selves: list[NDArray[np.float32]]
-    ) -> pa.Table:
+    def _batch(self, rows: pa.Table, kept: dict[str, list[NDArray[Any]]]) -> pa.Table:
         """Single-round maps of at most a batch of rows; appends what is kept of their images."""
         known = self._known(rows)
-        if known is not None and not self.config.localize.extra_scales and not self.selves:
+        if known and not self.config.localize.extra_scales and not self.selves:
             side = self.config.classifier.input_size
             images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
         else:
             images = self._images(rows)
         refine, how, backbone = self.config.classifier.equivariant.weight > 0, self.config.localize, self.model.backbone
         with backbone.watching(*(backbone.middle if refine else ())) as middle:
+            known = known or [backbone(images)]
             scales, mirror = how.extra_scales, how.mirror
-            embedding = embed(backbone, self.model.embedding, images, extra_scales=scales, mirror=mirror, known=known)
+            embedding = embed(backbone, self.model.standard, images, extra_scales=scales, mirror=mirror, known=known)
+        if self.vectors:
+            kept[VECTORS].append(self.model.standard(known[0])[: len(rows)].mean(dim=(2, 3)).cpu().numpy())
         if self.features:
-            kept = embedding[: len(rows)].half()
-            if not kept.isfinite().all():
+            features = embedding[: len(rows)].half()
+            if not features.isfinite().all():
                 raise UserError(
                     f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
                     "activations of a sound training",
                     "look at the training's loss curve, and repeat it with a lower learning rate",
                 )
-            embeddings.append(kept.cpu().numpy())
+            kept["features"].append(features.cpu().numpy())
         activations = self.model.activations(embedding)
         ids, tags, maps = [], [], [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain"]).to_pylist()):
@@ -139,7 +146,7 @@ class Embed:
             maps.append(own)
             if self.selves:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                selves.append(self._self_maps(images[n], embedding[n], row["tags"], kind).cpu().numpy())
+                kept["selves"].append(self._self_maps(images[n], embedding[n], row["tags"], kind).cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, embedding).rows)
 
     def _images(self, rows: pa.Table) -> Tensor:
@@ -152,14 +159,13 @@ class Embed:
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
         return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
 
-    def _known(self, rows: pa.Table) -> tuple[Tensor, Tensor] | None:
+    def _known(self, rows: pa.Table) -> list[Tensor]:
         """The backbone's outputs of a full batch and of its mirror images, where they were computed before."""
         if self.outputs is None:
-            return None
+            return []
         positions = rows["position"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
         both = [self.outputs(positions, np.full(len(positions), mirrored)) for mirrored in (False, True)]
-        plain, mirrored = (torch.from_numpy(outputs).to(self.device).float() for outputs in both)
-        return plain, mirrored
+        return [torch.from_numpy(outputs).to(self.device).float() for outputs in both]
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
@@ -167,7 +173,7 @@ class Embed:
         total = torch.zeros(len(tags), *embedding.shape[1:], device=self.device)
         for name in SELF_TRANSFORMS:
             seen = transform(image[None], name)
-            transformed = self.model.embed(seen)[0]
+            transformed = self.model.features(seen)[0]
             grids = backbone.grids(seen, transformed)
             query = self.model.query(transformed, kind=kind, target_is_n=True)
             of_both = (self.model.co_maps(query, transformed, embedding[None], tag) for tag in tags)
@@ -219,7 +225,7 @@ class Relate:
 
     def _queries(self, embedding: Tensor, position: int) -> Tensor:
         """F_n^T W_P of an image as its related images meet it; it depends on their domain alone, so that all maps of
-        the image share it: for one of the target and one of the source, (2, HW, C'), or one for both, (1, HW, C')."""
+        the image share it: for one of the target and one of the source, (2, HW, C), or one for both, (1, HW, C)."""
         method, source = self.config.localize.method, self.source[position]
         if method.affinity == "identity":
             return self.model.query(embedding, identity=True)[None]
@@ -244,11 +250,11 @@ class Relate:
         return activation
 
     def _query_for(self, images: list[int], queries: Tensor) -> Tensor:
-        """The query for each of some other images, (R, HW, C'), or the only one there is, (HW, C')."""
+        """The query for each of some other images, (R, HW, C), or the only one there is, (HW, C)."""
         return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
 
     def _rows(self, cached: CachedRows, positions: list[int]) -> Tensor:
-        """Embeddings of N images, (N, D, H, W), or N maps of self pairs, (N, H, W)."""
+        """Embeddings of N images, (N, C, H, W), or N maps of self pairs, (N, H, W)."""
         found = [row for position in positions if (row := cached.row(position)) is not None]
         if len(found) < len(positions):
             raise UserError(
@@ -257,33 +263,3 @@ class Relate:
                 "repeat the command, which embeds the images again",
             )
         return torch.from_numpy(np.stack(found).astype(np.float32)).to(self.device)
-
-
-class Pool:
-    """Image rows -> of each its `vector`, (C',): the mean over its positions of what the affinity compares.
-
-    Args:
-        weights: folder of the trained classifier of `classes` classes.
-        outputs: what its frozen backbone makes of the images, by the rows' `position`; None = the images are read.
-    """
-
-    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, outputs: Features | None):
-        self.config, self.device, self.outputs = config, torch.device("cuda" if gpu else "cpu"), outputs
-        self.model = load_trained(build_classifier(config.classifier, classes), weights).to(self.device)
-        self.batch = min(config.localize.batch, config.compute.shard_rows)
-
-    @torch.inference_mode()
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        parts = [self._vectors(rows.slice(start, self.batch)) for start in range(0, len(rows), self.batch)]
-        vectors = torch.cat(parts).cpu().numpy()
-        return pa.table({"image_id": rows["image_id"], "vector": list(vectors)})
-
-    def _vectors(self, rows: pa.Table) -> Tensor:
-        if self.outputs:
-            outputs = torch.from_numpy(self.outputs(rows["position"].to_numpy())).to(self.device).float()
-        else:
-            size = self.config.classifier.input_size
-            pixels = read_squares(rows, size)
-            images = to_unit(torch.from_numpy(pixels).to(self.device))
-            outputs = self.model.backbone(self.model.backbone.normalize(images))
-        return self.model.keys(self.model.embedding(outputs)).mean(dim=(2, 3))
