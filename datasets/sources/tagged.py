@@ -85,7 +85,7 @@ def list_tagged(
     ids = _ids(rows, images, id)
     splits = _splits(rows)
     tags_of_rows, names, tag_notes = _tagged(rows, classes, ignore_others)
-    notes = [*_notes(rows, splits, names), *tag_notes]
+    notes = [*_notes(rows, splits), *tag_notes]
     saliency_uris = _existing(rows, "saliency")
     if "saliency" in rows.columns and saliency_uris.null_count:
         notes.append(f"no saliency map for {saliency_uris.null_count} of {len(images)} images")
@@ -170,6 +170,11 @@ def _tagged(
     check_classes(rows.path, names)
     if not names:
         raise UserError(f"{rows.path}: no tag in column {rows.columns['tags']!r}", "a tagged image", "add tags")
+    joined = [name for name in names if " " in name and set(name.split()) <= set(names)]
+    if joined and not classes:
+        told = f"{rows.path}: {shown(joined)} in column {rows.columns['tags']!r}: other tags with spaces between them"
+        remedy = "write one of these; or, where such a text is a class, name a file of all classes by `classes`"
+        raise UserError(told, "';', ',' or '|' between the tags of an image", remedy)
     others = sorted(found.difference(names))
     if others and not ignore_others:
         raise UserError(
@@ -252,15 +257,11 @@ def _masks(rows: UserTable, splits: pa.ChunkedArray, notes: list[str]) -> pa.Chu
     return uris
 
 
-def _notes(rows: UserTable, splits: pa.ChunkedArray, names: tuple[str, ...]) -> list[str]:
-    notes = []
-    if "val" not in splits.unique().to_pylist():
-        notes.append("no image of split val: the training images are predicted")
+def _notes(rows: UserTable, splits: pa.ChunkedArray) -> list[str]:
+    val = "val" in splits.unique().to_pylist()
+    notes = [] if val else ["no image of split val: the training images are predicted"]
     if rows.unread:
         notes.append(f"columns that are not read: {shown(rows.unread)}")
-    several = [name for name in names if " " in name and set(name.split()) <= set(names)]
-    if several:
-        notes.append(f"{shown(several)} is one class each; tags are divided by ; , or |, never by spaces")
     return notes
 
 

@@ -45,16 +45,17 @@ def table_of(
 
 
 def show_result(result: "RunResult") -> None:
-    """The final table of a run, and where to look."""
+    """The final table of a run, a line each on 80 columns, what the scores mean, and where to look."""
     context = result.context
-    columns = ("what", "which", "split", "mIoU %", "boundary mIoU %", "images", "meaning")
-    rows = []
+    columns, rows, meanings = ("what", "which", "images of", "mIoU %", "boundary"), [], list[str]()
     for score in result.scores:
         boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
+        rows.append((score.title, score.name, f"{score.split}, {score.images}", f"{score.miou:.2f}", boundary))
         made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
-        rows.append((score.title, score.name, score.split, f"{score.miou:.2f}", boundary, score.images, made))
+        meanings.append(f"{score.title}, {score.name}: {made}")
     if rows:
-        console.print(table_of(f"Scores of {context.name}", columns, rows, numbers=columns[3:6]))
+        console.print(table_of(f"Scores of {context.name}", columns, rows, numbers=columns[3:]))
+        console.print("\n".join(meanings), markup=False)
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
     console.print(f"report:  {context.folder.report}", markup=False)

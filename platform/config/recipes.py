@@ -181,9 +181,9 @@ def photos() -> Config:
     from their own confident labels before the dense CRF makes masks of them. The segmentation network trains the
     last three stages of a backbone whose last one stays at stride 32, on images of rare classes more often.
 
-    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: at most
-    0.37 for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 75 of the pseudo masks and 73 to 78 of
-    the segmentation network on photographs of six animals, 69 where classes are uneven (docs/results.md).
+    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: 0.42
+    for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 75 of the pseudo masks and 74 to 78 of the
+    segmentation network on photographs of six animals, 69 where classes are uneven (docs/results.md).
     """
     return _photos("timm/tf_efficientnet_lite2")
 
@@ -257,8 +257,8 @@ def photos_fast() -> Config:
     """`photos` in less time: EfficientNet-Lite0, smaller images for the classifier, fewer related images, masks by the
     dense CRF alone, a shorter training.
 
-    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours: at most 0.15 for
-    1,700 photographs of 400 pixels on two cores. Expected mIoU: 65 of the pseudo masks and 62 to 66 of the segmentation
+    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours: 0.12 for 1,700
+    photographs of 400 pixels on two cores. Expected mIoU: 65 of the pseudo masks and 62 to 65 of the segmentation
     network on photographs of six animals (docs/results.md).
     """
     config = _photos("timm/tf_efficientnet_lite0")

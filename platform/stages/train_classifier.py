@@ -98,14 +98,12 @@ def _take_trained(config: Config, context: RunContext, path: Path) -> StageResul
 def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, int]:
     """What is trained, and how many training images may take space in the cache of decoded images.
 
-    UserError where no training image has a tag, or the initial weights do not fit.
+    UserError where no training image has a tag.
     """
     rows, c = split_rows(context, "train", tagged=True), config.classifier
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
     pretrained, initial = classifier_weights(config, context.workspace), classifier_file(config, "initial")
-    if initial:
-        check_initial_classifier(config, initial, context.classes, pretrained)
     features = _features(config, context, rows) if c.from_features else None
     cache = None
     if features is None and c.sizing != "random_crop":

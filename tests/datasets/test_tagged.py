@@ -100,9 +100,13 @@ def test_tags_that_are_no_class_are_left_out_on_request(folder: Path) -> None:
     assert "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag" in found.notes[-1]
 
 
-def test_tags_that_seem_to_be_divided_by_spaces_are_noted(folder: Path) -> None:
+def test_tags_divided_by_spaces_are_asked_about(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
-    assert any("t.csv: cat dog is one class each" in note for note in list_tagged(folder / "t.csv").notes)
+    with pytest.raises(UserError, match="cat dog in column 'tags': other tags with spaces between them"):
+        list_tagged(folder / "t.csv")
+    (folder / "classes.txt").write_text("cat\ndog\ncat dog\npotted plant\n")
+    listed = list_tagged(folder / "t.csv", classes=folder / "classes.txt").table
+    assert listed["tags"].to_pylist() == [[2], [0, 1, 3]]
 
 
 def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -> None:

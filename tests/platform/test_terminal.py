@@ -40,11 +40,15 @@ def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: Str
     result: Any = SimpleNamespace(context=context, scores=[score])
     terminal.show_result(result)
     lines = printed.getvalue().splitlines()
-    (row,) = [line for line in lines if "localization maps" in line]
-    cells = [cell.strip() for cell in row.strip("│").split("│")]
-    assert cells[:5] == ["localization maps", HOSTILE, "train", "50.12", "-"]
-    assert cells[5] == "9"
-    assert cells[6] == "threshold 0.5, related images 3, method co-attention"
+    row, meaning = (line for line in lines if "localization maps" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "localization maps",
+        HOSTILE,
+        "train, 9",
+        "50.12",
+        "-",
+    ]
+    assert meaning == f"localization maps, {HOSTILE}: threshold 0.5, related images 3, method co-attention"
     assert f"report:  /w/{HOSTILE}/runs/first/report.html" in lines
     assert "2 s in stages that were computed" in lines
 
