@@ -258,8 +258,7 @@ def _masks(rows: UserTable, splits: pa.ChunkedArray, notes: list[str]) -> pa.Chu
 
 
 def _notes(rows: UserTable, splits: pa.ChunkedArray) -> list[str]:
-    val = "val" in splits.unique().to_pylist()
-    notes = [] if val else ["no image of split val: the training images are predicted"]
+    notes = [] if "val" in splits.unique().to_pylist() else ["no image of split val: the training images are predicted"]
     if rows.unread:
         notes.append(f"columns that are not read: {shown(rows.unread)}")
     return notes

@@ -71,7 +71,7 @@ def demo(
 def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Resolved":
     """Recipe `photos` on the embedded data, which is drawn where it does not exist yet: tags, no saliency maps.
 
-    Its images are small and few: smaller inputs, more passes and fewer updates than for photographs.
+    Its images are small and few: smaller inputs, more passes, fewer updates, a stage more to train.
     """
     from mcis.datasets.synthetic import devkit
     from mcis.platform.config.resolve import resolve
@@ -93,6 +93,7 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
         "affinity_net.crop": 160,
         "segmenter.crop": 160,
         "segmenter.steps": 200,
+        "segmenter.trained": 4,
     }
     return resolve("voc", "photos", options, assignments)
 
