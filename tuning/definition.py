@@ -1,6 +1,6 @@
 """A study: its cases, what makes each, what it is compared with, and the paper's figures beside it.
 
-Most are files; docs/howto/studies.md shows one. `tuning.paper` has those of the paper that depend on the configuration.
+Most are files; docs/howto/studies.md shows one. `tuning.paper` has the one that depends on the configuration.
 """
 
 import itertools
@@ -21,6 +21,8 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import sources_of
 
 LIBRARY = Path(__file__).parent / "library"
+_ATTENDED = {"partner": "", "itself": ", trained alone", "wrong_class": ", trained with partners of wrong classes"}
+"""What a case's inference says of what images attended to in training."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -36,7 +38,7 @@ class CaseDefinition(_Strict):
         group: of cases that stand together in the table, such as those of one training.
         setting: the data setting, of sources that the study's setting has; None = the study's.
         values: what makes the case, by dotted key, beside what all cases of the study share; `set` in the file.
-        until: its last stage; None = the study's.
+        until: its last stage, where the study's own is no earlier one; None = the study's.
         paper: mIoU in percent of the segmentation network in the paper's tables.
         against: name of the case that it is compared with.
         shows: what the difference shows.
@@ -195,8 +197,8 @@ def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
     inference = config.localize.description() if config.localize.related else "single round"
     own = {
         "setting": config.setting,
-        "until": definition.until or until,
-        "inference": inference + (", trained alone" if config.classifier.attended == "itself" else ""),
+        "until": min(definition.until or until, until, key=pipeline.STAGE_NAMES.index),
+        "inference": inference + _ATTENDED[config.classifier.attended],
         "related": config.localize.related,
     }
     return Case(**dict(definition) | own)

@@ -53,24 +53,24 @@ class Study(Sweep):
         return f"{self.name}-{case}-s{seed}"
 
 
-def defined(study: Study, definition: Definition, contrasts: Sequence[Contrast] | None = None) -> list[Figures]:
-    """The cases of a definition over seeds, and their differences, which are its own where no others are given.
+def defined(study: Study, definition: Definition) -> list[Figures]:
+    """The cases of a definition over seeds, and their differences.
 
     Raises:
         UserError: what cannot be studied; or a trial failed, after the table of the others.
     """
     cases = cases_of(definition, study.resolved, study.until)
-    _check_study(study, sorted({key for case in cases for key in case.values}))
+    _check_study(study, sorted(set.intersection(*(set(case.values) for case in cases))))
     seeds = ", ".join(map(str, study.each_seed))
     title = f"{definition.about}: mIoU %, mean and deviation over the seeds {seeds}, {study.name}"
-    return _run(study, cases, definition.contrasts() if contrasts is None else contrasts, title)
+    return _run(study, cases, definition.contrasts(), title)
 
 
 def _check_study(study: Study, own_keys: Sequence[str]) -> None:
     """Finds what cannot be studied, before the first trial.
 
     Raises:
-        UserError: a stage without scores, a value of `own_keys`, which the study itself sets, or no ground truth.
+        UserError: a stage without scores, a value of `own_keys`, which each case sets itself, or no ground truth.
     """
     config, origins = study.resolved.config, study.resolved.origins
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]

@@ -61,6 +61,7 @@ class PairSampler:
         tags: of the N images.
         seed: of all draws.
         partner_may_be_itself: whether an image may be drawn as its own partner (RELEASED_RECIPE, "Classifier").
+        wrong_class: whether partners are drawn of the images that lack the class, as a control of what partners bring.
         source: (N,), which images are of the domain source; None if there are none.
         epoch_pairs: E, pairs per epoch; None for as many as there are images with a tag.
         class_balance: fraction of the pairs, in [0, 1], in which no image takes its turn: a class is drawn, all with
@@ -77,6 +78,7 @@ class PairSampler:
         *,
         seed: int,
         partner_may_be_itself: bool = False,
+        wrong_class: bool = False,
         source: NDArray[np.bool_] | None = None,
         epoch_pairs: int | None = None,
         class_balance: float = 0.0,
@@ -86,7 +88,7 @@ class PairSampler:
         if source is not None and source.shape != (len(tags),):
             raise ValueError(f"source has shape {source.shape}, expected one value for each of {len(tags)} images")
         self.tags, self.seed, self.partner_may_be_itself = tags, seed, partner_may_be_itself
-        self.class_balance = class_balance
+        self.class_balance, self.wrong_class = class_balance, wrong_class
         self.members = Members.of(tags, source)
         self._source = source if source is not None and source.any() else None
         self._tagged = _tagged(tags, self._source)
@@ -137,6 +139,8 @@ class PairSampler:
 
     def _partners(self, half: _Half) -> NDArray[np.int64]:
         """n for each m out of the images of the class, (B,)."""
+        if self.wrong_class:
+            return self._lacking(half)
         low, high = self.members.ranges(half.classes)
         size = high - low - (not self.partner_may_be_itself)
         # Where there is no candidate but m, the class holds m alone.
@@ -146,6 +150,17 @@ class PairSampler:
             # The last candidate was left out of the draw; it stands in for m, so all but m have the same chance.
             met = np.flatnonzero((n == half.m) & (size > 0))
             n[met] = self.members.images[high[met] - 1]
+        return n
+
+    def _lacking(self, half: _Half) -> NDArray[np.int64]:
+        """n for each m out of the images that lack the class, or out of all where none does, (B,)."""
+        n = np.empty_like(half.m)
+        for k in np.unique(half.classes):
+            rows, (begin, end) = np.flatnonzero(half.classes == k), self.members.start[k : k + 2]
+            everyone = np.arange(len(self.tags))
+            lacking = np.delete(everyone, self.members.images[begin:end])
+            candidates = lacking if len(lacking) else everyone
+            n[rows] = candidates[(half.choice[rows] * len(candidates)).astype(np.int64)]
         return n
 
 

@@ -54,28 +54,15 @@ def references(configuration: Configuration, name: Name, trials: Trials, seeds: 
         defined(trials.study("references", name, configuration, seeds), read_definition("references"))
 
 
-@study_app.command(epilog="Example: `mcis study effect --voc VOCdevkit/VOC2012 --name effect --recipe small --seeds 3`")
+@study_app.command(epilog="Example: `mcis study effect tags --tags photos.csv --name effect --until localize`")
 @grouped
-def effect(
-    configuration: Configuration,
-    name: Name,
-    trials: Trials,
-    trainings: Annotated[
-        list[str] | None, typer.Option("--training", help="none, co or co+contrastive; give it again for more. [all]")
-    ] = None,
-    related: Annotated[
-        list[int] | None,
-        typer.Option("--related", min=1, max=64, help="R beside single rounds; repeatable; controls: the largest. [3]"),
-    ] = None,
-    seeds: Seeds = 3,
-) -> None:
-    """Training with neither, one or both co-attentions, related images, and controls, over seeds (tables 5 and 6)."""
+def effect(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 3) -> None:
+    """What training with each co-attention and related images bring, beside their controls (tables 5 and 6)."""
     with plain_errors(trials.verbose):
-        from mcis.tuning.paper import TRAININGS, effect_definition
+        from mcis.tuning.definition import read_definition
         from mcis.tuning.studies import defined
 
-        study, chosen = trials.study("effect", name, configuration, seeds), trainings or TRAININGS
-        defined(study, *effect_definition(study.resolved.config, chosen, related or [3], study.until))
+        defined(trials.study("effect", name, configuration, seeds), read_definition("effect"))
 
 
 @study_app.command(
@@ -86,7 +73,7 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="inference (table 4), references (7), settings (1 to 3), lid (section 4.6), or your own TOML file."
+            help="effect (tables 5, 6), inference (4), references (7), settings (1 to 3), lid, or your own TOML file."
         ),
     ],
     configuration: Configuration,

@@ -117,9 +117,9 @@ class ClassifierConfig(BackboneSection):
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
     """Loss terms: basic alone, with co-attention, with both (table 6)."""
-    attended: Literal["partner", "itself"] = "partner"
-    """What the images of a pair attend to in training: their partners; or, as a control of what these bring, each to
-    itself."""
+    attended: Literal["partner", "itself", "wrong_class"] = "partner"
+    """What the images of a pair attend to in training: their partners; or, as controls of what these bring, each to
+    itself, or to partners that lack the class."""
     head: Literal["shared", "own"] = "shared"
     """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (RELEASED_RECIPE,
     "Classifier")."""
@@ -205,8 +205,8 @@ class ClassifierConfig(BackboneSection):
             yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
         if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
             yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
-        if self.attended == "itself" and self.attention == "none":
-            yield "classifier.attended is itself but classifier.attention is none, which attends to nothing"
+        if self.attended != "partner" and self.attention == "none":
+            yield f"classifier.attended is {self.attended} but classifier.attention is none, which attends to nothing"
 
 
 class SegmenterConfig(CropSection):

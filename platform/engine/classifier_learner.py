@@ -19,7 +19,7 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import BatchScores, CoAttentionClassifier, pool
+from mcis.models.classifier import Attended, BatchScores, CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
 from mcis.models.metrics import average_precision
 from mcis.models.networks import normalization_of
@@ -107,6 +107,7 @@ class ClassifierLearner:
             self.tags,
             seed=self.seed,
             partner_may_be_itself=c.partner_may_be_itself,
+            wrong_class=c.attended == "wrong_class",
             source=self.source,
             epoch_pairs=c.epoch_pairs,
             class_balance=c.class_balance,
@@ -127,18 +128,19 @@ class ClassifierLearner:
         c = self.config
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
         attend = self.schedule.epoch(step) >= c.attention_begins
+        attended: Attended = "itself" if c.attended == "itself" else "partner"
         tags_m, tags_n = (
             torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)
         )
         if isinstance(self.images, Features):
             outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
-            out: BatchScores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=c.attended)
+            out: BatchScores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=attended)
         else:
             images_m, images_n, plain_m = self._images(batch, device)
             images = images_m, images_n, c.self_pairs, kind, plain_m
             equivariance = Equivariance(torch.cat([tags_m, tags_n]), c.equivariant.scale)
             also = {"equivariance": equivariance} if c.equivariant.weight else {}
-            out = model(*images, attend=attend, attended=c.attended, **also)
+            out = model(*images, attend=attend, attended=attended, **also)
 
         terms = _summed_losses(in_float32(out.pairs), tags_m, tags_n, c)
         if out.copies is not None and out.maps is not None:

@@ -56,6 +56,7 @@ def cases(draw: st.DrawFn) -> Case:
     options: dict[str, Any] = {"seed": draw(st.integers(0, 9)), "partner_may_be_itself": draw(st.booleans())}
     if draw(st.booleans()):
         options["source"] = draw(arrays(bool, len(tags)))
+    options["wrong_class"] = draw(st.sampled_from([False, False, True]))
     options["epoch_pairs"] = draw(st.sampled_from([None, None, 1, 5, 30]))
     options["class_balance"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
     return Case(tags, options)
@@ -95,6 +96,8 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
         m, of_partner = pick(members(tag), of_image), of_other
     choice = members(tag) if itself else stepping_over(members(tag), m)
     n = pick(choice, of_partner) if choice else m
+    if case.options["wrong_class"]:
+        n = pick([i for i in range(len(tags)) if not tags[i, tag]] or list(range(len(tags))), of_partner)
     if is_source[m] and not is_source[n]:
         m, n = n, m
     kinds_of_domains = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
@@ -110,6 +113,8 @@ def test_rows_are_the_references(case: Case) -> None:
     assert list(zip(*(c.tolist() for c in rows), strict=True)) == slow
     assert [c.dtype for c in rows] == [np.int64, np.int64, np.int64, np.uint8]
     for m, n in zip(rows.m, rows.n, strict=True):
+        if case.options["wrong_class"]:
+            continue
         common = case.tags[m] & case.tags[n]
         assert common.any()
         if m == n and not case.options["partner_may_be_itself"]:

@@ -53,15 +53,24 @@ def tracked(workspace: Path) -> list[Any]:
 def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     call = command(root, workspace, "classifier.epochs=150", "compute.stop_if_nothing_is_learnt=false")
-    call[3:5] = ["study", "effect"]
-    call += ["--training", "none", "--related", "1", "--seeds", "1", "--until", "pseudo_masks"]
+    study = tmp_path / "study.toml"
+    study.write_text("""about = "related images"
+[[case]]
+name = "single"
+set = { "localize.related" = 0 }
+[[case]]
+name = "r1"
+set = { "localize.related" = 1 }
+""")
+    call[3:5] = ["study", "run", str(study)]
+    call += ["--seeds", "1", "--until", "pseudo_masks"]
     with running(call, lambda: steps_logged(workspace)) as run:
         run.kill()
     killed = {run.info.run_name: run.info.run_id for run in tracked(workspace)}
-    assert set(killed) == {"run", "run-none-single-s0"}
+    assert set(killed) == {"run", "run-single-s0"}
     run_to_the_end(call)
     runs = tracked(workspace)
-    assert [run.info.run_name for run in runs] == ["run", "run-none-identity-r1-s0", "run-none-single-s0"]
+    assert [run.info.run_name for run in runs] == ["run", "run-r1-s0", "run-single-s0"]
     assert {run.info.status for run in runs} == {"FINISHED"}
     assert killed.items() <= {run.info.run_name: run.info.run_id for run in runs}.items()
     assert {run.data.tags.get("mlflow.parentRunId") for run in runs[1:]} == {runs[0].info.run_id}

@@ -13,7 +13,7 @@ from mlflow.tracking import MlflowClient
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.paper import effect_definition
+from mcis.tuning.definition import CaseDefinition, Definition
 from mcis.tuning.studies import Study, defined
 
 TOKEN = "token-that-nobody-may-read"
@@ -61,8 +61,10 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     for _ in range(2):
         pipeline.run(registered, workspace, "run")
     study = Study(kind="effect", name="study", resolved=small_voc(*small), workspace=workspace, until="pseudo_masks")
+    single = CaseDefinition(name="single", set={"localize.related": 0})
+    definition = Definition(about="two", case=(single, CaseDefinition(name="r1", set={"localize.related": 1})))
     for _ in range(2):
-        defined(study, *effect_definition(study.resolved.config, ("none",), (1,), study.until))
+        defined(study, definition)
 
     client = MlflowClient(server.uri)
     experiment = client.get_experiment_by_name("mcis")
@@ -70,7 +72,7 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     found = client.search_runs([experiment.experiment_id])
     runs = {run.info.run_name: run for run in found}
     assert sorted(str(run.info.run_name) for run in found) == [
-        "run", "study", "study-none-identity-r1-s0", "study-none-single-s0",
+        "run", "study", "study-r1-s0", "study-single-s0",
     ]  # fmt: skip
     assert all(run.info.status == "FINISHED" for run in found)
     of_run: Any = runs["run"]

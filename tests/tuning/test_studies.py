@@ -18,8 +18,6 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import read_definition
-from mcis.tuning.figures import Figures
-from mcis.tuning.paper import effect_definition
 from mcis.tuning.studies import Study, defined
 
 SmallVoc = Callable[..., Resolved]
@@ -30,17 +28,13 @@ def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **m
     return Study(kind=kind, name="study", resolved=resolved, workspace=Workspace(workspace), **what)
 
 
-def effect(study: Study, trainings: tuple[str, ...], related: tuple[int, ...]) -> list[Figures]:
-    return defined(study, *effect_definition(study.resolved.config, trainings, related, study.until))
-
-
 @pytest.mark.parametrize(
     ("study", "values", "until", "found"),
     [
         ("references", ("localize.related=3",), "pseudo_masks", "localize.related by --set"),
         ("references", ("classifier.attention=none",), "pseudo_masks", "none, which trains no W_P"),
         ("references", (), "train_classifier", "--until train_classifier"),
-        ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "attention and localize.related by"),
+        ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "classifier.attention by --set"),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
         ("effect", ("data.masks=absent",), "pseudo_masks", "no image has a ground-truth mask"),
@@ -55,7 +49,7 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
     told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
     asked = asked_for(small_voc(*told), tmp_path / "w", study, until=until)
     with pytest.raises(UserError, match=found):
-        defined(asked, read_definition(study)) if study == "references" else effect(asked, ("none", "co"), (3,))
+        defined(asked, read_definition(study))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
@@ -63,14 +57,17 @@ def test_what_cannot_be_studied_is_refused_before_its_first_trial(
 def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_voc: SmallVoc) -> None:
     """Every case for every seed; a classifier a training and seed, and maps that differ where the cases do."""
     workspace = tmp_path / "workspace"
-    figures = effect(asked_for(small_voc("seed=4"), workspace, "effect", seeds=2), ("none", "co"), (2,))
+    whole = read_definition("effect")
+    some = tuple(case for case in whole.cases if "contrastive" not in case.name)
+    study = asked_for(small_voc("seed=4", "localize.related=2"), workspace, "effect", seeds=2)
+    figures = defined(study, whole.model_copy(update={"cases": some}))
     assert [of.case.name for of in figures] == [
-        "none-single", "none-identity-r2",
-        "co-single", "co-r2", "co-itself", "co-wrong-class-r2", "co-identity-r2", "co-alone-single", "co-alone-r2",
+        "none-single", "none-related", "none-itself", "none-wrong-class",
+        "co-alone-single", "co-alone-related", "co-wrong-single", "co-single", "co-related",
     ]  # fmt: skip
     assert all(of.seeds == [4, 5] for of in figures)
     assert all(set(of.miou) == {"localization maps", "pseudo masks"} for of in figures)
-    assert len(list((workspace / "store").glob("train_classifier-*"))) == 6
+    assert len(list((workspace / "store").glob("train_classifier-*"))) == 8
     # Of so short a training nearly all maps score as background alone does, so they are compared themselves.
     maps = [read_table(folder / "maps")["map"].to_pylist() for folder in (workspace / "store").glob("localize-*")]
     assert len({str(values) for values in maps}) == len(maps) == 2 * len(figures)
@@ -81,16 +78,18 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     assert written["cases"][1]["case"]["values"] == figures[1].case.values
     assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "small", 1)
     methods = written["means"]["localization maps"]["method"]
-    with_related = {of.case.inference for of in figures if of.case.related}
-    assert set(methods.split(" or ")) == {how.removesuffix(", trained alone") for how in with_related}
+    with_related = {of.case.inference.partition(", trained")[0] for of in figures if of.case.related}
+    assert set(methods.split(" or ")) == with_related
     against = {(d["of"]["case"], d["of"]["control"]): d for d in written["differences"]}
     by_name = {of.case.name: of.miou["pseudo masks"] for of in figures}
-    difference = against["co-r2", "none-identity-r2"]
-    expected = [a - b for a, b in zip(by_name["co-r2"], by_name["none-identity-r2"], strict=True)]
+    difference = against["co-related", "co-alone-related"]
+    expected = [a - b for a, b in zip(by_name["co-related"], by_name["co-alone-related"], strict=True)]
     assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
     low, high = difference["intervals"]["pseudo masks"]
     compared = open_cases(
-        workspace, [f"study-{case}-s4,study-{case}-s5" for case in ("none-identity-r2", "co-r2")], what=["pseudo_masks"]
+        workspace,
+        [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")],
+        what=["pseudo_masks"],
     )
     [found] = [of for of in compare(compared, Settings()).scores[0].differences if of.figure == "mIoU"]
     assert (found.low, found.high) == (low, high)
