@@ -1,4 +1,4 @@
-"""Progress bars with rate and time left on a terminal; a line every tenth of the work where the output is a log."""
+"""Progress bars with rate and time left on a terminal; a line every ten seconds at most in a log."""
 
 import contextlib
 import json
@@ -23,6 +23,8 @@ class _PrintableConsole(Console):
         super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
 
 
+LOG_SECONDS = 10.0
+"""Least time between two lines of one piece of work in a log, of which there are 100 at most."""
 console = _PrintableConsole(highlight=False, soft_wrap=True)
 
 
@@ -39,15 +41,15 @@ class Bar:
     def __init__(self, label: str, total: int, unit: str, progress: Progress | None):
         self.label, self.total, self.unit, self.progress = label, total, unit, progress
         self.task = progress.add_task(label, total=total, unit=unit, note="") if progress else None
-        self.began, self.tenth = time.monotonic(), 0
+        self.began = self.told = time.monotonic()
+        self.next = 0.0
 
     def update(self, done: int, note: str = "") -> None:
         """Shows that `done` units of the total are done, with a short note such as the loss."""
         if self.progress and self.task is not None:
             self.progress.update(self.task, completed=done, note=note)
-        elif self.total and done * 10 // self.total > self.tenth:
-            self.tenth = done * 10 // self.total
-            rate = done / max(time.monotonic() - self.began, 1e-6)
+        elif (now := time.monotonic()) >= self.told + LOG_SECONDS and done >= self.next:
+            self.told, self.next, rate = now, done + self.total / 100, done / max(now - self.began, 1e-6)
             left = (self.total - done) / max(rate, 1e-6)
             line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}"
             console.print(line, markup=False)

@@ -1,9 +1,11 @@
 """Progress: records of a growing file, each handed over once; lines in a log."""
 
+import itertools
 import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,12 +97,15 @@ def test_what_a_restart_writes_again_is_not_handed_over_again(tmp_path: Path) ->
 # --- lines
 
 
-def test_a_log_gets_a_line_every_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("seconds", "expected"), [(1, range(10, 401, 10)), (60, range(1, 401, 4)), (0.01, [])])
+def test_a_log_gets_a_line_every_ten_seconds_and_every_hundredth_at_most(
+    seconds: float, expected: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = (seconds * n for n in itertools.count())
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
     with bar("classifier", 400, "images") as shown:
-        for done in range(0, 401, 8):
+        for done in range(1, 401):
             shown.update(done, "loss 0.5")
     printed = capsys.readouterr().out.splitlines()
-    assert len(printed) == 10
-    assert printed[0].startswith("  classifier: 40/400 ")
-    assert printed[-1].startswith("  classifier: 400/400 ")
+    assert [line.split()[1] for line in printed] == [f"{done}/400" for done in expected]
     assert all("images/s" in line and "s left loss 0.5" in line for line in printed)

@@ -15,6 +15,7 @@ from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.runs import progress
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import read_definition
@@ -110,6 +111,7 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     workspace = tmp_path / "workspace"
     study = asked_for(small_voc(), workspace)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     defined(study, read_definition("references"))
     shown = capsys.readouterr().out
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
