@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import stdev
 
+import numpy as np
+
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.scores import ORIGIN, Score, headings_of
@@ -26,14 +28,15 @@ class Figures:
 
     Attributes:
         miou: in percent, by column.
-        by_maps: share of the pseudo masks' pixels in percent that saliency and tags alone do not decide; empty for a
-            run that ended before them.
+        shares: what else is told of a case, in percent, by heading: of the maps at their best threshold how much of the
+            objects they find and how much of them is on an object, which class it is aside; of the pseudo masks' pixels
+            how many saliency and tags alone do not decide.
     """
 
     case: Case
     seeds: list[int]
     miou: dict[str, list[float]]
-    by_maps: list[float]
+    shares: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +70,14 @@ def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures
     """A case's figures, from its scores by seed and column."""
     reached = [column for column in COLUMNS if all(column in of for of in scores.values())]
     miou = {column: [of[column].miou for of in scores.values()] for column in reached}
-    masks = [of[COLUMNS[1]] for of in scores.values() if COLUMNS[1] in of]
-    by_maps = [100 * score.by_maps for score in masks if score.by_maps is not None]
-    return Figures(case=case, seeds=list(scores), miou=miou, by_maps=by_maps)
+    maps, masks = ([of[column] for of in scores.values() if column in of] for column in COLUMNS[:2])
+    pixels = [np.array(score.confusion) for score in maps]
+    shares = {
+        "found, %": [100 * float(of[1:, 1:].sum() / max(of[1:].sum(), 1)) for of in pixels],
+        "exact, %": [100 * float(of[1:, 1:].sum() / max(of[:, 1:].sum(), 1)) for of in pixels],
+        "decided by maps, %": [100 * score.by_maps for score in masks if score.by_maps is not None],
+    }
+    return Figures(case=case, seeds=list(scores), miou=miou, shares={name: of for name, of in shares.items() if of})
 
 
 def paired_differences(differences: Sequence[Contrast], figures: Sequence[Figures]) -> Iterator[PairedDifference]:

@@ -17,14 +17,14 @@ _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), str
 
 
 def cases_table(figures: Sequence[Figures], title: str) -> Table:
-    """Mean and deviation of mIoU by case, a section a group; what maps decide of the masks; the paper's column."""
-    columns, decided = reached(figures), any(of.by_maps for of in figures)
-    numbers = [_HEADS[column] for column in columns] + ["decided by maps, %"] * decided + ["paper, VOC"]
+    """Mean and deviation of mIoU by case, a section a group; means of its shares; the paper's column."""
+    columns, shares = reached(figures), list(dict.fromkeys(name for of in figures for name in of.shares))
+    numbers = [*(_HEADS[column] for column in columns), *shares, "paper, VOC"]
     rows = []
     for of in figures:
-        by_maps = [f"{mean(of.by_maps):.1f}" if of.by_maps else "-"] if decided else []
+        of_shares = (f"{mean(of.shares[name]):.1f}" if name in of.shares else "-" for name in shares)
         paper = "-" if of.case.paper is None else f"{of.case.paper:.1f}"
-        rows.append((of.case.name, of.case.inference, *_texts(of.miou, columns), *by_maps, paper))
+        rows.append((of.case.name, of.case.inference, *_texts(of.miou, columns), *of_shares, paper))
     table = table_of(title, ("case", "maps by", *numbers), rows, numbers=numbers)
     for row, of, following in zip(table.rows, figures, figures[1:], strict=False):
         row.end_section = of.case.group != following.case.group

@@ -224,10 +224,10 @@ def _photos(backbone: str) -> Config:
         ),
         pseudo_masks=PseudoMasksConfig(
             background="affinity",
-            threshold=0.44,
-            background_threshold=0.3,
+            threshold=0.47,
+            background_threshold=0.35,
             crf=crf,
-            walk=WalkConfig(beta=4.0, steps=64, max_side=384),
+            walk=WalkConfig(beta=6.0, steps=96, max_side=384),
         ),
         segmenter=SegmenterConfig(
             network="pyramid",
@@ -267,7 +267,9 @@ def photos_fast() -> Config:
             "recipe": "photos_fast",
             "classifier": config.classifier.model_copy(update={"input_size": 320}),
             "localize": config.localize.model_copy(update={"related": 16}),
-            "pseudo_masks": config.pseudo_masks.model_copy(update={"background": "crf"}),
+            "pseudo_masks": config.pseudo_masks.model_copy(
+                update={"background": "crf", "threshold": 0.44, "background_threshold": 0.3}
+            ),
             "segmenter": config.segmenter.model_copy(update={"steps": 270, "epochs": 1.5, "crop": 192}),
             "predict": config.predict.model_copy(update={"mirror": False}),
         }

@@ -63,7 +63,9 @@ def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:
         seed: scores_by_column([score("pseudo_masks", miou, related=3, by_maps=0.125)], 3)
         for seed, miou in ((7, 60.0), (9, 62.0))
     }
-    expected = Figures(case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.0]}, by_maps=[12.5, 12.5])
+    expected = Figures(
+        case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.0]}, shares={"decided by maps, %": [12.5, 12.5]}
+    )
     assert figures_of(case("a"), scores) == expected
 
 
@@ -71,9 +73,9 @@ def test_differences_are_of_the_same_seeds_and_columns() -> None:
     """What is missing on one side is left out; a control that has no figures leaves its difference out."""
     maps, masks = "localization maps", "pseudo masks"
     figures = [
-        Figures(case=case("a"), seeds=[0, 1, 2], miou={maps: [10.0, 20.0, 30.0], masks: [1.0, 1.0, 1.0]}, by_maps=[]),
-        Figures(case=case("b"), seeds=[2, 0], miou={maps: [25.0, 9.0]}, by_maps=[]),
-        Figures(case=case("c"), seeds=[3], miou={maps: [25.0]}, by_maps=[]),
+        Figures(case=case("a"), seeds=[0, 1, 2], miou={maps: [10.0, 20.0, 30.0], masks: [1.0, 1.0, 1.0]}),
+        Figures(case=case("b"), seeds=[2, 0], miou={maps: [25.0, 9.0]}),
+        Figures(case=case("c"), seeds=[3], miou={maps: [25.0]}),
     ]
     wanted = [Contrast(case="a", control=name, shows="it") for name in "bcd"]
     assert list(paired_differences(wanted, figures)) == [

@@ -15,7 +15,7 @@ from mcis.tuning.tables import cases_picture, cases_table, differences_table
 def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
     how = {"setting": "voc", "inference": f"by {name}", "until": "evaluate", **more}
     seeds = list(range(max(map(len, miou.values()), default=0)))
-    return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou, by_maps=[])
+    return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou)
 
 
 def lines(table: Table, width: int = 200) -> list[str]:
@@ -33,7 +33,9 @@ EFFECT = [
 
 
 def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
-    head, *rows = lines(cases_table([replace(EFFECT[0], by_maps=[12.0, 13.0]), EFFECT[1]], "title"))
+    head, *rows = lines(
+        cases_table([replace(EFFECT[0], shares={"decided by maps, %": [12.0, 13.0]}), EFFECT[1]], "title")
+    )
     names = ["case", "maps by", "pseudo masks", "with CRF", "decided by maps, %", "paper, VOC"]
     assert [text.strip() for text in head.split("┃")[1:-1]] == names
     assert [[text.strip() for text in row.split("│")[1:-1]] for row in rows] == [
