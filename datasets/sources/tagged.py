@@ -8,6 +8,7 @@ named in the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or 
 AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the table's own query.
 """
 
+import difflib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -169,10 +170,12 @@ def _tagged(
     names = read_classes(classes) if classes else tuple(sorted(found))
     check_classes(rows.path, names)
     if not names:
-        raise UserError(f"{rows.path}: no tag in column {rows.columns['tags']!r}", "a tagged image", "add tags")
+        raise UserError(f"{rows.path}: no tag in column {rows.columns.get('tags')!r}", "a tagged image", "add tags")
     joined = [name for name in names if " " in name and set(name.split()) <= set(names)]
-    if joined and not classes:
-        told = f"{rows.path}: {shown(joined)} in column {rows.columns['tags']!r}: other tags with spaces between them"
+    if joined and not classes and not rows.flags:
+        told = (
+            f"{rows.path}: {shown(joined)} in column {rows.columns.get('tags')!r}: other tags with spaces between them"
+        )
         remedy = "write one of these; or, where such a text is a class, name a file of all classes by `classes`"
         raise UserError(told, "';', ',' or '|' between the tags of an image", remedy)
     others = sorted(found.difference(names))
@@ -185,7 +188,7 @@ def _tagged(
         )
     indices = pa.chunked_array([_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
     if not others:
-        return indices, names, []
+        return indices, names, _slips(indices, names)
     left = pa.array(others, pa.string())
     count = sum(pc.is_in(_split(chunk)[1], left).true_count for chunk in pieces(cells))
     untagged = int(pc.sum(pc.equal(pc.list_value_length(indices), 0)).as_py())
@@ -193,8 +196,23 @@ def _tagged(
     return indices, names, [f"{note}; {untagged} of {len(indices)} images have no tag"]
 
 
+def _slips(indices: pa.ChunkedArray, names: Sequence[str]) -> list[str]:
+    """Classes of few images whose names are nearly those of classes with twenty times as many."""
+    counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
+    images, notes = dict(zip(names, counts, strict=True)), []
+    for name, count in images.items():
+        frequent = [other for other in names if images[other] >= 20 * max(count, 1)]
+        for like in difflib.get_close_matches(name, frequent, 1, 0.75):
+            notes.append(f"{name!r} ({count} images) is a class of its own beside {like!r} ({images[like]}): a slip?")
+    return notes
+
+
 def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
-    """The column of tags, lists or texts."""
+    """The column of tags, lists or texts; or lists of the columns of 0 and 1 that stand for a class each."""
+    if rows.flags:
+        of_row, flag = np.nonzero(np.stack([rows.content[name].to_numpy() for name in rows.flags], axis=1))
+        start = np.searchsorted(of_row, np.arange(len(rows.content) + 1)).astype(np.int32)
+        return pa.chunked_array([pa.ListArray.from_arrays(start, pa.array(rows.flags).take(pa.array(flag)))])
     cells = rows.cells("tags")
     if cells.type == pa.list_(pa.string()):
         return cells
@@ -259,6 +277,8 @@ def _masks(rows: UserTable, splits: pa.ChunkedArray, notes: list[str]) -> pa.Chu
 
 def _notes(rows: UserTable, splits: pa.ChunkedArray) -> list[str]:
     notes = [] if "val" in splits.unique().to_pylist() else ["no image of split val: the training images are predicted"]
+    if rows.guessed:
+        notes.append(f"columns are taken for what they seem to hold: {', '.join(rows.guessed)}")
     if rows.unread:
         notes.append(f"columns that are not read: {shown(rows.unread)}")
     return notes

@@ -6,9 +6,10 @@ credentials, but no server that these would be sent to (`endpoint_override`). Sy
 make one.
 """
 
+import itertools
 import os
 import posixpath
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -32,6 +33,11 @@ MAX_TABLE = 2**34
 _PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
 """Relative paths that `normpath` and a URI leave as they are; no name in them begins with a dot."""
 _MARK = "\ue000"
+_GUESSES = {
+    "image": ("file_name", "filename", "file", "path", "image_path", "uri"),
+    "tags": ("labels", "label", "tag", "classes", "class"),
+}
+"""What a column holds -> further names that it has in people's tables."""
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts of which `holds_credentials` may be true."""
 
@@ -43,6 +49,8 @@ class UserTable(NamedTuple):
         path: absolute path or URI, for messages and relative paths.
         content: the columns of it that are read.
         columns: what a column holds -> its name, as far as the table has it.
+        flags: names of the columns that stand for a class each, 0 and 1, where none holds tags.
+        guessed: which columns hold what, as far as that was guessed from their names and values, in words.
         unread: names of its other columns.
         trusted: whether it may name any file and server.
     """
@@ -50,6 +58,8 @@ class UserTable(NamedTuple):
     path: str
     content: pa.Table
     columns: dict[str, str]
+    flags: list[str]
+    guessed: list[str]
     unread: list[str]
     trusted: bool
 
@@ -183,8 +193,12 @@ _Read = tuple[Sequence[str], pa.Table]
 
 
 def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Read:
+    """Columns stand between commas; where the first line has none, between its tabs or semicolons."""
+    first = file.readline(2**16)
+    file.seek(0)
+    between = next((mark for mark in (",", "\t", ";") if mark.encode() in first), ",")
     options = pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string()))
-    table = pa.csv.read_csv(file, convert_options=options)
+    table = pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=between), convert_options=options)
     return table.column_names, table
 
 
@@ -202,7 +216,8 @@ def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Read:
 def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Read:
     content = pa.parquet.ParquetFile(file)
     names = content.schema_arrow.names
-    return names, content.read([name for name in wanted if names.count(name) == 1])
+    flags = [field.name for field in content.schema_arrow if pa.types.is_integer(field.type)]
+    return names, content.read([name for name in dict.fromkeys([*wanted, *flags]) if names.count(name) == 1])
 
 
 READERS: dict[str, Callable[[BinaryIO, Iterable[str]], _Read]] = {
@@ -220,7 +235,8 @@ def read_user_table(
 
     Args:
         table: path of a .csv, .jsonl or .parquet table, or its URI.
-        columns: what a column holds -> its name.
+        columns: what a column holds -> its name. Where `image` or `tags` is absent under that name, one of `_GUESSES`;
+            where there is none for tags either, columns of 0 and 1, each for the class that it is named after.
         optional: names of columns that may be absent.
         trusted: whether the table may name files outside of its folder, and other servers.
 
@@ -232,7 +248,8 @@ def read_user_table(
     expected = f"a table of images and tags, {', '.join(READERS)}"
     if suffix not in READERS:
         raise UserError(f"{path} has the suffix {suffix or 'none'}", expected, "convert or rename the table")
-    wanted = list(dict.fromkeys(columns.values()))
+    guesses = {what: others for what, others in _GUESSES.items() if columns.get(what) == what}
+    wanted = list(dict.fromkeys([*columns.values(), *itertools.chain(*guesses.values())]))
     try:
         names, content = read_opened(path, lambda file: READERS[suffix](file, wanted), MAX_TABLE)
         content.validate(full=True)  # not every reader looks whether texts are UTF-8
@@ -240,10 +257,18 @@ def read_user_table(
         raise UserError(f"no table {path}", expected, "name a table that exists") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
+    guessed: list[str] = []
+    for what, others in guesses.items():
+        there = [name for name in others if name in names]
+        if len(there) == 1 and what not in names:
+            columns, guessed = columns | {what: there[0]}, [*guessed, f"{there[0]!r} as {what}"]
+    lacks_tags = "tags" in columns and columns["tags"] not in names
+    if flags := _flags(content, columns.values()) if lacks_tags else []:
+        guessed.append(f"{shown(flags)} as a class each, 0 or 1")
     for what, column in columns.items():
         if (count := names.count(column)) > 1:
             raise UserError(f"{path} has {count} columns {column!r}", "each column once", "rename or delete one")
-        if not count and column not in optional:
+        if not count and column not in optional and not (what == "tags" and flags):
             raise UserError(
                 f"{path} has no column {column!r}; it has {', '.join(map(repr, names))}",
                 f"a column for {what}",
@@ -252,8 +277,16 @@ def read_user_table(
     if not len(content):
         raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
     present = {what: column for what, column in columns.items() if column in names}
-    unread = [name for name in names if name not in present.values()]
-    return UserTable(path, content.select([name for name in wanted if name in names]), present, unread, trusted)
+    unread = [name for name in names if name not in present.values() and name not in flags]
+    kept = content.select(list(dict.fromkeys([*present.values(), *flags])))
+    return UserTable(path, kept, present, flags, guessed, unread, trusted)
+
+
+def _flags(content: pa.Table, but: Collection[str]) -> list[str]:
+    """The columns of nothing but 0 and 1, where there are two or more, but for some."""
+    integers = [f.name for f in content.schema if pa.types.is_integer(f.type) and f.name not in but]
+    flags = [name for name in integers if set(pc.unique(content[name]).to_pylist()) <= {0, 1}]
+    return flags if len(flags) > 1 else []
 
 
 def _read_as(column_type: pa.DataType) -> pa.DataType:

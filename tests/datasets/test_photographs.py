@@ -88,7 +88,7 @@ def test_predictions_below_the_photographs_are_not_predicted_again(root: Path) -
 )
 def test_what_holds_no_photograph_is_an_error(root: Path, given: str, found: str) -> None:
     (root / "empty").mkdir()
-    (root / "other.csv").write_text("path\na.jpg\n")
+    (root / "other.csv").write_text("photo\na.jpg\n")
     with pytest.raises(UserError, match=found):
         list_photographs([str(root / given)], leave_out=root / "out")
 

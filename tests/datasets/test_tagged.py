@@ -128,6 +128,53 @@ def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -
     )
 
 
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_a_table_as_others_write_it_is_understood_and_that_is_said(folder: Path, between: str, mark: str) -> None:
+    """Columns of other names, semicolons or tabs between them, Windows line ends, a byte order mark."""
+    lines = (("file_name", "label", "width"), ("a", "cat|dog", "640"), ("b", "cat", "480"))
+    text = mark + "\r\n".join(between.join(line) for line in lines) + "\r\n"
+    (folder / "t.csv").write_bytes(text.encode())
+    found = list_tagged(folder / "t.csv")
+    assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [0]])
+    assert found.table["image_id"].to_pylist() == ["a", "b"]
+    assert found.notes[1:] == (
+        f"{folder}/t.csv: columns are taken for what they seem to hold: 'file_name' as image, 'label' as tags",
+        f"{folder}/t.csv: columns that are not read: width",
+    )
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_columns_of_0_and_1_are_classes_where_none_holds_tags(folder: Path, suffix: str) -> None:
+    rows: Rows = [{"image": "a", "dog": 1, "cat": 1, "width": 9}, {"image": "b", "dog": 0, "cat": 0, "width": 9}]
+    rows.append({"image": "c", "dog": 0, "cat": 1, "width": 9})
+    {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[suffix](folder / f"t.{suffix}", rows)
+    found = list_tagged(folder / f"t.{suffix}")
+    assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [], [0]])
+    assert "dog, cat as a class each, 0 or 1" in found.notes[1]
+    tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cat"])
+    assert list(tags.values()) == [[0, 1], [], [1]]
+    named = [row | {"tags": "horse"} for row in rows]
+    write_csv(folder / "named.csv", named)
+    assert list_tagged(folder / "named.csv").classes == ("horse",)
+
+
+def test_flags_and_names_that_may_mean_anything_are_not_guessed(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "dog": 1, "width": 9}])
+    with pytest.raises(UserError, match="no column 'tags'; it has 'image', 'dog', 'width'"):
+        list_tagged(folder / "t.csv")
+    write_csv(folder / "t.csv", [{"file": "a", "path": "b", "tags": "cat"}])
+    with pytest.raises(UserError, match="no column 'image'; it has 'file', 'path', 'tags'"):
+        list_tagged(folder / "t.csv")
+
+
+def test_a_slip_is_named_beside_what_it_may_mean(folder: Path) -> None:
+    rows: Rows = [{"image": f"{n}", "tags": "horse" if n < 40 else "barn"} for n in range(70)]
+    write_csv(folder / "t.csv", [*rows, {"image": "x", "tags": "hrose"}])
+    (slip,) = (note for note in list_tagged(folder / "t.csv").notes if note.endswith("slip?"))
+    assert slip.endswith("'hrose' (1 images) is a class of its own beside 'horse' (40): a slip?")
+
+
 def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
     (folder / "classes.txt").write_text("dog\ncow\ncat\n")
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat;dog"}])
@@ -140,7 +187,7 @@ def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
 
 
 BAD_ROWS = [
-    ([{"file": "a", "tags": "cat"}], r"has no column 'image'; it has 'file', 'tags'\n", "`image=COLUMN`"),
+    ([{"photo": "a", "tags": "cat"}], r"has no column 'image'; it has 'photo', 'tags'\n", "`image=COLUMN`"),
     ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "`tags=COLUMN`"),
     ([{"image": image, "tags": "cat"} for image in "a "], r"1 empty cell\(s\) in .*'image': row 2\n", "fill"),
     ([{"image": "a", "tags": "cat"}] * 2, r"1 value\(s\) of column 'image' .* more than once: a\n", "column 'id'"),
@@ -255,7 +302,7 @@ CELLS = [
 @pytest.mark.parametrize("table", ["/data/set/t.csv", "s3://bucket/set/t.csv", "s3://bucket/set/t.csv?region=x"])
 def test_cells_made_at_once_are_what_each_alone_would_be(table: str, trusted: bool) -> None:
     cells = [cell.replace("FOLDER", "/data/set") for cell in CELLS]
-    rows = user_table.UserTable(table, pa.table({"image": cells}), {"image": "image"}, [], trusted)
+    rows = user_table.UserTable(table, pa.table({"image": cells}), {"image": "image"}, [], [], [], trusted)
     expected = [user_table._uri(table, cell) for cell in cells]
     outside: list[str] = []
     found = rows._uris(pa.array([*cells, None]), outside).to_pylist()
