@@ -48,10 +48,7 @@ class Trials:
 def references(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 1) -> None:
     """The number of related images, 0 to 5, over one trained classifier: `mcis study run references` (table 7)."""
     with plain_errors(trials.verbose):
-        from mcis.tuning.definition import read_definition
-        from mcis.tuning.studies import defined
-
-        defined(trials.study("references", name, configuration, seeds), read_definition("references"))
+        _run("references", name, configuration, trials, seeds)
 
 
 @study_app.command(epilog="Example: `mcis study effect tags --tags photos.csv --name effect --until localize`")
@@ -59,10 +56,7 @@ def references(configuration: Configuration, name: Name, trials: Trials, seeds: 
 def effect(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 3) -> None:
     """What training with each co-attention and related images bring, beside their controls (tables 5 and 6)."""
     with plain_errors(trials.verbose):
-        from mcis.tuning.definition import read_definition
-        from mcis.tuning.studies import defined
-
-        defined(trials.study("effect", name, configuration, seeds), read_definition("effect"))
+        _run("effect", name, configuration, trials, seeds)
 
 
 @study_app.command(
@@ -83,14 +77,18 @@ def run_study(
 ) -> None:
     """A study as data: cases with values of their own over seeds, what they are compared with, the paper's figures."""
     with plain_errors(trials.verbose):
-        from mcis.tuning.definition import read_definition
-        from mcis.tuning.paper import settings_definition
-        from mcis.tuning.studies import defined
+        _run(study, name, configuration, trials, seeds)
 
-        asked = trials.study(study, name, configuration, seeds, default="lid" if study == "lid" else "voc")
-        config = asked.resolved.config
-        of_settings = study == "settings"
-        defined(asked, settings_definition(config.setting, config.recipe) if of_settings else read_definition(study))
+
+def _run(study: str, name: str, configuration: Configuration, trials: Trials, seeds: int) -> None:
+    from mcis.tuning.definition import read_definition
+    from mcis.tuning.paper import settings_definition
+    from mcis.tuning.studies import defined
+
+    asked = trials.study(study, name, configuration, seeds, default="lid" if study == "lid" else "voc")
+    config = asked.resolved.config
+    of_settings = study == "settings"
+    defined(asked, settings_definition(config.setting, config.recipe) if of_settings else read_definition(study))
 
 
 @study_app.command(

@@ -11,11 +11,13 @@ from mcis.tuning.paper import settings_definition
 
 
 def test_the_library_goes_with_its_recipes() -> None:
-    assert library() == ["inference", "lid", "references"]
+    assert library() == ["effect", "inference", "lid", "references", "segmenter"]
     of_photos = ("paper", "small", "photos")
     for study, setting, recipes in (
         ("inference", "voc", of_photos),
         ("references", "voc", of_photos),
+        ("effect", "voc", of_photos),
+        ("segmenter", "voc", ("paper", "photos")),
         ("lid", "lid", ("lid",)),
     ):
         definition = read_definition(study)
