@@ -106,7 +106,7 @@ def test_notes_of_the_voc_lists_name_keys(devkit: dict[str, Path]) -> None:
 
 def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path], tmp_path: Path) -> None:
     table = tmp_path / "photos.csv"
-    table.write_text("file,tags\na.jpg,cat\n")
+    table.write_text("photo,tags\na.jpg,cat\n")
     with pytest.raises(UserError, match="has no column 'image'") as caught:
         listed("tags", {"data.tags.table": table})
     assert "--set data.tags.image=COLUMN" in caught.value.remedy
