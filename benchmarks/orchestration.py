@@ -132,7 +132,7 @@ class Plain:
 
     def train_affinity(self) -> None:
         config, maps = self.config, Shards(self.folder / "maps")
-        write_table(self.folder / "labels" / "part-000000.parquet", make_labels(config, maps, self.rows))
+        write_table(self.folder / "labels" / "part-000000.parquet", make_labels(config, self.classes, maps, self.rows))
         learner = AffinityLearner(
             config=config.affinity_net,
             seed=config.seed,
@@ -146,7 +146,7 @@ class Plain:
 
     def pseudo_masks(self) -> None:
         affinities = self.folder / "affinity_net" if self.config.walks else None
-        make = pseudo_masks.MakeMasks(self.config, Shards(self.folder / "maps"), affinities, False)
+        make = pseudo_masks.MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 
     def train_segmenter(self) -> None:

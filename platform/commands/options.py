@@ -105,6 +105,9 @@ class Configuration:
         Path | None,
         typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
     ] = None
+    masks: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of corrected masks of some training images.")
+    ] = None
     assignments: Assignments = None
 
     def resolve(self, default: str | None = None) -> "Resolved":
@@ -116,6 +119,7 @@ class Configuration:
         from mcis.platform.config.resolve import resolve
 
         locations = {source.keys(name)[source.location]: getattr(self, name) for name, source in SOURCES.items()}
+        locations["data.corrected"] = self.masks
         return resolve(
             self.setting or (None if self.config else default),
             self.recipe,

@@ -33,6 +33,10 @@ class DataConfig(Section):
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"
     """Folder of ground-truth masks <id>.png, inside the devkit or absolute; for scoring alone, and it may be absent."""
+    corrected: LocalPath | None = Field(default=None, exclude=True)  # the index does not depend on it
+    """Folder of true masks of some training images, drawn or corrected by people: <id>.png, as `mcis export masks`
+    names them, or <image file>.png. Affinities and segmentation network learn from them in place of these images'
+    pseudo masks; the images are not scored."""
     max_rejected: int | None = Field(default=None, ge=0)
     """How many unreadable images a run goes on without; more end it before any training. None = none of VOC's, which
     are curated, and any number of other sources'."""

@@ -138,6 +138,7 @@ class Config(Section):
             if isinstance(section, Section):
                 yield from section.problems()
         yield from _sources_that_the_setting_lacks(self)
+        yield from _corrected_masks_beside_the_truth(self)
         yield from _related_images_without_co_attention(self)
         yield from _contrastive_maps_without_their_training(self)
         yield from _a_scale_of_activations_for_scores(self)
@@ -217,6 +218,11 @@ def _a_scale_of_activations_for_scores(config: Config) -> Iterator[str]:
             f"maps.scale is logarithm but classifier.equivariant.weight is {config.classifier.equivariant.weight:g}, "
             "whose single-round maps are no activations but scores in [0, 1]; set maps.scale=range or maximum"
         )
+
+
+def _corrected_masks_beside_the_truth(config: Config) -> Iterator[str]:
+    if config.data.corrected and config.supervision == "full":
+        yield "data.corrected is set but supervision is full, which has the masks of all images; leave one of them out"
 
 
 def _later_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:

@@ -234,6 +234,8 @@ class SegmenterConfig(CropSection):
     image_loss: NonNegative = 0.0
     """Factor of the loss of the image-level head of pyramid, which says which classes a crop holds: an image counts as
     so many labeled pixels as a crop has, times this."""
+    corrected_weight: Positive = 4
+    """How often an epoch shows an image with a corrected mask (`data.corrected`) for once of another alike."""
     class_balance: Fraction = 0.0
     """How often an epoch shows images of rare classes: each (m / c)^class_balance times, for c images of its rarest
     class and m of the most frequent one. 0 = all once; 1 = classes equally often."""

@@ -15,8 +15,8 @@ from PIL import Image
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import encode_labels, fitted, resize_labels
-from mcis.datasets.images.masks import SALIENT, read_saliency
+from mcis.datasets.images.decode import decode_labels, encode_labels, fitted
+from mcis.datasets.images.masks import SALIENT, read_saliency, tags_of_mask
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
@@ -25,7 +25,8 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.networks.masks import Walk, tagged_maps
-from mcis.platform.outputs.read_index import of_split, split_rows, truth_of_row
+from mcis.platform.outputs.corrected import CORRECTED, corrected_stamps, given_mask, with_corrected
+from mcis.platform.outputs.read_index import of_split, split_rows
 from mcis.platform.outputs.tables import MASKS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, read_table
@@ -73,13 +74,14 @@ class MakeMasks:
     """Image rows -> pseudo masks (MASKS_SCHEMA).
 
     Args:
+        classes: K.
         maps: the localization maps.
         affinities: the folder of a trained affinity network that maps walk with, or None.
         gpu: whether that network runs on one.
     """
 
-    def __init__(self, config: Config, maps: Shards, affinities: Path | None, gpu: bool):
-        self.config, self.maps = config, maps
+    def __init__(self, config: Config, classes: int, maps: Shards, affinities: Path | None, gpu: bool):
+        self.config, self.classes, self.maps = config, classes, maps
         self.walk = Walk(config, affinities, gpu) if affinities else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -87,6 +89,8 @@ class MakeMasks:
 
     def _mask(self, row: dict[str, Any]) -> dict[str, Any]:
         """A row of MASKS_SCHEMA, of a row of the index."""
+        if row.get(CORRECTED):
+            return _given_row(row, row[CORRECTED], self.classes, self.config.data.max_side, CORRECTED)
         masks = self.config.pseudo_masks
         cue = masks.background
         if cue == "auto":
@@ -125,18 +129,21 @@ def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
 
     Labels of K `classes` are resized by nearest neighbor, as `data.max_side` has it.
     """
-    out = []
-    for row in rows.to_pylist():
-        mask = resize_labels(truth_of_row(row, classes), *fitted(row["height"], row["width"], max_side))
-        labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
-        out.append(_mask_row(row, PseudoMask(labels, mask), 0.0, GROUND_TRUTH))
+    out = [_given_row(row, row["mask_uri"], classes, max_side, GROUND_TRUTH) for row in rows.to_pylist()]
     return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
+
+
+def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None, cue: str) -> dict[str, Any]:
+    """A row of MASKS_SCHEMA, of a true mask."""
+    mask = given_mask(row, uri, classes, max_side)
+    labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
+    return _mask_row(row, PseudoMask(labels, mask), 0.0, cue)
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where tagged training images lack what masks are made of: saliency maps that are asked for and
     are no ground truth, or, where supervision is full, ground-truth masks."""
-    rows = of_split(listing.table, "train", tagged=True)
+    rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected)
     if config.supervision == "full":
         there = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
         without = rows.filter(pa.array([not mask for mask in there]))["image_id"].to_pylist()
@@ -169,14 +176,15 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The size of the masks, and the stamps of saliency maps that are a cue; of truth where supervision is full."""
-    rows = split_rows(context, "train", tagged=True)
+    """The size of the masks, and the stamps of saliency maps that are a cue, of corrected masks, and of truth where
+    supervision is full."""
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
     elif _reads_saliency(config, rows):
         files = file_stamps(rows["saliency_uri"]), rows["saliency_uri"].is_null().to_pylist()
-    return config.data.max_side, files
+    return config.data.max_side, files, corrected_stamps(rows)
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
@@ -185,13 +193,14 @@ def run(config: Config, context: RunContext) -> MasksResult:
     Raises:
         UserError: a saliency map or a mask is missing, unreadable or of another size.
     """
-    rows, full = split_rows(context, "train", tagged=True), config.supervision == "full"
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    full = config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
     worker: Callable[..., Worker] = functools.partial
     made_of: tuple[Any, ...] = (copy_truth, len(context.classes), config.data.max_side)
     if not full:
         maps, gpu = Shards(context.inputs["localize"] / "maps"), config.walks and config.compute.gpu
-        worker, made_of = MakeMasks, (config, maps, context.inputs.get("train_affinity"), gpu)
+        worker, made_of = MakeMasks, (config, len(context.classes), maps, context.inputs.get("train_affinity"), gpu)
     map_table(
         rows,
         worker,
@@ -213,12 +222,14 @@ def run(config: Config, context: RunContext) -> MasksResult:
         notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
     if whole:
         notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
+    of_corrected = _corrected_counts(context, rows, notes)
     cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
     return MasksResult(
         background_cue=cue,
         counts={
             "masks": len(rows),
             "masks by domain and cue": {", ".join(pair): count for pair, count in cues.items()},
+            "corrected masks by class": of_corrected,
             "ignored whole": whole,
             "ignored share": round(ignored, 4),
             "share of pixels that maps decide": round(by_maps, 4),
@@ -226,6 +237,21 @@ def run(config: Config, context: RunContext) -> MasksResult:
         notes=tuple(notes),
         problem=_problem(len(rows), foreground, ignored),
     )
+
+
+def _corrected_counts(context: RunContext, rows: pa.Table, notes: list[str]) -> dict[str, int]:
+    """How many corrected masks hold each class; adds to the notes which of them contradict their images' tags."""
+    masks, counts, against = Shards(context.part / "masks", ["mask"]), collections.Counter[str](), list[str]()
+    for row in rows.filter(pc.is_valid(rows[CORRECTED])).select(["image_id", "tags"]).to_pylist():
+        made = masks.rows(row["image_id"])
+        assert made is not None, f"no mask of {row['image_id']} in its own table"
+        found = tags_of_mask(decode_labels(made["mask"][0].as_py()), len(context.classes), row["image_id"])
+        counts.update(context.classes[k] for k in found)
+        for k in set(found) ^ set(row["tags"]):
+            against.append(f"{row['image_id']} {'lacks' if k in row['tags'] else 'holds'} {context.classes[k]}")
+    if against:
+        notes.append(f"{len(against)} corrected masks contradict the tags, which stay as they are: {shown(against)}")
+    return dict(counts)
 
 
 def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:

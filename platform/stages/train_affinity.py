@@ -30,6 +30,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.masks import tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.outputs.corrected import CORRECTED, corrected_stamps, given_mask, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -47,16 +48,21 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the pretrained weights' file, and the size at which images are read."""
+    """The content of the pretrained weights' file, the size at which images are read, and the corrected masks."""
     path = later_weights(config, "affinity_net", context.workspace)
-    return path and content_digest(path), config.data.max_side
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    return path and content_digest(path), config.data.max_side, corrected_stamps(rows)
 
 
-def make_labels(config: Config, maps: Shards, rows: pa.Table) -> pa.Table:
-    """Image rows -> their confident labels (LABELS_SCHEMA), by two thresholds and the dense CRF on their maps."""
+def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> pa.Table:
+    """Image rows -> their confident labels (LABELS_SCHEMA), by two thresholds and the dense CRF on their maps; or their
+    corrected masks."""
     out = []
     for row in rows.to_pylist():
-        labels = MASK_RULES["crf"](tagged_maps(row, maps, config), dict(config.affinity_net)).mask
+        if row.get(CORRECTED):
+            labels = given_mask(row, row[CORRECTED], classes, config.data.max_side)
+        else:
+            labels = MASK_RULES["crf"](tagged_maps(row, maps, config), dict(config.affinity_net)).mask
         confident = float((labels != IGNORE).mean())
         out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
     return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)
@@ -68,11 +74,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: there is no confident label, or the loss is not finite.
     """
-    rows, maps = split_rows(context, "train", tagged=True), Shards(context.inputs["localize"] / "maps")
-    labels, c = context.part / "labels", config.affinity_net
-    map_table(
-        rows, functools.partial, (make_labels, config, maps), labels, label="confident labels", compute=config.compute
-    )
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    maps, labels, c = Shards(context.inputs["localize"] / "maps"), context.part / "labels", config.affinity_net
+    work = (make_labels, config, len(context.classes), maps)
+    map_table(rows, functools.partial, work, labels, label="confident labels", compute=config.compute)
     confident = read_table(labels, ["image_id", "confident"])
     lacking = UserError(
         f"none of {len(rows)} training images has a confident label",

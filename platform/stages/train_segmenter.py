@@ -26,6 +26,7 @@ from mcis.platform.engine.crop_training import CropLearner, crops, taught_rows, 
 from mcis.platform.engine.learner import Network
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
 from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.outputs.corrected import CORRECTED
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table
@@ -54,7 +55,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         UserError: all masks are ignored whole, pretrained weights cannot be had, or the loss is not finite.
     """
     folder, classes = context.inputs["pseudo_masks"] / "masks", context.classes
-    masks = read_table(folder, ["image_id", "ignored"])
+    masks = read_table(folder, ["image_id", "ignored", "cue"])
     lacking = UserError(
         f"all {len(masks)} pseudo masks are ignored whole",
         "foreground in some of them",
@@ -63,7 +64,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
     rows = taught_rows(split_rows(context, "train", tagged=True), useful, lacking)
     tags = Tags.of_index(rows["tags"], len(classes))
-    shown = take(rows, repeated_by_class(tags, config.segmenter.class_balance, config.seed))
+    repeated = repeated_by_class(tags, config.segmenter.class_balance, config.seed)
+    corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
+    times = np.where(corrected.to_numpy()[repeated], config.segmenter.corrected_weight, 1)
+    shown = take(rows, np.repeat(repeated, times))
     made_of, backbone = crops("segmenter", config, context, shown, Shards(folder, ["mask"])), None
     if config.segmenter.init == "classifier":
         classifier = build_classifier(config.classifier, len(classes))
@@ -76,7 +80,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         about={"classes": list(classes), "network": config.segmenter.network},
         counts={
             "training images": len(rows),
-            "images of an epoch, rare classes repeated": len(shown),
+            "images of an epoch, rare classes and corrected masks repeated": len(shown),
             "without a useful mask": len(masks) - len(rows),
         },
         remedy="look at the pseudo masks in the report; try another segmenter.optimizer.learning_rate, more "

@@ -186,7 +186,7 @@ def test_pseudo_masks_have_the_size_at_which_their_images_are_read(
     maps = np.zeros((1, 8, 8), np.float32)
     maps[..., :4] = 1000
     pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-0.parquet")
-    (row,) = pseudo_masks.MakeMasks(config, Shards(tmp_path), None, False)(rows).to_pylist()
+    (row,) = pseudo_masks.MakeMasks(config, 1, Shards(tmp_path), None, False)(rows).to_pylist()
     labels = decode_labels(row["labels"])
     assert labels.shape == (30, 40)
     assert (labels[:, :16] == 1).all()
@@ -194,7 +194,9 @@ def test_pseudo_masks_have_the_size_at_which_their_images_are_read(
 
 
 def test_stages_depend_on_the_size_alone_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pseudo_masks, "split_rows", lambda *given, **named: pa.table({"saliency_uri": []}))
+    monkeypatch.setattr(
+        pseudo_masks, "split_rows", lambda *given, **named: pa.table({"saliency_uri": [], "image_id": []})
+    )
     context: Any = None
     for stage in (predict, pseudo_masks):
         plain, smaller = (

@@ -17,6 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamps
 from mcis.platform.config.sections import Config
+from mcis.platform.outputs.corrected import CORRECTED, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
@@ -49,6 +50,12 @@ def run(config: Config, context: RunContext) -> StageResult:
     scores: list[Score] = []
     curves: dict[str, Curve] = {}
     rows, notes = rows_with_truth(context, "train", tagged=True)
+    if config.data.corrected:
+        tagged = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+        rows = rows.filter(
+            pc.is_in(rows["image_id"], tagged.filter(pc.is_null(tagged[CORRECTED]))["image_id"].combine_chunks())
+        )
+        notes.append("images with a corrected mask are not scored")
     scored = {"train": len(rows) if config.supervision == "tags" else 0}
     if config.supervision == "full":
         notes.append(FULL_SUPERVISION)

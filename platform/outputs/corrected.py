@@ -1,0 +1,57 @@
+"""True masks that people have drawn or corrected of some training images (`data.corrected`): which image has which."""
+
+import collections
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import fitted, resize_labels
+from mcis.datasets.index import shown
+from mcis.datasets.sources.lists import maps_below, name_below
+from mcis.platform.outputs.read_index import truth_of_row
+from mcis.platform.runs.files import file_stamps
+
+CORRECTED = "corrected"
+"""Cue of these masks, and the column of their files."""
+
+
+def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
+    """Rows of an index or a listing, and the file of each image's mask in a folder, or null, in a column `corrected`.
+
+    A mask is named as `mcis export masks` names it, `<id>.png`; or after the image's file, where one image has that.
+
+    Raises:
+        UserError: the folder is missing, or holds a mask that is of none of the images.
+    """
+    files = maps_below(folder, "corrected mask")
+    ids = [name_below(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
+    stems = [PurePosixPath(name).stem for name in ids]
+    alike = collections.Counter(stems)
+    found = [files.get(i) or (files.get(s) if alike[s] == 1 else None) for i, s in zip(ids, stems, strict=True)]
+    if others := sorted(set(files.values()).difference(found)):
+        raise UserError(
+            f"{len(others)} of {len(files)} masks in {folder} are of no tagged training image: {shown(others)}",
+            "<image id>.png, as `mcis export masks` names them, or the name of the image's file with .png",
+            "rename them, or move them out of the folder",
+        )
+    return rows.append_column(CORRECTED, pa.array(found or [None] * len(rows), pa.string()))
+
+
+def corrected_stamps(rows: pa.Table) -> list[Any]:
+    """What the corrected masks of rows depend on: which images have one, and the stamps of their files."""
+    return [pc.is_valid(rows[CORRECTED]).to_pylist(), file_stamps(rows[CORRECTED])]
+
+
+def given_mask(row: dict[str, Any], uri: str, classes: int, max_side: int | None) -> NDArray[np.uint8]:
+    """A true mask of an image, labels 0..K and 255, by nearest neighbor at the size at which the image is read.
+
+    Raises:
+        UserError: it is unreadable, of another size than its image, or has a label above K = `classes`.
+    """
+    mask = truth_of_row({**row, "mask_uri": uri}, classes)
+    return resize_labels(mask, *fitted(row["height"], row["width"], max_side))
