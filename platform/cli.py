@@ -6,7 +6,7 @@ from mcis.platform.commands.compare import compare
 from mcis.platform.commands.doctor import doctor
 from mcis.platform.commands.export import check_voc_server, export, import_weights
 from mcis.platform.commands.index import index_app
-from mcis.platform.commands.predict import predict
+from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
 from mcis.platform.commands.runs import gc, runs, sync, ui
 from mcis.platform.commands.study import study_app
@@ -38,6 +38,7 @@ app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "
     "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
 )(predict)
+app.command(epilog="Example: `mcis suggest --name mine --count 50 --out corrected`")(suggest)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "

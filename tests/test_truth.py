@@ -14,8 +14,12 @@ READERS: dict[str, set[str]] = {
     "truth_of_row": {
         "platform/reporting/comparison_page.py",  # the pictures of a comparison
         "platform/stages/report.py",  # its pictures
-        "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound
+        "platform/outputs/corrected.py",  # as given_mask
         "platform/stages/evaluation/scoring.py",
+    },
+    "given_mask": {
+        "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound; corrected masks
+        "platform/stages/train_affinity.py",  # corrected masks
     },
     "read_tags": {"datasets/sources/voc.py"},  # data.tags_from=masks
     "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks

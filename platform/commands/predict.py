@@ -1,4 +1,4 @@
-"""The command `mcis predict`: masks of photographs by the trained network of a run."""
+"""The commands `mcis predict` and `suggest`: masks of photographs by a run's network; which of its masks to correct."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, WorkspaceFolder, complete_run, plain_errors
+from mcis.platform.commands.options import (
+    DEFAULT_WORKSPACE,
+    Assignments,
+    Name,
+    WorkspaceFolder,
+    complete_run,
+    plain_errors,
+)
 
 
 def predict(
@@ -71,3 +78,28 @@ def predict(
         if rejected:
             typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
             raise typer.Exit(1)
+
+
+def suggest(
+    name: Name,
+    out: Annotated[Path, typer.Option(help="Folder for masks to begin from, overlays and tables.")],
+    count: Annotated[int, typer.Option(min=1, help="How many images.")] = 50,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+) -> None:
+    """Name the training images whose masks to correct first: where the network disagrees most with its pseudo masks.
+
+    Correct the PNGs in OUT/masks (labels of OUT/labels.csv, 255 = unsure), remove those that you leave, and train again
+    by the run's command with --masks OUT/masks.
+    """
+    with plain_errors(resumes=False):
+        from mcis.platform.networks.predictor import Predictor, trained_run
+        from mcis.platform.reporting.suggestions import write_suggestions
+        from mcis.platform.runs.workspace import Workspace
+
+        opened = Workspace(workspace, create=False)
+        trained = trained_run(opened.run(name, create=False).path)
+        predictor = Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))
+        try:
+            typer.echo(write_suggestions(opened, name, predictor, count, out))
+        finally:
+            predictor.close()

@@ -1,0 +1,100 @@
+"""Which masks to correct first: of the training images where the network disagrees most with their pseudo masks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
+from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.sources.photographs import Photograph
+from mcis.datasets.tables.shards import Shards
+from mcis.models.counts import confusion
+from mcis.models.metrics import iou
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.outputs.corrected import CORRECTED
+from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.reporting.files import csv_table, names_of, table_of, write_bytes
+from mcis.platform.reporting.photographs import predict_photographs
+from mcis.platform.runs.files import read_table
+from mcis.platform.runs.progress import bar
+from mcis.platform.runs.workspace import Workspace
+
+
+class Suggestion(NamedTuple):
+    """A training image whose mask is worth correcting.
+
+    Attributes:
+        row: of the index.
+        need: sum over its tags of what `suggestions` says.
+        worst: the class, index from 0, that adds most to it.
+    """
+
+    row: dict[str, Any]
+    need: float
+    worst: int
+
+
+def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: int) -> list[Suggestion]:
+    """The training images of a run whose masks most need to be corrected, those first that need it most.
+
+    A tag adds the share by which the network's segment misses the pseudo mask's, 1 - IoU, times the same of the class
+    over all images: a class that the network has not learnt counts more. No ground truth is looked at.
+
+    Raises:
+        UserError: the run has no pseudo masks, or all masks are corrected.
+    """
+    table, classes = table_of(workspace, name, "pseudo_masks", "masks"), len(predictor.classes)
+    cues, masks = read_table(table, ["image_id", "cue"]), Shards(table, ["labels"])
+    left = cues.filter(pc.not_equal(cues["cue"], CORRECTED))["image_id"].combine_chunks()
+    rows = of_split(open_index(workspace, name).index, "train", tagged=True)
+    rows = rows.filter(pc.is_in(rows["image_id"], left)).to_pylist()
+    if not rows:
+        raise UserError(f"all masks of run {name!r} are corrected", "some that are not", "add images to the run")
+
+    def read() -> Iterator[Photo[dict[str, Any]]]:
+        for row in rows:
+            rgb = read_rgb(row["uri"], max_side=predictor.max_side, content_hash=row["content_hash"])
+            yield Photo(row, Picture(rgb, row["height"], row["width"]))
+
+    def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
+        mask = masks.rows(row["image_id"])
+        assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
+        taught = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
+        return confusion(taught, prediction.labels(), classes)
+
+    missed, total = [], np.zeros((classes + 1, classes + 1), np.int64)
+    with bar("suggest", len(rows), "images") as progress:
+        for row, matrix in zip(rows, predictor.map(read(), compare), strict=True):
+            total += matrix
+            missed.append(1 - np.nan_to_num(iou(matrix)[np.array(row["tags"]) + 1]) / 100)
+            progress.update(len(missed))
+    of_class = 1 - np.nan_to_num(iou(total)[1:]) / 100
+    needs = [by_tag * of_class[row["tags"]] for row, by_tag in zip(rows, missed, strict=True)]
+    order = np.argsort([-need.sum() for need in needs], kind="stable")[:count]
+    return [Suggestion(rows[i], float(needs[i].sum()), rows[i]["tags"][int(needs[i].argmax())]) for i in order.tolist()]
+
+
+def write_suggestions(workspace: Workspace, name: str, predictor: Predictor, count: int, out: Path) -> str:
+    """Writes masks to begin from, of what `suggestions` names; returns what it wrote, in words.
+
+    Beside what `predict_photographs` writes, of the network among the images' tags, `suggested.csv`: the images, those
+    first that need it most, each with its mask's file, its need, and the class that adds most to it.
+
+    Raises:
+        UserError: as `suggestions`; or an image id cannot be a file's name.
+    """
+    found = suggestions(workspace, name, predictor, count)
+    names = names_of((each.row["image_id"] for each in found), out)
+    photographs = [Photograph(each.row["uri"], names[each.row["image_id"]]) for each in found]
+    predict_photographs(predictor, photographs, out, {each.row["uri"]: each.row["tags"] for each in found})
+    rows = [
+        (each.row["image_id"], f"masks/{photo.name}.png", f"{each.need:.3f}", predictor.classes[each.worst])
+        for each, photo in zip(found, photographs, strict=True)
+    ]
+    write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need", "class"], rows))
+    return f"{len(found)} masks to correct below {out / 'masks'}, in the order of {out / 'suggested.csv'}"
