@@ -23,7 +23,8 @@ class ComputeConfig(Section):
     of it are those of the run, its keys and its config.toml."""
     micro_batch: int | None = Field(default=None, gt=0)
     """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
-    takes less memory. None = all of its part of a batch."""
+    takes less memory. None = all of its part of a batch, and half as many wherever the memory of a single worker runs
+    out."""
     gpu: bool = False
     """Run networks on GPUs. It is said, and never found out from the nodes that are up, since outputs of GPUs and of
     CPUs have keys of their own."""

@@ -81,6 +81,11 @@ def death_text(death: BaseException) -> str:
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a GPU, or a machine, had no memory for an array of torch."""
+    return type(error).__name__ == "OutOfMemoryError" or bool(_NO_MEMORY.search(str(error)))
+
+
 @contextlib.contextmanager
 def memory_errors(what: str, lower: str) -> Iterator[None]:
     """Turns torch's errors of a GPU, or a machine, without memory for an array into one that says what to lower.
@@ -95,7 +100,7 @@ def memory_errors(what: str, lower: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if type(error).__name__ != "OutOfMemoryError" and not _NO_MEMORY.search(str(error)):
+        if not is_out_of_memory(error):
             raise
         raise UserError(
             f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",

@@ -29,7 +29,7 @@ from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import memory_errors
+from mcis.platform.engine.errors import is_out_of_memory, memory_errors
 from mcis.platform.engine.learner import Learner, build_optimizer, resolve_precision
 from mcis.platform.engine.resuming import CheckpointRequests, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
@@ -146,6 +146,7 @@ class Trainer(Generic[AnyBatch]):
         model: the network over all workers.
         shard: the worker's rows of the stream that are left.
         val_ap: average precision of each class at the last validation, (K,).
+        micro_batch: samples at a time; None = all of a step's.
     """
 
     def __init__(self, job: TrainingJob[AnyBatch]):
@@ -179,6 +180,7 @@ class Trainer(Generic[AnyBatch]):
             decoder, batch=self.schedule.batch, shard=self.shard, decode_in=how, threads=self.threads
         )
         self.val_ap: NDArray[np.float64] | None = None
+        self.micro_batch = job.compute.micro_batch
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
     def train(self) -> None:
@@ -210,11 +212,28 @@ class Trainer(Generic[AnyBatch]):
     def forward_backward_step(self, batch: AnyBatch, step: int, count: Tensor) -> dict[str, Tensor]:
         """Adds up the gradients of the batch's micro batches; returns the loss terms, divided by `count`.
 
+        Where memory runs out it begins again with micro batches of half the size, which later steps keep. Several
+        workers cannot: some may be in the middle of adding up gradients with the one whose memory runs out.
+
         Raises:
             UserError: the loss is not finite.
         """
+        while True:
+            size = self.micro_batch or len(batch)
+            try:
+                return self._accumulate(batch, step, count, size)
+            except RuntimeError as error:
+                if self.job.compute.micro_batch or self.world_size > 1 or size == 1 or not is_out_of_memory(error):
+                    raise
+            self.micro_batch = (size + 1) // 2  # behind the except block, whose error holds on to the tensors
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            print(f"{self.job.label}: memory ran out at step {step}: {self.micro_batch} samples at a time from here on")
+
+    def _accumulate(self, batch: AnyBatch, step: int, count: Tensor, size: int) -> dict[str, Tensor]:
+        """The loss terms of the batch, `size` samples at a time, whose gradients are added up."""
         rows = len(batch)
-        size = self.job.compute.micro_batch or rows
         sample_numbers = step * self.schedule.batch + self.shard.positions(self.schedule.batch)
         sample_seeds = generator_seeds(Draw.DROPOUT, self.schedule.seed, sample_numbers)
         terms: dict[str, Tensor] = {}

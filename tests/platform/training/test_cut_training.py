@@ -162,6 +162,27 @@ def run_out_on_a_gpu() -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79 GiB")
 
 
+class Narrow(Struck):
+    """Has memory for two pairs at a time from step 5 on; the first one of those of which it runs out is on its way."""
+
+    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        losses = super().losses(model, batch, step, device)
+        if step >= 5 and len(batch) > 2:
+            sum(losses.values()).backward()  # type: ignore[union-attr]
+            (self.folder / f"struck-{step}-{len(batch)}").touch()
+            self.blow()
+        return losses
+
+
+def test_a_training_whose_memory_runs_out_goes_on_with_fewer_samples_at_a_time(
+    tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path
+) -> None:
+    learner = Narrow(**vars(tiny), folder=tmp_path, blow=run_out_on_a_gpu, steps=())
+    fit(learner, tmp_path, ComputeConfig(threads=1), tracker_of("narrow"), label="classifier")
+    assert sorted(path.name for path in tmp_path.glob("struck-*")) == ["struck-5-3", "struck-5-5"], "found out once"
+    check_that_it_went_on(tmp_path, undisturbed, starts="0 ", rounded=True)
+
+
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_training_whose_memory_runs_out_says_what_to_lower_at_once(
     tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path, workers: int
