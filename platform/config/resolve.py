@@ -136,8 +136,7 @@ def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
         rate = workers if section.optimizer.name == "sgd" else math.sqrt(workers)
         yield f"{name}.batch", section.batch * workers
         yield f"{name}.optimizer.learning_rate", section.optimizer.learning_rate * rate
-        if not isinstance(section, ClassifierConfig):  # its epochs have fewer updates by themselves
-            yield f"{name}.steps", math.ceil(section.steps / workers)
+        yield f"{name}.steps", math.ceil(section.steps / workers)  # epochs have fewer updates by themselves
     yield "compute.scale_batch", False
 
 

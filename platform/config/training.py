@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -168,6 +168,9 @@ class ClassifierConfig(BackboneSection):
     """Pairs per step, over all workers (section 3.3)."""
     epochs: Positive = 15
     """Passes over the training images as m; the length of the schedule."""
+    steps: int = Field(default=0, ge=0, exclude_if=lambda steps: not steps)
+    """Updates at least: of few images the training has as many times the `epochs` as these take, and so has all that is
+    counted in epochs."""
     keep_epoch: int | None = Field(default=None, ge=0)
     """The weights after this epoch, from 0, are used, and training ends there; None = the last. The released code has
     10 (RELEASED_RECIPE, "Classifier")."""
@@ -180,6 +183,20 @@ class ClassifierConfig(BackboneSection):
     changes no weights, so that a trained classifier is not trained again for it."""
     optimizer: Optimizer = Optimizer()
     """Update rule, rates and schedule."""
+
+    def of_images(self, images: int) -> "ClassifierConfig":
+        """With epochs enough for the `steps`, of so many training images."""
+        times = math.ceil(self.steps * self.batch / (self.epochs * (self.epoch_pairs or images)))
+        if times <= 1:
+            return self
+        counted = ("epochs", "attention_epochs", "contrastive_from_epoch", "val_every")
+        more: dict[str, Any] = {name: value * times for name in counted if (value := getattr(self, name))}
+        if self.keep_epoch is not None:
+            more["keep_epoch"] = (self.keep_epoch + 1) * times - 1
+        step_epochs = tuple(epoch * times for epoch in self.optimizer.step_epochs)
+        return self.model_copy(
+            update={**more, "optimizer": self.optimizer.model_copy(update={"step_epochs": step_epochs})}
+        )
 
     @property
     def trained_epochs(self) -> int:

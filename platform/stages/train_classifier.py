@@ -70,7 +70,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     if trained := classifier_file(config, "classifier"):
         return _take_trained(config, context, trained)
     learner, cached = _learner(config, context)
-    validation = _validation(config, context, cached=cached)
+    validation = _validation(config, context, cached=cached, every=learner.config.val_every)
     about = classifier_description(config.classifier, context.classes)
     compute, tracker = config.compute, context.tracker
     result = fit(learner, context.part, compute, tracker, label="classifier", about=about, validation=validation)
@@ -100,9 +100,10 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
 
     UserError where no training image has a tag.
     """
-    rows, c = split_rows(context, "train", tagged=True), config.classifier
+    rows = split_rows(context, "train", tagged=True)
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
+    c = config.classifier.of_images(len(rows))
     pretrained, initial = classifier_weights(config, context.workspace), classifier_file(config, "initial")
     features = _features(config, context, rows) if c.from_features else None
     cache = None
@@ -155,11 +156,11 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statisti
     return features.statistics(np.arange(count))
 
 
-def _validation(config: Config, context: RunContext, *, cached: int) -> Validation | None:
+def _validation(config: Config, context: RunContext, *, cached: int, every: int) -> Validation | None:
     """The tagged val images, decoded once where the cache holds them beside the `cached` training images."""
     c, compute = config.classifier, config.compute
     rows = split_rows(context, "val", tagged=True)
-    if not c.val_every or not len(rows):
+    if not every or not len(rows):
         return None
     features, cache = _features(config, context, rows) if c.from_features else None, None
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
@@ -169,7 +170,7 @@ def _validation(config: Config, context: RunContext, *, cached: int) -> Validati
         images=features or _squares(rows, c.input_size, cache),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         scores=val_scores_of_features if features else val_scores,
-        every=c.val_every,
+        every=every,
     )
 
 
