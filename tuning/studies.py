@@ -81,12 +81,6 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
         raise UserError(
             f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
         )
-    if config.tracking.register_as and not config.tracking.model:
-        raise UserError(
-            f"tracking.register_as is {config.tracking.register_as} in a study, whose trials log no model",
-            "a run, or trials that log their networks",
-            "leave tracking.register_as out, or set tracking.model=true",
-        )
     masks = listing(config).table["mask_uri"]
     if masks.null_count == len(masks):
         raise UserError(

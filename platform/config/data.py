@@ -1,6 +1,5 @@
 """Sections of the images: where they are, what lies beside them, and which pretrained weights embed them."""
 
-from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -59,9 +58,6 @@ class WeightsConfig(Section):
     timm/tf_efficientnet_lite0, lite1 or lite2, which are installed with mcis; else a state_dict file."""
     classifier: WeightsFile | None = None
     """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
-    initial: WeightsFile | None = Field(default=None, exclude_if=lambda path: path is None)  # then no part of a key
-    """A classifier of the same networks, likewise, whose weights, all of them, the classifier's training starts from;
-    None = pretrained weights of its backbone, and new layers behind it."""
     segmenter: WeightsFile | None = None
     """The segmenter's, likewise; None = as `backbone`, for a word, and for a file that fits both."""
     affinity_net: WeightsFile | None = None
@@ -71,8 +67,3 @@ class WeightsConfig(Section):
         """Where the pretrained weights of the `segmenter` or the `affinity_net` come from."""
         origin: str = getattr(self, network) or self.backbone
         return origin
-
-    def problems(self) -> Iterator[str]:
-        """A training's start where nothing is trained."""
-        if self.initial is not None and self.classifier is not None:
-            yield "weights.initial is set but weights.classifier is too, which is not trained; leave one of them out"

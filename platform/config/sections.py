@@ -64,19 +64,9 @@ class TrackingConfig(Section):
     model: bool | None = None
     """Log the trained segmentation network as a model, which takes the disk of its weights once more. None = of a run,
     but not of the trials of a study."""
-    register_as: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$", max_length=200)
-    """Name of MLflow's registered model that the logged network becomes a version of; None = of none."""
     system_metrics: bool = True
     """Every 10 seconds while a run computes, log the use of processors, memory, disk, network and GPUs of the machine
     that the command runs on."""
-
-    def problems(self) -> Iterator[str]:
-        """A version to register of a network that is not logged."""
-        if self.register_as and self.model is False:
-            yield (
-                f"tracking.register_as is {self.register_as} but tracking.model is false, so that there is no model to "
-                "register; set tracking.model=true or leave tracking.register_as out"
-            )
 
 
 class Config(Section):
@@ -123,13 +113,6 @@ class Config(Section):
     def walks(self) -> bool:
         """Whether maps walk over learnt affinities, which a network is trained for."""
         return self.supervision == "tags" and self.pseudo_masks.walks
-
-    @property
-    def reads_pretrained(self) -> bool:
-        """Whether the classifier starts from pretrained weights of its backbone, or learns from features that these
-        make of images, whatever it starts from."""
-        w = self.weights
-        return w.classifier is None and (w.initial is None or self.classifier.from_features)
 
     def problems(self) -> Iterator[str]:
         """What contradicts itself, within the sections and between them."""
@@ -250,7 +233,7 @@ def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
 
 def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
     c, weights = config.classifier, config.weights
-    if weights.backbone == "none" and weights.classifier is None and weights.initial is None:
+    if weights.backbone == "none" and weights.classifier is None:
         for key, value, without in (("trained", c.trained, "all"), ("standardize", c.standardize, False)):
             if value != without:
                 yield (
@@ -258,11 +241,6 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
                     "as it is drawn; set weights.backbone=bundled, download or a file, or "
                     f"classifier.{key}={str(without).lower()}"
                 )
-    if c.from_features and weights.initial is not None and weights.backbone == "none":
-        yield (
-            "classifier.trained is neck and weights.initial is set, but weights.backbone is none, which makes the "
-            "features that are learnt from; name the pretrained weights that the initial ones were trained from"
-        )
     if c.trained == "neck" and c.backbone == "vgg16" and weights.classifier is None:
         yield (
             "classifier.trained is neck but classifier.backbone is vgg16, whose last layers are new: they would stay "

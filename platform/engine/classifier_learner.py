@@ -27,7 +27,6 @@ from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps, equivar
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze
-from mcis.platform.networks.checkpoints import load_weights
 from mcis.platform.networks.pretrained import load_backbone
 
 
@@ -40,7 +39,6 @@ class ClassifierLearner:
         source: (N,), whether an image is of the domain source; None where no image is.
         images: the N images at the classifier's size, or what its frozen backbone makes of them.
         pretrained: file of the backbone's pretrained weights, or None.
-        initial: file of a whole classifier's weights, which take the place of these and of the statistics, or None.
         statistics: of the backbone's channels, where these are standardized.
     """
 
@@ -50,7 +48,6 @@ class ClassifierLearner:
     source: NDArray[np.bool_] | None
     images: Squares | Features
     pretrained: Path | None
-    initial: Path | None = None
     statistics: Statistics | None = None
 
     @property
@@ -76,9 +73,7 @@ class ClassifierLearner:
 
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
-        if self.initial:
-            load_weights(model, self.initial)
-        elif self.pretrained:
+        if self.pretrained:
             load_backbone("classifier", model.backbone, self.pretrained)
         if self.statistics:
             model.set_statistics(*(torch.from_numpy(values) for values in self.statistics))

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.folders import fetched, is_there, local_path, send
 from mcis.models.backbones import Backbone
@@ -20,16 +18,16 @@ from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretr
 from mcis.platform.config.keys import errors_name_keys
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.networks.build import build_backbone, build_classifier
+from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import load_weights, save
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.workspace import Workspace
 
 
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
-    """The pretrained weights that the classifier's backbone starts from, or features are made by; None where a file has
-    all of its weights."""
-    if not config.reads_pretrained:
+    """The pretrained weights that the classifier's backbone starts from, or features are made by; None where it is
+    trained from scratch, or a file has all of its weights."""
+    if config.weights.classifier:
         return None
     return backbone_weights(config.weights.backbone, config.classifier.backbone, workspace)
 
@@ -134,22 +132,20 @@ def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> 
     return {"classes": list(classes), **config.model_dump(mode="json", include=_DESCRIBED)}
 
 
-def classifier_file(config: Config, key: Literal["classifier", "initial"]) -> Path | None:
-    """The file of a classifier that is taken over (`weights.classifier`), or that training starts from
-    (`weights.initial`); None where none is named.
+def classifier_file(config: Config) -> Path | None:
+    """The file of a classifier that is taken over (`weights.classifier`); None where none is named.
 
     Raises:
         UserError: there is no such file.
     """
-    name = getattr(config.weights, key)
-    if not name:
+    if not config.weights.classifier:
         return None
-    path = local_path(name)
+    path = local_path(config.weights.classifier)
     if not is_there(path):
         raise UserError(
-            f"weights.{key}: {path} is no file",
+            f"weights.classifier: {path} is no file",
             "weights.pt of an earlier run's stage train_classifier, or what `mcis import-weights` wrote",
-            f"name the file, for example --set weights.{key}=/path/to/weights.pt",
+            "name the file, for example --set weights.classifier=/path/to/weights.pt",
         )
     return path
 
@@ -176,28 +172,3 @@ def load_trained_classifier(config: Config, path: Path, classes: Sequence[str]) 
     if different:
         raise UserError(f"{path} does not fit this configuration: {'; '.join(different)}", expected, remedy)
     return model
-
-
-def check_initial_classifier(config: Config, path: Path, classes: Sequence[str], pretrained: Path | None) -> None:
-    """Checks that training can start from the classifier in a file of weights.
-
-    Args:
-        pretrained: weights of the backbone, by which features are made that the training reads in place of images;
-            None where it reads images.
-
-    Raises:
-        UserError: the file is damaged or of another configuration, or its backbone is not the one that makes features.
-    """
-    initial = load_trained_classifier(config, path, classes)
-    if pretrained is None:
-        return
-    backbone = build_backbone(config.classifier)
-    load_backbone("classifier", backbone, pretrained)
-    own = initial.backbone.state_dict()
-    if different := [name for name, value in backbone.state_dict().items() if not torch.equal(value, own[name])]:
-        raise UserError(
-            f"weights.initial: the backbone in {path} is not that of weights.backbone ({different[0]} differs), by "
-            "which the features are made that classifier.trained=neck learns from",
-            "initial weights that were trained from the same pretrained ones, with the backbone left as it was",
-            "name these by weights.backbone, or train a part of the backbone, too: --set classifier.trained=1",
-        )

@@ -42,11 +42,8 @@ class _About(BaseModel):
     max_side: int | None = Field(gt=0)
 
 
-def log_segmenter(
-    client: "MlflowClient", experiment_id: str, run_id: str, folder: RunFolder, register_as: str | None
-) -> None:
-    """Logs the segmentation network of a run's folder as an output of its MLflow run, and registers it where a name is
-    given, as far as an earlier call has not done so.
+def log_segmenter(client: "MlflowClient", experiment_id: str, run_id: str, folder: RunFolder) -> None:
+    """Logs the segmentation network of a run's folder as an output of its MLflow run, unless an earlier call has.
 
     Raises:
         UserError: the run has trained none.
@@ -63,8 +60,6 @@ def log_segmenter(
     outputs = client.get_run(run_id).outputs
     if logged.model_id not in [output.model_id for output in (outputs.model_outputs if outputs else [])]:
         client.log_outputs(run_id, [LoggedModelOutput(logged.model_id, step=0)])
-    if register_as:
-        _register(client, register_as, run_id, logged)
 
 
 def _logged(client: "MlflowClient", experiment_id: str, run_id: str, trained: TrainedRun) -> "LoggedModel":
@@ -104,20 +99,6 @@ def write_network(trained: TrainedRun, run: RunFolder, folder: Path) -> None:
     write_text(folder / _CONFIG, run.config.read_text(encoding="utf-8"))
     write_text(folder / _ABOUT, _About(classes=list(trained.classes), max_side=trained.max_side).model_dump_json())
     (folder / WEIGHTS).symlink_to(fetched(trained.weights / WEIGHTS))
-
-
-def _register(client: "MlflowClient", name: str, run_id: str, logged: "LoggedModel") -> None:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        client.create_registered_model(name)
-    except MlflowException as error:
-        if error.error_code != "RESOURCE_ALREADY_EXISTS":
-            raise
-    # By its place: a store without a server looks `models:/ID` up in a store of its own choice.
-    place = logged.artifact_location
-    if place not in [version.source for version in client.search_model_versions(f"name = '{name}'")]:
-        client.create_model_version(name, source=place, run_id=run_id, model_id=logged.model_id)
 
 
 class ServedNetwork:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 Watch = Callable[[str, Sequence[Mapping[str, Any]]], None]
 """Is told what a training under way has logged: its network's name, and the records that are new."""
-LogModel = Callable[["MlflowClient", str, str, RunFolder, str | None], None]
+LogModel = Callable[["MlflowClient", str, str, RunFolder], None]
 """Logs the trained network of a run's folder: to the store, the experiment and the MLflow run of these ids; and
 registers it where a name is given."""
 
@@ -45,7 +45,7 @@ class Tracked(BaseModel):
         images: tags that say what images the run reads.
         logs: the step logs of trainings by network, relative to the workspace.
         files: names in the run's folder.
-        model: the trained network is logged, and registered as `register_as`.
+        model: the trained network is logged.
     """
 
     uri: str
@@ -58,7 +58,6 @@ class Tracked(BaseModel):
     logs: dict[str, str] = {}
     files: list[str] = []
     model: bool = False
-    register_as: str | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Tracked | None":
@@ -87,7 +86,7 @@ class Tracked(BaseModel):
             elif path.exists():
                 client.log_artifact(self.run_id, str(path))
         if self.model and log_model:
-            log_model(client, experiment_of(client, workspace), self.run_id, folder, self.register_as)
+            log_model(client, experiment_of(client, workspace), self.run_id, folder)
         if client.get_run(self.run_id).info.status != self.status:
             client.set_terminated(self.run_id, status=self.status)
         self.sent = True
@@ -209,9 +208,9 @@ class Tracker:
         """Stores a file or folder of the run's folder with the run."""
         self._write(files=sorted({*self._tracked.files, path.name}))
 
-    def model(self, register_as: str | None) -> None:
-        """Logs the trained network as a model that the run has made, and registers it where that is asked for."""
-        self._write(model=True, register_as=register_as)
+    def model(self) -> None:
+        """Logs the trained network as a model that the run has made."""
+        self._write(model=True)
 
     def _write(self, **values: Any) -> None:
         """Writes down what MLflow is to have."""

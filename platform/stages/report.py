@@ -27,7 +27,7 @@ from mcis.platform.reporting.plots import TrainingLog, log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json, read_table, write_json, write_text
-from mcis.platform.runs.progress import console, read_records
+from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores, scores_as_csv
 from mcis.platform.runs.version import environment, git_revision
@@ -122,12 +122,7 @@ def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds
     settings = config.tracking
     wanted = tracker.parent is None if settings.model is None else settings.model
     if wanted and "train_segmenter" in context.inputs:
-        tracker.model(settings.register_as)
-    elif settings.register_as:
-        console.print(
-            f"note: nothing is registered as {settings.register_as}: the run ended before a segmentation network",
-            markup=False,
-        )
+        tracker.model()
 
 
 def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:

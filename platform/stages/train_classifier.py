@@ -23,7 +23,6 @@ from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pretrained import (
-    check_initial_classifier,
     classifier_description,
     classifier_file,
     classifier_weights,
@@ -42,23 +41,19 @@ _SAMPLE = 256
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where weights cannot be had or do not fit, or the backbone has no such stride or stages."""
-    if trained := classifier_file(config, "classifier"):
+    if trained := classifier_file(config):
         load_trained_classifier(config, trained, listing.classes)
         return
     with torch.device("meta"):
         freeze(build_classifier(config.classifier, len(listing.classes)), config.classifier)
-    pretrained = classifier_weights(config, workspace)
-    if initial := classifier_file(config, "initial"):
-        check_initial_classifier(config, initial, listing.classes, pretrained)
-    elif pretrained:
+    if pretrained := classifier_weights(config, workspace):
         load_backbone("classifier", build_backbone(config.classifier), pretrained)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the files of weights that are taken over, or that training starts from."""
-    starts = classifier_file(config, "initial"), classifier_weights(config, context.workspace)
-    trained = classifier_file(config, "classifier")
-    return [content_digest(path) for path in ([trained] if trained else starts) if path]
+    """The content of the file of weights that are taken over, or that training starts from."""
+    path = classifier_file(config) or classifier_weights(config, context.workspace)
+    return path and content_digest(path)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -67,7 +62,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: weights cannot be had or do not fit, or the loss is not finite.
     """
-    if trained := classifier_file(config, "classifier"):
+    if trained := classifier_file(config):
         return _take_trained(config, context, trained)
     learner, cached = _learner(config, context)
     validation = _validation(config, context, cached=cached, every=learner.config.val_every)
@@ -79,12 +74,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     counts: dict[str, Any] = {"steps": learner.schedule.steps}
     if validation is not None:
         counts["val mAP"] = precision
-    # Of weights that had learnt before, a loss that stands says nothing.
-    trend = None if config.weights.initial else loss_trend(context.part, "basic")
     return StageResult(
         counts=counts,
         notes=result.notes("classifier") + _notes(config, learner, validation),
-        problem=_problem(validation, precision, trend, config.seed),
+        problem=_problem(validation, precision, loss_trend(context.part, "basic"), config.seed),
     )
 
 
@@ -104,7 +97,6 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
     c = config.classifier.of_images(len(rows))
-    pretrained, initial = classifier_weights(config, context.workspace), classifier_file(config, "initial")
     features = _features(config, context, rows) if c.from_features else None
     cache = None
     if features is None and c.sizing != "random_crop":
@@ -115,9 +107,8 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=of_source(rows),
         images=features or _squares(rows, c.input_size, cache),
-        pretrained=pretrained,
-        initial=initial,
-        statistics=_statistics(config, context, rows) if c.standardize and not initial else None,
+        pretrained=classifier_weights(config, context.workspace),
+        statistics=_statistics(config, context, rows) if c.standardize else None,
     )
     return learner, 0 if cache is None else len(rows)
 
@@ -182,8 +173,6 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
             "the frozen backbone computed every image in every epoch: its outputs exceed compute.cache_gb="
             f"{config.compute.cache_gb:g}"
         )
-    if learner.initial:
-        notes.append(f"the classifier's training began from {learner.initial}")
     if config.classifier.val_every and validation is None:
         notes.append("no image of the split val has a tag, so that the classifier's average precision is not known")
     return tuple(notes)

@@ -49,7 +49,6 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("segmenter", "scales", [1.0, 0]),
     ("pseudo_masks", "background", "none"),
     ("classifier", "optimizer", {"precision": "fp16"}),
-    ("tracking", "register_as", "' or name = 'x"),
 ]
 
 
@@ -85,7 +84,6 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
         ({"compute": {"workers": 2, "min_workers": 3}}, "min_workers 3 is more than workers 2"),
         ({"compute": {"workers": 2, "gpu_share": 0.5}}, "gpu_share is 0.5 for 2 workers"),
-        ({"tracking": {"model": False, "register_as": "a"}}, "register_as is a but tracking.model is false"),
         ({"compute": {"workers": 6}}, "classifier.batch is 5 for compute.workers 6"),
         ({"compute": {"workers": 11}, "classifier": {"batch": 12}}, "segmenter.batch is 10 for compute.workers 11"),
         ({"pseudo_masks": {"threshold": 0.2, "background_threshold": 0.3}}, "0.3 is above threshold 0.2"),

@@ -320,37 +320,11 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         assert ours.equals(theirs)
 
 
-def test_a_training_starts_from_initial_weights_and_reads_no_pretrained_ones(small: Any, tmp_path: Path) -> None:
-    """At a rate that changes no float32 it ends in them; where the same weights lie is no other key."""
-    weights = small.first.context.inputs["train_classifier"] / "weights.pt"
-    shutil.copy(weights, tmp_path / "mine.pt")
-    values = (
-        f"weights.initial={tmp_path / 'mine.pt'}",
-        f"weights.backbone={tmp_path / 'absent.pth'}",
-        "weights.segmenter=none",
-        "classifier.optimizer.learning_rate=1e-30",
-        "seed=7",  # without them, the start would be another one
-    )
-    resolved = small.settings(*values)
-    pipeline.check(resolved.config, small.workspace, "any")
-    result = pipeline.run(resolved, small.workspace, "further", until="train_classifier")
-    trained = result.context.inputs["train_classifier"] / "weights.pt"
-    further = result.context.result("train_classifier", StageResult)
-    assert further.counts["steps"] == 6
-    assert f"the classifier's training began from {tmp_path / 'mine.pt'}" in further.notes
-    assert bytes_of(trained) == bytes_of(weights)
-    assert "weights.initial" not in small.workspace.record("further").outputs
-    other = small.settings(*values[1:], f"weights.initial={trained}")
-    again = pipeline.run(other, small.workspace, "further", until="train_classifier")
-    assert not again.context.computed["train_classifier"]
-    assert small.workspace.record("further").outputs["weights.initial"] == [trained.parent.name]
-
-
 @pytest.mark.parametrize(
     ("weights", "more", "found"),
     [
-        ("initial=absent.pt", (), "absent.pt is no file"),
-        ("initial=mine.pt", ("classifier.channels=48", "segmenter.channels=48"), "mine.pt does not fit this config"),
+        ("classifier=absent.pt", (), "absent.pt is no file"),
+        ("classifier=mine.pt", ("classifier.channels=48", "segmenter.channels=48"), "mine.pt does not fit this config"),
         ("classifier=mine.pt", ("classifier.affinity.form=bilinear",), "'form': 'bilinear'"),
         ("classifier=mine.pt", ("data.classes=reversed.txt",), r"configuration: classes is \['[a-z]+', .* here \["),
         ("classifier=garbage.pt", (), "garbage.pt does not fit this configuration"),

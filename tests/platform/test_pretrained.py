@@ -13,14 +13,10 @@ from mcis.models import timm_backbones
 from mcis.models.backbones import small
 from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.commands.options import plain_errors
-from mcis.platform.config.resolve import resolve
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.networks.build import build_backbone, build_classifier
-from mcis.platform.networks.checkpoints import save_weights
+from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.pretrained import (
     backbone_weights,
-    check_initial_classifier,
-    classifier_description,
     load_backbone,
 )
 from mcis.platform.runs.workspace import Workspace
@@ -84,19 +80,3 @@ def test_a_command_says_how_to_repeat_the_index(tmp_path: Path, capsys: pytest.C
     with pytest.raises(typer.Exit), plain_errors():
         read_rgb(str(tmp_path / "gone.jpg"))
     assert "repeat the command with --from index" in capsys.readouterr().err
-
-
-def test_what_learns_from_features_starts_from_the_backbone_that_made_them(tmp_path: Path) -> None:
-    config = resolve("tags", "photos", {"data.tags.table": str(tmp_path / "photos.csv")}).config
-    classes = ("cat", "dog", "sheep")
-    path, about = tmp_path / "mine.pt", classifier_description(config.classifier, classes)
-    model = build_classifier(config.classifier, len(classes))
-    load_backbone("classifier", model.backbone, bundled_file(BUNDLED[2]))
-    save_weights(model, path, about)
-    check_initial_classifier(config, path, classes, bundled_file(BUNDLED[2]))
-    with torch.no_grad():
-        next(iter(model.backbone.parameters())).mul_(2)
-    save_weights(model, path, about)
-    check_initial_classifier(config, path, classes, None)
-    with pytest.raises(UserError, match=r"is not that of weights\.backbone"):
-        check_initial_classifier(config, path, classes, bundled_file(BUNDLED[2]))

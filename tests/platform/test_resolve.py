@@ -140,11 +140,6 @@ def test_all_problems_are_said_together() -> None:
         (["classifier.backbone=timm/resnett18"], r"timm has no network resnett18; .* timm/resnet18 or"),
         (["classifier.trained=neck", "weights.backbone=none"], "classifier.trained is neck but weights.backbone is"),
         (["classifier.trained=neck"], r"set classifier\.trained=1"),
-        (["weights.initial=a.pt", "weights.classifier=b.pt"], "weights.initial is set but weights.classifier is too"),
-        (
-            ["weights.initial=a.pt", "weights.backbone=none", "classifier.backbone=small", "classifier.trained=neck"],
-            "is neck and weights.initial is set, but weights.backbone is none",
-        ),
         (["segmenter.trained=2", "weights.segmenter=none"], "segmenter.trained is 2 but weights.segmenter is none"),
     ],
 )

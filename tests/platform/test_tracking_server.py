@@ -49,7 +49,7 @@ def test_a_server_that_is_away_costs_no_time_and_nothing_that_was_logged(
     server.stop()
     tracker.metrics({"miou": 50.0})
     tracker.artifact(folder / "config.toml")
-    tracker.model(None)
+    tracker.model()
     tracker.finish("FINISHED")
     sync = ["sync", "--workspace", str(workspace.root)]
     away = CliRunner().invoke(app, sync)

@@ -66,7 +66,7 @@ class Scorer:
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=self.config.recipe,
-            weights=weights.classifier or weights.initial or weights.backbone,
+            weights=weights.classifier or weights.backbone,
             git=git_revision(),
             code=code_digest(),
             reused=", ".join(self.reused) or None,
