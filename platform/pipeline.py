@@ -1,6 +1,5 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -9,7 +8,6 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.nodes import check_gpus
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.networks.disk import check_disk
 from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.bookkeeping import OfStudy, bookkept, index_is_made
 from mcis.platform.runs.context import RunContext
@@ -157,8 +155,7 @@ def run(
         for number, stage in enumerate(STAGES):
             reached = number <= last and not problem
             if stage.takes_part(config) and (reached or stage.runs_once_reached in context.inputs):
-                before = functools.partial(check_disk, config, context, STAGE_NAMES[number : last + 1])
-                context = run_stage(stage, config, context, recompute=stage.name in recompute, before=before)
+                context = run_stage(stage, config, context, recompute=stage.name in recompute)
                 if stage.name == "index":
                     index_is_made(resolved, context)
                 if stage.name == "train_classifier":  # also one that an earlier call has trained

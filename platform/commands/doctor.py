@@ -29,19 +29,17 @@ class Check(NamedTuple):
 def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
     """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not.
 
-    With the setting and the options of a run, it says what the run can expect of its images, and the free disk is
-    compared with what the run takes.
+    With the setting and the options of a run, it says what the run can expect of its images.
     """
     from mcis.platform.commands.terminal import console, show_outlook, table_of
 
-    wanted, root = 0, workspace.expanduser()
     if configuration != Configuration():
         with plain_errors():
             from mcis.platform.runs.listing import listing
 
             config = configuration.resolve().config
-            wanted = show_outlook(config, listing(config), root)
-    results = checks(root, wanted)
+            show_outlook(config, listing(config))
+    results = checks(workspace.expanduser())
     table = table_of("Is this machine fit for mcis?", ("part", "state", "found", "what to do"), results)
     for row, check in zip(table.rows, results, strict=True):
         row.style = {"ok": None, "note": "yellow", "bad": "red"}[check.state]
@@ -50,8 +48,8 @@ def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WO
         raise typer.Exit(1)
 
 
-def checks(workspace: Path, wanted: int = 0) -> list[Check]:
-    """All parts; one that fails is a line, no exception. `wanted`: bytes that the run takes, 0 where it may be any."""
+def checks(workspace: Path) -> list[Check]:
+    """All parts; one that fails is a line, no exception."""
     parts: dict[str, Callable[[], tuple[str, ...]]] = {
         "python": lambda: ("ok", platform.python_version()),
         "torch": _torch,
@@ -59,7 +57,7 @@ def checks(workspace: Path, wanted: int = 0) -> list[Check]:
         "dense CRF": _dense_crf,
         "ray": _ray,
         "mlflow": lambda: _mlflow(workspace),
-        "disk": lambda: _disk(workspace, wanted),
+        "disk": lambda: _disk(workspace),
         "cores, memory": _cores,
     }
     out = []
@@ -118,16 +116,15 @@ def _mlflow(workspace: Path) -> tuple[str, ...]:
     return "ok", f"{mlflow.__version__}, " + (server_uri() or f"SQLite store in {workspace}")
 
 
-def _disk(workspace: Path, wanted: int) -> tuple[str, ...]:
+def _disk(workspace: Path) -> tuple[str, ...]:
     from mcis.platform.runs.files import byte_text, free_bytes
 
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
     if not os.access(folder, os.W_OK):
         return "bad", f"{folder} cannot be written", "choose another --workspace DIR"
-    free, least = free_bytes(workspace), wanted or _LEAST
-    what = "the run" if wanted else "even the demo"
-    found = f"{what} takes {byte_text(least)} of {byte_text(free)} free for the workspace"
-    return ("ok", found) if free >= least else ("bad", found, "free some space, or choose another --workspace DIR")
+    free = free_bytes(workspace)
+    found = f"even the demo takes {byte_text(_LEAST)} of {byte_text(free)} free for the workspace"
+    return ("ok", found) if free >= _LEAST else ("bad", found, "free some space, or choose another --workspace DIR")
 
 
 def _cores() -> tuple[str, ...]:

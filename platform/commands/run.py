@@ -116,7 +116,7 @@ def run_pipeline(
 
     opened = Workspace(workspace)
     sources = pipeline.check(resolved.config, opened, name, until=until, reuse=reuse)
-    show_outlook(resolved.config, sources.look(), opened.root)
+    show_outlook(resolved.config, sources.look())
     with ray_session(resolved.config.compute, verbose=verbose):
         result = pipeline.run(resolved, opened, name, until=until, start=start, reuse=reuse, sources=sources)
     show_result(result)

@@ -5,7 +5,6 @@ Paths, names and values come from outside: all of them are escaped, or `[/x]` in
 
 import datetime
 from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mcis.platform.reporting.index_facts import index_facts
-from mcis.platform.runs.files import byte_text, free_bytes
+from mcis.platform.runs.files import byte_text
 from mcis.platform.runs.progress import console
 
 if TYPE_CHECKING:
@@ -63,23 +62,12 @@ def show_result(result: "RunResult") -> None:
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
 
 
-def show_outlook(config: "Config", listing: "Listing", root: Path) -> int:
-    """What a run can expect of its images, and what it takes of the disk of a workspace where nothing is finished.
-
-    Returns:
-        So many bytes of the disk.
-    """
-    from mcis.platform.networks.disk import COLUMNS, disk_use, in_parts, uncached
+def show_outlook(config: "Config", listing: "Listing") -> None:
+    """What a run can expect of its images."""
     from mcis.platform.reporting.expectations import expectations
 
-    images = listing.table.select(COLUMNS)
-    uses = disk_use(config, images, len(listing.classes))
-    most, free = sum(use.size for use in uses), byte_text(free_bytes(root))
-    disk = f"disk:    at most {byte_text(most)} where nothing is finished, {free} free; {in_parts(uses)}"
-    lines = [disk, *expectations(config, listing)]
-    for line in (*lines, *(f"expect:  {sentence}" for sentence in uncached(config, images))):
+    for line in expectations(config, listing):
         console.print(line, markup=False)
-    return most
 
 
 def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:

@@ -67,20 +67,10 @@ class Stage:
     takes_part: Callable[[Config], bool] = lambda _: True
 
 
-def run_stage(
-    stage: Stage,
-    config: Config,
-    context: RunContext,
-    *,
-    recompute: bool = False,
-    before: Callable[[], None] | None = None,
-) -> RunContext:
+def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: bool = False) -> RunContext:
     """Runs a stage, unless its output is kept and not to be recomputed; returns the next stage's context.
 
     What a call before has begun to recompute, and did not finish, goes on from there.
-
-    Args:
-        before: called before anything is computed.
     """
     began, workspace = time.monotonic(), context.workspace
     if not stage.kept:
@@ -93,7 +83,7 @@ def run_stage(
         context = dataclasses.replace(context, reused=(*context.reused, stage.name))
         console.print(f"note: {folder.name} is taken as it is, though it was made by other code", markup=False)
     point_to(workspace, context.name, stage.name, folder)
-    computed = _compute(stage, config, context, parts, folder, recompute=recompute, before=before)
+    computed = _compute(stage, config, context, parts, folder, recompute=recompute)
     seconds = time.monotonic() - began
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
@@ -149,7 +139,6 @@ def _compute(
     folder: Path,
     *,
     recompute: bool,
-    before: Callable[[], None] | None,
 ) -> bool:
     """Computes a stage if its output is absent or not whole, or `recompute` asks for it; True if it did."""
     if not recompute and flaw(folder) is None:
@@ -169,8 +158,6 @@ def _compute(
         if is_there(folder / SUMMARY):
             console.print(f"note: {folder.name} is computed again: {lacks}", markup=False)
             remove(folder)
-        if before:
-            before()
         caches = list[str]()
         fresh = recompute and not goes_on  # what earlier calls kept is of images that were read before
         with disk_errors(folder):

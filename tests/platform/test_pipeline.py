@@ -60,19 +60,6 @@ def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
     assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report", "train_affinity"}
 
 
-def test_a_disk_too_small_ends_a_run_before_any_training_but_not_a_finished_one(
-    small: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert small.first.scores
-    monkeypatch.setattr("mcis.platform.networks.disk.free_bytes", lambda folder: 50_000)
-    assert computed(small.run("first")) == ["report"]
-    with pytest.raises(UserError, match=r"the run takes .* more on the disk of .*, which has 48\.8 KiB free") as caught:
-        small.run("full", "seed=7")
-    assert "compute.cache_gb" in caught.value.remedy
-    assert list(small.workspace.outputs("full")) == ["index"]
-    small.run("less", "evaluate.thresholds=100", until="predict")
-
-
 def test_gpus_that_are_absent_end_a_run_of_networks_before_its_index_but_not_an_index(small: Any) -> None:
     """Whether there are nodes with GPUs now changes no key, so a run that asks for them never falls back to CPUs."""
     with pytest.raises(UserError, match=r"compute.gpu=true needs 1 x \(1 GPU\)"):
