@@ -205,6 +205,7 @@ def _photos(backbone: str) -> Config:
             affinity=Affinity(form="cosine", scale=60.0, w_p="identity"),
             batch=16,
             epochs=8,
+            steps=800,
             class_balance=1.0,
             flip=True,
             optimizer=_adamw(Optimizer, 0.003),

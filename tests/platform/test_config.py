@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from mcis.datasets.section import Section
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import Optimizer
+from mcis.platform.config.training import ClassifierConfig, Optimizer
 
 
 def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:
@@ -128,3 +128,19 @@ def test_how_features_are_kept_is_in_no_stages_key() -> None:
     plain, kept = (Config.model_validate({"localize": {"keep_features": keep}}).localize for keep in (False, True))
     assert plain != kept
     assert plain.model_dump_json() == kept.model_dump_json()
+
+
+def test_few_images_are_seen_more_often_so_that_the_updates_do() -> None:
+    """All that is counted in epochs grows alike, so that the schedule over the updates is the same."""
+    plain = ClassifierConfig(
+        batch=16, epochs=8, steps=800, attention_epochs=2, contrastive_from_epoch=1, keep_epoch=6,
+        optimizer=Optimizer(step_epochs=(3, 6)),
+    )  # fmt: skip
+    assert plain.of_images(1600) is plain
+    few = plain.of_images(400)
+    assert (few.epochs, few.attention_epochs, few.contrastive_from_epoch, few.val_every) == (32, 8, 4, 4)
+    assert (few.trained_epochs, few.attention_begins) == (4 * plain.trained_epochs, 4 * plain.attention_begins)
+    assert few.optimizer.step_epochs == (12, 24)
+    assert few.epochs * 400 / few.batch >= plain.steps
+    assert plain.model_copy(update={"epoch_pairs": 1600}).of_images(400).epochs == 8
+    assert ClassifierConfig(epochs=8).of_images(3).epochs == 8

@@ -27,7 +27,8 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import train_classifier
 
 TINY = (
-    "classifier.epochs=2", "classifier.attention_epochs=1", "classifier.input_size=64", "classifier.batch=8",
+    "classifier.epochs=2", "classifier.steps=0", "classifier.attention_epochs=1", "classifier.input_size=64",
+    "classifier.batch=8",
     "data.max_side=48", "localize.related=3", "affinity_net.steps=4", "affinity_net.batch=4",
     "affinity_net.crop=64", "report.panels=2", "compute.shard_rows=8", "compute.threads=1",
     "compute.stop_if_nothing_is_learnt=false",
