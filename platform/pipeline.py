@@ -1,6 +1,5 @@
 """The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
@@ -86,9 +85,7 @@ class RunResult(NamedTuple):
     scores: list[Score]
 
 
-def check(
-    config: Config, workspace: Workspace, name: str, *, until: str | None = None, reuse: Sequence[str] = ()
-) -> Sources:
+def check(config: Config, workspace: Workspace, name: str, *, until: str | None = None) -> Sources:
     """Finds what would end the run later, up to its last stage: unknown names, unreadable lists, absent folders,
     images that a stage asks for and the sources do not have, weights that cannot be had.
 
@@ -99,8 +96,6 @@ def check(
         UserError: the first such problem, before a Ray is started for it; another process that runs under the name is
             one too.
     """
-    if unknown := [stage for stage in reuse if stage not in STAGE_NAMES]:
-        raise UserError(f"--reuse {unknown[0]}", f"stages of {', '.join(STAGE_NAMES)}", "choose among them")
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)
     sources = Sources(config)
@@ -117,7 +112,6 @@ def run(
     *,
     until: str | None = None,
     start: str | None = None,
-    reuse: Sequence[str] = (),
     study: OfStudy | None = None,
     sources: Sources | None = None,
 ) -> RunResult:
@@ -126,7 +120,6 @@ def run(
     Args:
         until: last stage; what was reached by then is scored and reported all the same.
         start: this stage and all after it are computed again; repeated, a call that did not finish goes on.
-        reuse: stages whose finished output is taken even where other code has made it; the scores say so.
         study: that this run belongs to.
         sources: what `check` returned, which is then not listed again.
 
@@ -149,7 +142,6 @@ def run(
             part=workspace.run(name, create=False).path,
             tracker=tracker,
             origins=resolved.origins,
-            reuse=tuple(reuse),
             sources=sources or Sources(config),
         )
         for number, stage in enumerate(STAGES):

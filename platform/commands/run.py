@@ -32,13 +32,6 @@ def run(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Until = None,
     start: From = None,
-    reuse: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STAGE[,STAGE]",
-            help="Take these stages' finished outputs although the code has changed; the scores say so.",
-        ),
-    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Run the pipeline: index, classifier, localization maps, pseudo masks, segmenter, predictions, scores, report.
@@ -46,8 +39,7 @@ def run(
     A second call with the same name computes only what is missing or changed.
     """
     with plain_errors(verbose):
-        stages = reuse.split(",") if reuse else []
-        run_pipeline(configuration.resolve(), workspace, name, until=until, start=start, reuse=stages, verbose=verbose)
+        run_pipeline(configuration.resolve(), workspace, name, until=until, start=start, verbose=verbose)
 
 
 def demo(
@@ -104,7 +96,6 @@ def run_pipeline(
     verbose: bool,
     until: str | None = None,
     start: str | None = None,
-    reuse: Sequence[str] = (),
 ) -> None:
     """Checks a configuration, runs the pipeline in a Ray of its own or a cluster's, and shows the scores."""
     from mcis.platform import pipeline
@@ -113,10 +104,10 @@ def run_pipeline(
     from mcis.platform.runs.workspace import Workspace
 
     opened = Workspace(workspace)
-    sources = pipeline.check(resolved.config, opened, name, until=until, reuse=reuse)
+    sources = pipeline.check(resolved.config, opened, name, until=until)
     show_outlook(resolved.config, sources.look())
     with ray_session(resolved.config.compute, verbose=verbose):
-        result = pipeline.run(resolved, opened, name, until=until, start=start, reuse=reuse, sources=sources)
+        result = pipeline.run(resolved, opened, name, until=until, start=start, sources=sources)
     show_result(result)
 
 

@@ -21,7 +21,6 @@ class RunContext:
         tracker: MLflow.
         origins: where each value of the configuration comes from, by its key.
         recompute: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
-        reuse, reused: stages whose finished output is taken in spite of changed code, as asked for and as happened.
         inputs: finished folders of the stages that ran before, by stage.
         seconds, computed: wall seconds of these stages, and whether this call computed them.
         sources: what they hold, until the index is made of it.
@@ -34,8 +33,6 @@ class RunContext:
     tracker: Tracker
     origins: Mapping[str, str]
     recompute: bool = False
-    reuse: tuple[str, ...] = ()
-    reused: tuple[str, ...] = ()
     inputs: Mapping[str, Path] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     computed: Mapping[str, bool] = field(default_factory=dict)

@@ -86,18 +86,15 @@ class PredictResult(StageResult):
 Result = TypeVar("Result", bound=StageResult)
 
 
-def write_result(
-    folder: Path, result: StageResult, *, key: str, but_code: str = "", caches: Sequence[str] = ()
-) -> None:
+def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequence[str] = ()) -> None:
     """Finishes a stage's output: writes its result, once all names in its folder are on the disk.
 
     Beside the result stand the caches that it read, and by name the bytes of its files, which `flaw` goes by.
 
     Args:
-        but_code: what the key would be the fingerprint of if it left out the code.
     """
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
-    about = {"but_code": but_code, "caches": list(dict.fromkeys(caches))}
+    about = {"caches": list(dict.fromkeys(caches))}
     # What a process that is gone left under a temporary name is not of the output: `mcis gc` removes it.
     files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
     files.pop(SUMMARY, None)

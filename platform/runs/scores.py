@@ -70,7 +70,6 @@ class Score:
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
         git: commit of the project that ran, None outside a checkout.
         code: what `version.code_digest` said of it.
-        reused: stages whose output was taken although other code had made it (`mcis run --reuse`).
     """
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -103,7 +102,6 @@ class Score:
     weights: str = field(metadata=_heading("weights", origin=True))
     git: str | None = field(metadata=_heading("git", origin=True))
     code: str | None = field(default=None, metadata=_heading("code", origin=True))
-    reused: str | None = field(default=None, metadata=_heading("reused", origin=True))
 
     def as_json(self) -> dict[str, Any]:
         """The score as an object of scores.json."""

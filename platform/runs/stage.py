@@ -11,14 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import is_there, remove
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.bookkeeping import point_to
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import disk_errors, fingerprint, read_json
+from mcis.platform.runs.files import disk_errors, fingerprint
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, flaw, write_result
@@ -76,14 +75,9 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: b
     if not stage.kept:
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
-    parts = key_parts(stage, config, context)
-    folder = workspace.output(stage.name, fingerprint(parts))
-    if stage.name in context.reuse and flaw(folder) is not None:
-        folder = _of_other_code(stage, parts, workspace)
-        context = dataclasses.replace(context, reused=(*context.reused, stage.name))
-        console.print(f"note: {folder.name} is taken as it is, though it was made by other code", markup=False)
+    folder = workspace.output(stage.name, fingerprint(key_parts(stage, config, context)))
     point_to(workspace, context.name, stage.name, folder)
-    computed = _compute(stage, config, context, parts, folder, recompute=recompute)
+    computed = _compute(stage, config, context, folder, recompute=recompute)
     seconds = time.monotonic() - began
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
@@ -104,42 +98,7 @@ def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, An
     }
 
 
-def _but_code(parts: dict[str, Any]) -> str:
-    """The fingerprint of all parts of a key but the code."""
-    return fingerprint(parts | {"made with": parts["made with"] | {"code": None}})
-
-
-def _of_other_code(stage: Stage, parts: dict[str, Any], workspace: Workspace) -> Path:
-    """The newest finished output of a stage whose key differs in the code alone.
-
-    Raises:
-        UserError: there is none.
-    """
-    wanted = _but_code(parts)
-    found = [
-        folder
-        for folder in workspace.outputs_of(stage.name)
-        if flaw(folder) is None and read_json(folder / SUMMARY).get("but_code") == wanted
-    ]
-    if not found:
-        raise UserError(
-            f"--reuse {stage.name}, and the workspace has no finished output of it with this configuration and these "
-            "images",
-            "one that other code has made",
-            "leave out --reuse, which computes it",
-        )
-    return max(found, key=lambda folder: (folder / SUMMARY).stat().st_mtime_ns)
-
-
-def _compute(
-    stage: Stage,
-    config: Config,
-    context: RunContext,
-    parts: dict[str, Any],
-    folder: Path,
-    *,
-    recompute: bool,
-) -> bool:
+def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, recompute: bool) -> bool:
     """Computes a stage if its output is absent or not whole, or `recompute` asks for it; True if it did."""
     if not recompute and flaw(folder) is None:
         return False
@@ -163,5 +122,5 @@ def _compute(
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             result = stage.module.run(config, dataclasses.replace(context, part=folder, recompute=fresh, caches=caches))
-        write_result(folder, result, key=key, but_code=_but_code(parts), caches=caches)
+        write_result(folder, result, key=key, caches=caches)
         return True

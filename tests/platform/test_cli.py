@@ -137,7 +137,6 @@ BAD = {
     "no data": (SMALL, "--voc"),
     "missing folder": ([*SMALL, "--voc", "nowhere"], "no folder"),
     "name with a slash": (["run", "voc", "--name", "../x", "--recipe", "small", "--voc", "ROOT"], "run name"),
-    "unknown stage": ([*SMALL, "--voc", "ROOT", "--reuse", "masks"], "--reuse masks"),
     "weights that are no file": ([*SMALL, "--voc", "ROOT", "--set", "weights.backbone=w.pth"], "w.pth is no file"),
     "more workers than CPUs": ([*SMALL, "--voc", "ROOT", "--set", "compute.workers=40"], "compute.workers"),
     "workspace that is a file": ([*SMALL, "--voc", "ROOT", "--workspace", "FILE"], "workspace"),

@@ -19,7 +19,6 @@ from mcis.platform.engine.errors import user_error_in
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.reporting.suggestions import suggestions, write_suggestions
-from mcis.platform.runs import stage as stage_of_runs
 from mcis.platform.runs.files import read_json, read_table
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.workspace import Workspace
@@ -405,17 +404,3 @@ def test_without_related_images_single_round_maps_are_the_maps(small: Any) -> No
     assert read_table(folder / "maps").equals(read_table(folder / "single"))
     assert read_table(folder / "single").equals(read_table(small.first.context.inputs["localize"] / "single"))
     assert [s.what for s in result.scores] == ["localization_maps", "baseline", "baseline"]
-
-
-def test_scores_say_which_outputs_other_code_has_made(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--reuse` takes the localization maps of the first run although, as it seems here, their code has changed."""
-    made_with = stage_of_runs.made_with
-    other = {"mcis.platform.stages.localization": {"code": "0" * 16}}
-    monkeypatch.setattr(
-        stage_of_runs, "made_with", lambda module, device: made_with(module, device) | other.get(module, {})
-    )
-    again = small.run("reused", reuse=["localize"])
-    assert again.context.inputs["localize"] == small.first.context.inputs["localize"]
-    assert computed(again) == ["evaluate", "report"]
-    assert {score.reused for score in again.scores} == {"localize"}
-    assert [score.miou for score in again.scores] == [score.miou for score in small.first.scores]

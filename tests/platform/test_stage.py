@@ -1,6 +1,5 @@
 """Stages: outputs that lost a file, outputs of other code, and kills at every moment."""
 
-import dataclasses
 import os
 import shutil
 import subprocess
@@ -111,28 +110,6 @@ def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(os, "replace", watched_replace)
     folder = Tables().go(Workspace(tmp_path))
     assert {path.stat().st_ino for path in (folder.parent, folder, *folder.rglob("*"))} <= synced
-
-
-def test_an_output_of_other_code_is_taken_where_that_is_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    workspace, work = Workspace(tmp_path), Tables()
-
-    def go(code: str, *reuse: str, seed: int = 1) -> RunContext:
-        made = {"code": code, "torch": "2", "device": "cpu"}
-        monkeypatch.setattr("mcis.platform.runs.stage.made_with", lambda module, device: made)
-        return run_stage(work.stage, Config(seed=seed), dataclasses.replace(a_run(workspace), reuse=reuse))
-
-    first = go("a").inputs["work"]
-    assert (go("a", "work").reused, work.calls) == ((), 1), "that of this very code is no other's"
-    second = go("b").inputs["work"]
-    assert (first != second, work.calls) == (True, 2)
-    os.utime(first / SUMMARY)
-    taken = go("c", "work")
-    assert (taken.inputs["work"], taken.reused, taken.computed, work.calls) == (first, ("work",), {"work": False}, 2)
-    assert "is taken as it is, though it was made by other code" in capsys.readouterr().out
-    with pytest.raises(UserError, match="--reuse work, and the workspace has no finished output"):
-        go("c", "work", seed=2)
 
 
 class Cut(Tables):

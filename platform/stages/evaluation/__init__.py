@@ -38,7 +38,7 @@ def inputs(config: Config, context: RunContext) -> Any:
         file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
     ]
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
-    return [*masks, saliency, *context.reused]
+    return [*masks, saliency]
 
 
 def run(config: Config, context: RunContext) -> StageResult:

@@ -50,7 +50,6 @@ class Scorer:
     classes: tuple[str, ...]
     split: str
     images: int
-    reused: tuple[str, ...] = ()
 
     def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
@@ -69,7 +68,6 @@ class Scorer:
             weights=weights.classifier or weights.backbone,
             git=git_revision(),
             code=code_digest(),
-            reused=", ".join(self.reused) or None,
             **made,
         )
 
@@ -112,7 +110,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
     scored = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
-    scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows), reused=context.reused)
+    scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
     trained_on = "ground truth" if config.supervision == "full" else None
     inference: dict[str, Any] = {
         "scales": config.predict.scales,
@@ -201,7 +199,7 @@ def evaluate_training_images(
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
     shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
     counts = sum_counts(part, shapes)
-    scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows), reused=context.reused)
+    scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
     scored_maps = list(localization_maps(scorer, counts))
     scores = [score for score, _ in scored_maps]
     if reached:
