@@ -4,7 +4,7 @@ import typer
 
 from mcis.platform.commands.compare import compare
 from mcis.platform.commands.doctor import doctor
-from mcis.platform.commands.export import check_voc_server, export, import_weights
+from mcis.platform.commands.export import export, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
@@ -42,11 +42,8 @@ app.command(epilog="Example: `mcis suggest --name mine --count 50 --out correcte
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "
-    "`mcis export network --name mine --out network.pt2` · `mcis export voc-server --name mine --out results.tar.gz`"
+    "`mcis export network --name mine --out network.pt2`"
 )(export)
-app.command("check-voc-server", epilog="Example: `mcis check-voc-server results.tar.gz --ids test.txt`")(
-    check_voc_server
-)
 app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)
 app.command()(ui)
 app.command(

@@ -1,4 +1,4 @@
-"""The commands `mcis export`, `check-voc-server` and `import-weights`: out of a run, and released weights into one."""
+"""The commands `mcis export` and `import-weights`: out of a run, and released weights into one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,22 +7,17 @@ import typer
 
 from mcis.platform.commands.options import DEFAULT_WORKSPACE, Name, WorkspaceFolder, plain_errors
 
-MOST_PROBLEMS = 50
-"""Problems of an archive that are shown."""
-
 
 def export(
-    what: Annotated[
-        str, typer.Argument(help="maps, masks (pseudo masks as a VOC devkit), predictions, network or voc-server.")
-    ],
+    what: Annotated[str, typer.Argument(help="maps, masks (pseudo masks as a VOC devkit), predictions or network.")],
     name: Name,
-    out: Annotated[Path, typer.Option(help="Folder for pictures; file for network (.pt2) and voc-server (.tar.gz).")],
+    out: Annotated[Path, typer.Option(help="Folder for pictures; file for network (.pt2).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Write a part of a run for other programs.
 
     Localization maps with color overlays; pseudo masks and their images as a VOC devkit; predictions as PNGs; the
-    segmentation network as a program of torch.export; predictions as VOC's evaluation server takes them.
+    segmentation network as a program of torch.export.
     """
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace
@@ -32,29 +27,6 @@ def export(
         from mcis.platform.reporting.export import export
 
         typer.echo(export(opened, name, what, out))
-
-
-def check_voc_server(
-    file: Annotated[Path, typer.Argument(help="The .tar.gz.")],
-    ids: Annotated[Path | None, typer.Option(help="List of image ids, one a line. [as many masks as VOC has]")] = None,
-    images: Annotated[Path | None, typer.Option(help="Folder JPEGImages, whose sizes masks must have.")] = None,
-) -> None:
-    """Whether VOC's evaluation server takes an archive: names, number, palettes, sizes, labels, nothing beside them."""
-    with plain_errors():
-        from mcis.datasets.sources.lists import read_lines
-        from mcis.platform.reporting.voc_server import submission_problems
-
-        wanted = None
-        if ids:
-            wanted = [line for _, line in read_lines(ids, "a list of image ids", "name another file by --ids")]
-        masks, problems = submission_problems(file, ids=wanted, images=images)
-        for problem in problems[:MOST_PROBLEMS]:
-            typer.echo(problem, err=True)
-        if problems:
-            more = len(problems) - MOST_PROBLEMS
-            typer.echo(f"problems: {len(problems)}" + (f", {more} of them not shown" if more > 0 else ""), err=True)
-            raise typer.Exit(1)
-        typer.echo(f"{masks} masks: names, palettes and labels are as the server takes them")
 
 
 def import_weights(

@@ -1,4 +1,4 @@
-"""What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network, a submission."""
+"""What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network."""
 
 import os
 import shutil
@@ -24,7 +24,6 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, rows_of, table_of, write_all, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
-from mcis.platform.reporting.voc_server import export_submission
 from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 
@@ -155,6 +154,5 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "masks": export_masks,
     "predictions": export_predictions,
     "network": export_network,
-    "voc-server": export_submission,
 }
 """What is exported, and the function that writes it."""

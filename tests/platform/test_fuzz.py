@@ -12,7 +12,6 @@ import re
 import signal
 import subprocess
 import sys
-import tarfile
 import tempfile
 import traceback
 from collections.abc import Callable
@@ -106,25 +105,6 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
         "annotation": ((notes / f"{names[0]}.xml").read_bytes(), "a.xml", of_annotation),
         "classes": (classes, "c.txt", read_classes),
         "classes text": (b"n1 cat\nn2 dog\n", "c.txt", of_single),
-    }
-
-
-def archives(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
-    from mcis.platform.reporting.voc_server import submission_problems
-
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-        for name, kind in (("set", tarfile.DIRTYPE), ("set/a", tarfile.REGTYPE), ("set/b", tarfile.SYMTYPE)):
-            member = tarfile.TarInfo(name)
-            member.type, member.linkname = kind, "a" if kind == tarfile.SYMTYPE else ""
-            member.size, member.mode = 700 * (kind == tarfile.REGTYPE), 0o755
-            archive.addfile(member, io.BytesIO(bytes(member.size)))
-
-    def submitted(path: Path) -> object:
-        return list(submission_problems(path, ids=None, images=None))
-
-    return {
-        "submission": (stream.getvalue(), "s.tgz", submitted),
     }
 
 
@@ -256,13 +236,12 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kinds: dict[str, tuple[bytes, str, Open]] = {}
-        for made in (pictures, tables, lists, archives, weights, texts):
+        for made in (pictures, tables, lists, weights, texts):
             kinds |= made(folder)
-        for kind, (data, file, read) in kinds.items():  # sound files are taken
+        for data, file, read in kinds.values():  # sound files are taken
             path = folder / file
             path.write_bytes(data)
-            if kind != "submission":
-                read(path)
+            read(path)
         damages = [*of_images.DAMAGES[:-1], nudged, nudged, nudged, swapped, swapped]
         for number in range(count):
             draw = np.random.default_rng([seed, number])
@@ -305,7 +284,7 @@ def opened(count: int, seed: int) -> dict[str, dict[str, int]]:
 
 def test_damaged_files_of_every_kind_are_taken_or_refused() -> None:
     outcomes = opened(300, seed=1)
-    assert len(outcomes) == 18
+    assert len(outcomes) == 17
     total = collections.Counter[str]()
     for counts in outcomes.values():
         total.update(counts)
